@@ -109,7 +109,7 @@ class CompareConfig(Models):
 
     def __post_init__(self) -> None:
         _check_ranges(self)
-        if not isinstance(self.methods, (tuple, list)) or not all(isinstance(one, Method) for one in self.methods):
+        if not isinstance(self.methods, (tuple, list)) or not all(isinstance(entry, Method) for entry in self.methods):
             raise ValueError(f"methods must be a tuple of Method(...), got {self.methods!r}")
         names = [method.name for method in self.methods]
         if len(set(names)) < len(names):
@@ -169,17 +169,17 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
         ValueError: an argument that is no field, with the nearest, or a value the config refuses. A value of the wrong
             type, and --help, end the program as tyro does it.
     """
-    known = _options(config)
+    options = _options(config)
     for argument in arguments:
         key = argument.split("=")[0].replace("_", "-")
         # A negative number is a value, --no-chat is tyro's way to say False.
-        if key.startswith("--") and key not in [*known, "--help"] and key.replace("--no-", "--", 1) not in known:
-            raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, known)}")
+        if key.startswith("--") and key not in [*options, "--help"] and key.replace("--no-", "--", 1) not in options:
+            raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, options)}")
     style = (tyro.conf.AvoidSubcommands,)
-    told = tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
+    read = tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
     # What only a file can set is the file's: tyro makes it anew out of its fields, and a strategy is more than those.
-    kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if _is_files(f)}
-    return dataclasses.replace(told, **kept)
+    files = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if _is_files(f)}
+    return dataclasses.replace(read, **files)
 
 
 def _options(config: Any, prefix: str = "--") -> list[str]:
@@ -277,8 +277,8 @@ def _explain(error: Exception) -> str:
         module = sys.modules[missing[2]]
         there = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
         return f"{missing[2]} has no {missing[1]!r}{nearest(missing[1], there)}"
-    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    made = {cls.__name__: cls for cls in (Method, CompareConfig)}.get(found[1]) if found else None
-    if found is None or made is None:
+    match = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    made = {cls.__name__: cls for cls in (Method, CompareConfig)}.get(match[1]) if match else None
+    if match is None or made is None:
         return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
-    return f"{found[1]} has no {found[2]!r}{nearest(found[2], [f.name for f in dataclasses.fields(made)])}"
+    return f"{match[1]} has no {match[2]!r}{nearest(match[2], [f.name for f in dataclasses.fields(made)])}"

@@ -111,8 +111,8 @@ def paper_tables(options: Tables, console: Console) -> None:
     settings = {f"{method}, {length}": [{"draft_length": length}] if method == "static" else starts
                 for length in LENGTHS for method in OURS}  # fmt: skip
     rows = runs.sweep(run, {
-        what: variant(rule(what.split(", ")[0]), tried, max_draft_length=int(what.split(", ")[1]))
-        for what, tried in settings.items()
+        setting: variant(rule(setting.split(", ")[0]), tried, max_draft_length=int(setting.split(", ")[1]))
+        for setting, tried in settings.items()
     })  # fmt: skip
     blocks, lines = [tables.about(run)], {}
     for source, title in tables.sections(run):
@@ -275,15 +275,15 @@ def moving_lambda(options: Lambda, console: Console) -> None:
     lines, per_text = {}, lambda row: f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in tables.sections(run):
         here = runs.of_source(rows, source)
-        whole = {what: runs.find(here, what=what, task=ALL) for what in variants}
-        tuned = {what: whole[what] for what in TUNED}
+        whole = {name_: runs.find(here, what=name_, task=ALL) for name_ in variants}
+        tuned = {name_: whole[name_] for name_ in TUNED}
         blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
         for start in STARTS:
-            mine = {what: whole[f"{what} from {start:g}"] for what in MOVES}
+            mine = {name_: whole[f"{name_} from {start:g}"] for name_ in MOVES}
             blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": per_text})]
-        lines[title] = {what: (LAMBDAS, whole[what]["curve"]) for what in MOVES}
+        lines[title] = {name_: (LAMBDAS, whole[name_]["curve"]) for name_ in MOVES}
     dashes = zip(MOVES, COLOURS[1:], ("-", "--", ":"), strict=False)
-    styles = {what: {"color": colour, "ls": style, "lw": 2} for what, colour, style in dashes}
+    styles = {name_: {"color": colour, "ls": style, "lw": 2} for name_, colour, style in dashes}
     figure = tables.lines_figure(lines, ("lambda, or where it starts", AXES), styles)
     write(run, "Static against dynamic lambda", blocks, NOTE_LAMBDA, lambdas=figure)
 
@@ -343,8 +343,8 @@ def long_texts(options: Long, console: Console) -> None:
         order = text_order(source.trace, tokens, options.seed)
         return long_replay(source.trace, entry.policy, hyperparameters, order, max_draft_length=longest)
 
-    def measure(source: Source, what: str) -> Mapping[str, Row]:
-        name, at = whats[what]
+    def measure(source: Source, setting: str) -> Mapping[str, Row]:
+        name, at = whats[setting]
         figures = figures_of(long_run(*source[:2], name), at, options.within)
         return {ALL: {"rule": name, "start": options.starts[at], **figures}}
 

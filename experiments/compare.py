@@ -35,7 +35,7 @@ from experiments.lib.table import against_table, methods_tables
 from experiments.lib.terminal import publish
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
-from specdec_jax.compilation_cache import enable, kept
+from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import look_at, sentence
 from specdec_jax.costs.cost_model import CostModel, decoding_seconds
 from specdec_jax.costs.dtypes import dtype_of, dtype_sentence
@@ -81,7 +81,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
     console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
-    console.print(f"compiled programs are {kept(cache)}", style="dim")
+    console.print(f"compiled programs are {describe_cache(cache)}", style="dim")
     each = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
     jobs = [Job(*entry) for entry in each]
     measured = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
@@ -100,9 +100,9 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                     counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
                     costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
                     looked = [
-                        look_at(one, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
-                        for one in (costs if not measured else ())
-                        if used <= one.slots
+                        look_at(cost, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
+                        for cost in (costs if not measured else ())
+                        if used <= cost.slots
                     ]
                     if any(looked):
                         console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
@@ -115,7 +115,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                     row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
                 measured[job.key] = row
                 folder.append(row)
-                rates = [one["num_emitted_tokens"] / one["seconds"] for one in (row, plain or row)]
+                rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
                 line = f"{name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
                 console.print(f"{line} {rates[0] / rates[1]:6.2f}")
                 bar.advance(task)
@@ -153,9 +153,9 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
 
 def _drafters(config: CompareConfig) -> list[str]:
     """The drafters of all methods that are given by name."""
-    given = [config.drafter, *(method.drafter for method in config.chosen_methods())]
-    each = [one for some in given for one in (some if isinstance(some, (list, tuple)) else [some])]
-    return [name for one in each if isinstance(one, str) for name in split_drafters(one)]
+    drafters = [config.drafter, *(method.drafter for method in config.chosen_methods())]
+    each = [drafter for some in drafters for drafter in (some if isinstance(some, (list, tuple)) else [some])]
+    return [name for drafter in each if isinstance(drafter, str) for name in split_drafters(drafter)]
 
 
 def _costs_of(pairs: Mapping[str, Pair], name: str, slots: int) -> CostModel | None:

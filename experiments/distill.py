@@ -106,11 +106,11 @@ def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The stages asked for (all, without --stage), and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage", action="append", nargs="?", const="", default=[])
-    asked, rest = parser.parse_known_args(arguments)
-    for stage in asked.stage:
+    options, rest = parser.parse_known_args(arguments)
+    for stage in options.stage:
         if stage not in STAGES:
             raise ValueError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
-    return [stage for stage in STAGES if stage in asked.stage] or list(STAGES), rest
+    return [stage for stage in STAGES if stage in options.stage] or list(STAGES), rest
 
 
 main = with_studies(main, judge=judged.main, compare=distill_variants.main, rank_tokens=token_ranking.main)

@@ -88,8 +88,8 @@ def study(options: Entropy, console: Console) -> None:
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
 
-    def compared(source: Source, what: str) -> Mapping[str, Row]:
-        del what
+    def compared(source: Source, temperature: str) -> Mapping[str, Row]:
+        del temperature
         return {task: measured(source, texts, options) for task, texts in source.tasks.items()}
 
     comparisons = runs.fill(run, (BOUND,), compared)
@@ -219,7 +219,7 @@ def ratios(seen: Positions) -> dict[str, Any]:
 
 def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> list[str]:
     """A line a pair and temperature: what fits and what it is worth; and the share accepted in equally large bins."""
-    words = (f"{one} over {other}".replace("adaedl, ", "") for one, other in GAINS)
+    words = (f"{first} over {other}".replace("adaedl, ", "") for first, other in GAINS)
     lines, bins = [], []
     for source, title in titled(run):
         here = {name: runs.find(runs.of_source(rows, source, ALL), what=name) for name in variants()}
@@ -227,7 +227,7 @@ def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> l
         shared = source.trace.about.get("probability_shared")
         about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
         speed = [interval(runs.speedup(row)) for row in here.values()]
-        more = [tables.percent_more(runs.gain(here[one], here[other])) for one, other in GAINS]
+        more = [tables.percent_more(runs.gain(here[first], here[other])) for first, other in GAINS]
         lines.append([title, *about, interval(comparison["fits"]["squares"], ".3f"), *speed, *more])
         bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in comparison["fine"])])
     return [

@@ -214,10 +214,10 @@ def in_turns(
     return seconds, {name: [result.tokens for result in runs[0][name]] for name in pairs}
 
 
-def measurement(what: str, values: list[float], unit: str, note: str = "") -> Measurement:
+def measurement(name: str, values: list[float], unit: str, note: str = "") -> Measurement:
     """A row: the median, the quartiles, and when."""
     median, low, high = summary(values)
-    return {"what": what, "value": median, "low": low, "high": high, "unit": unit, "note": note, "at": time.time()}
+    return {"what": name, "value": median, "low": low, "high": high, "unit": unit, "note": note, "at": time.time()}
 
 
 def report(rows: list[Measurement]) -> str:

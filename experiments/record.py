@@ -87,12 +87,12 @@ def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     pair = config.load(console)
-    said = {"chat": config.chat, "system": config.system}
-    asked = [Asked(prompt, encode(pair[0], prompt.turns[0], **said)) for prompt in prompts]
+    chat_options = {"chat": config.chat, "system": config.system}
+    encoded = [Asked(prompt, encode(pair[0], prompt.turns[0], **chat_options)) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
     paths = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures]
     for path, temperature in zip(paths, config.temperatures, strict=True):
-        _record_one(config, pair, asked, temperature, path, console)
+        _record_one(config, pair, encoded, temperature, path, console)
         trace = load_trace(path)
         accepted = trace.accepted.sum() / trace.num_positions
         console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
@@ -101,13 +101,13 @@ def record(config: Record, console: Console) -> list[Path]:
 
 
 def _record_one(
-    config: Record, pair: LoadedPair, asked: Sequence[Asked], temperature: float, path: Path, console: Console
+    config: Record, pair: LoadedPair, encoded: Sequence[Asked], temperature: float, path: Path, console: Console
 ) -> None:
     """Writes the trace of one temperature, in the prompts' order, seed by seed; similar lengths share a pass."""
-    count, where = len(asked) * (config.seeds if temperature > 0 else 1), path.parent / PARTS
-    order = sorted(range(count), key=lambda index: len(asked[index % len(asked)].tokens))
+    count, where = len(encoded) * (config.seeds if temperature > 0 else 1), path.parent / PARTS
+    order = sorted(range(count), key=lambda index: len(encoded[index % len(encoded)].tokens))
     groups = [order[first : first + config.batch] for first in range(0, count, config.batch)]
-    parts = {_name(asked, members, temperature): members for members in groups}
+    parts = {_name(encoded, members, temperature): members for members in groups}
 
     def missing() -> list[str]:
         if path.exists():
@@ -119,26 +119,26 @@ def _record_one(
             if name == path.name:
                 save_trace(path, select(join([load_trace(where / part) for part in parts]), np.argsort(order)))
             else:
-                save_trace(where / name, _batch(config, pair, asked, parts[name], temperature))
+                save_trace(where / name, _batch(config, pair, encoded, parts[name], temperature))
                 update(sum(len(members) for part, members in parts.items() if (where / part).exists()))
 
 
-def _name(asked: Sequence[Asked], members: Sequence[int], temperature: float) -> str:
+def _name(encoded: Sequence[Asked], members: Sequence[int], temperature: float) -> str:
     """The file of a part."""
-    told = repr([(member, asked[member % len(asked)].tokens) for member in members])
-    return f"{temperature:g}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.npz"
+    content = repr([(member, encoded[member % len(encoded)].tokens) for member in members])
+    return f"{temperature:g}-{hashlib.sha256(content.encode()).hexdigest()[:12]}.npz"
 
 
 def _batch(
-    config: Record, pair: LoadedPair, asked: Sequence[Asked], members: Sequence[int], temperature: float
+    config: Record, pair: LoadedPair, encoded: Sequence[Asked], members: Sequence[int], temperature: float
 ) -> Trace:
     """Answers of some prompts, and their trace; member m is prompt m % P at its m // P-th seed."""
     target, drafter = pair
-    own = [asked[member % len(asked)] for member in members]
-    tokens = [entry.tokens for entry in own]
+    in_batch = [encoded[member % len(encoded)] for member in members]
+    tokens = [entry.tokens for entry in in_batch]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in members]
-    found = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
+    texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
     shared = probability_shared(target, drafter.params)
     about = {
         "target": target.name,
@@ -148,14 +148,14 @@ def _batch(
         "seed": config.seed,
         "prompts": Path(config.prompts).name,
         "versions": package_versions(),
-        "ids": [entry.prompt.id for entry in own],
-        "tasks": [task_of(entry.prompt) for entry in own],
+        "ids": [entry.prompt.id for entry in in_batch],
+        "tasks": [task_of(entry.prompt) for entry in in_batch],
         **({} if shared is None else {"probability_shared": shared}),
     }
     return trace_texts(
         (target.model, drafter.model),
         (target.params, drafter.params),
-        list(zip(tokens, found, strict=True)),
+        list(zip(tokens, texts, strict=True)),
         limit=config.max_new_tokens,
         warp=warp,
         seed=seeds,

@@ -105,7 +105,7 @@ def samples(
 
 def agreed(tokens: Sequence[int], wanted: Sequence[int]) -> int:
     """Tokens that are the same, from the first on."""
-    same = [one == other for one, other in zip(tokens, wanted, strict=False)]
+    same = [token == other for token, other in zip(tokens, wanted, strict=False)]
     return same.index(False) if False in same else len(same)
 
 

@@ -120,8 +120,8 @@ def speeds(
     fast = {answer.question_id: _tokens_and_seconds(answer) for answer in method}
     alone = [*(name for name in plain if name not in fast), *(name for name in fast if name not in plain)]
     if alone:
-        who = "baseline" if alone[0] in plain else "method"
-        raise ValueError(f"question {alone[0]!r} is answered by the {who} only ({len(alone)} such questions)")
+        role = "baseline" if alone[0] in plain else "method"
+        raise ValueError(f"question {alone[0]!r} is answered by the {role} only ({len(alone)} such questions)")
     by_task: dict[str, list[Answer]] = defaultdict(list)
     for answer in method:
         by_task[task_of(answer.category)].append(answer)

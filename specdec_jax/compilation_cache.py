@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 
-def kept(folder: Path | None) -> str:
+def describe_cache(folder: Path | None) -> str:
     """What `enable` arranged, for whoever waits for a compilation."""
     if folder is None:
         return "kept nowhere: every run compiles again"

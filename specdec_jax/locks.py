@@ -35,12 +35,12 @@ def locked(folder: str | Path) -> Iterator[None]:
 
 def held(lock: str | Path) -> bool:
     """Whether some process holds this lock file."""
-    asked = FileLock(lock)
+    file_lock = FileLock(lock)
     try:
-        asked.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
         return True
-    asked.release()
+    file_lock.release()
     return False
 
 

@@ -54,28 +54,28 @@ def join(watched: bool = True) -> Share:
     Args:
         watched: those programs run `together`. Else JAX ends all when one is lost, within two minutes.
     """
-    given: dict[str, Any] = {}
+    addresses: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if variable in os.environ:
             if not os.environ[variable].isdecimal():
                 raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
-            given[name] = int(os.environ[variable])
+            addresses[name] = int(os.environ[variable])
     # Else leaving waits for all, and JAX ends all when one is lost, without a word of ours.
     jax.config.update("jax_enable_recoverability", watched)
     try:
-        jax.distributed.initialize(**given)
+        jax.distributed.initialize(**addresses)
     except (ValueError, RuntimeError) as error:
         names = ", ".join(["JAX_COORDINATOR_ADDRESS", *VARIABLES.values()])
         raise ValueError(f"the processes of this run do not find each other ({error}): set {names}") from None
     return Share(jax.process_index(), jax.process_count())
 
 
-def told_by_first(facts: Any) -> Any:
+def from_first(facts: Any) -> Any:
     """What the first process knows, as JSON carries it. All processes must call it."""
-    told = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(told.size)))
-    told = told if is_first() else np.zeros(size, np.uint8)
-    return json.loads(bytes(multihost_utils.broadcast_one_to_all(told)))
+    buffer = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(buffer.size)))
+    buffer = buffer if is_first() else np.zeros(size, np.uint8)
+    return json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)))
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def together(folder: Path, share: Share) -> Iterator[None]:
             multihost_utils.sync_global_devices("done")
         except Exception:  # a collective that the lost one was part of, perhaps: ValueError, too
             time.sleep(AGREED)
-            _end_if_lost([one for one in share.others if not held(_lock(folder, one))])
+            _end_if_lost([it for it in share.others if not held(_lock(folder, it))])
             time.sleep(ALIKE)
             raise
         finally:
@@ -124,7 +124,7 @@ def together(folder: Path, share: Share) -> Iterator[None]:
         if share.index:
             jax.distributed.shutdown()
         until = time.monotonic() + GRACE  # the service is the first process's: it stays until the others have left
-        while not share.index and time.monotonic() < until and any(held(_lock(folder, one)) for one in share.others):
+        while not share.index and time.monotonic() < until and any(held(_lock(folder, it)) for it in share.others):
             time.sleep(0.05)
 
 
@@ -149,7 +149,7 @@ def _watch(folder: Path, share: Share, over: threading.Event) -> None:
     """Ends this process when another has let go of its lock before the block was over, or never came to take it."""
     seen, until = set(), time.monotonic() + GRACE
     while not over.wait(LOOK):
-        here = {one for one in share.others if held(_lock(folder, one))}
+        here = {other for other in share.others if held(_lock(folder, other))}
         missed = (seen if time.monotonic() < until else set(share.others)) - here
         if missed and not over.wait(AGREED):
             _end_if_lost(sorted(missed))
@@ -157,7 +157,7 @@ def _watch(folder: Path, share: Share, over: threading.Event) -> None:
 
 
 def _end_if_lost(lost: Sequence[Share]) -> None:
-    for one in lost:
-        told = f"process {one.index + 1} of {one.count} has ended before the work was done"
-        print(f"error: {told}. What was saved is kept: the same command goes on", file=sys.stderr, flush=True)
+    for share in lost:
+        reason = f"process {share.index + 1} of {share.count} has ended before the work was done"
+        print(f"error: {reason}. What was saved is kept: the same command goes on", file=sys.stderr, flush=True)
         os._exit(2)

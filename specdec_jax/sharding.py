@@ -47,23 +47,23 @@ def make_spanning_mesh(words: str | None) -> Mesh:
     Raises ValueError as `make_mesh`.
     """
     data, model = mesh_sizes(words or f"{DATA}=1")
-    own: dict[int, list[Any]] = {}
+    groups: dict[int, list[Any]] = {}
     for device in jax.devices():
-        own.setdefault(device.process_index, []).append(device)
-    if short := [process for process, devices in own.items() if len(devices) < data * model]:
-        raise ValueError(f"mesh {words!r} needs {data * model} devices, process {short[0]} has {len(own[short[0]])}")
-    devices = [device for _, there in sorted(own.items()) for device in there[: data * model]]
-    return jax.make_mesh((data * len(own), model), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
+        groups.setdefault(device.process_index, []).append(device)
+    if short := [process for process, devices in groups.items() if len(devices) < data * model]:
+        raise ValueError(f"mesh {words!r} needs {data * model} devices, process {short[0]} has {len(groups[short[0]])}")
+    devices = [device for _, there in sorted(groups.items()) for device in there[: data * model]]
+    return jax.make_mesh((data * len(groups), model), (DATA, MODEL), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
 def mesh_sizes(words: str) -> tuple[int, int]:
     """Of `data` and `model` in `data=2,model=4`. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in words.split(","):
-        found = re.fullmatch(rf"\s*({DATA}|{MODEL})\s*=\s*([1-9]\d*)\s*", part, re.ASCII)
-        if not found or found[1] in sizes:
+        match = re.fullmatch(rf"\s*({DATA}|{MODEL})\s*=\s*([1-9]\d*)\s*", part, re.ASCII)
+        if not match or match[1] in sizes:
             raise ValueError(f"a mesh is {DATA}=N,{MODEL}=M with positive sizes, got {words!r}")
-        sizes[found[1]] = int(found[2])
+        sizes[match[1]] = int(match[2])
     return sizes.get(DATA, 1), sizes.get(MODEL, 1)
 
 
@@ -121,11 +121,11 @@ def are_shared(params: Any) -> bool:
 def bytes_here(tree: Any) -> int:
     """What arrays, or shapes with a sharding, take on one device."""
 
-    def own(leaf: Any) -> int:
+    def leaf_bytes(leaf: Any) -> int:
         where = getattr(leaf, "sharding", None)
         return math.prod(leaf.shape if where is None else where.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
-    return sum(own(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def bytes_of_caches(params: Any, caches: Any) -> int:
@@ -202,10 +202,10 @@ def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
         return function
     specs = jax.tree.map(lambda rows: PartitionSpec(DATA) if rows else PartitionSpec(), by_row)
 
-    def own(*arguments: Any) -> Any:
+    def rows_here(*arguments: Any) -> Any:
         return jax.tree.map(lambda leaf: jax.lax.psum(leaf, DATA), function(*arguments))
 
-    return jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    return jax.shard_map(rows_here, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
 
 
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:

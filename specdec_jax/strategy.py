@@ -106,9 +106,9 @@ class Strategy:
         """The call, which `strategies.choose` reads back; options that have their defaults are left out."""
         if self.call is None:
             return f"<{self.name}>"
-        defaults = {name: found.default for name, found in inspect.signature(self.call.factory).parameters.items()}
-        told = {k: v for k, v in self.options.items() if _hashable(v) != _hashable(defaults.get(k))}
-        words = [f"{name}={_written(value)}" for name, value in {**told, **self.given}.items()]
+        defaults = {name: each.default for name, each in inspect.signature(self.call.factory).parameters.items()}
+        changed = {k: v for k, v in self.options.items() if _hashable(v) != _hashable(defaults.get(k))}
+        words = [f"{name}={_written(value)}" for name, value in {**changed, **self.given}.items()]
         return f"{self.name}({', '.join(words)})" if words else self.name
 
 
@@ -128,17 +128,17 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
 
     @functools.wraps(factory)
     def build(*arguments: Any, **words: Any) -> S:
-        own = {key: value for key, value in words.items() if key in signature.parameters}
-        given = {key: value for key, value in words.items() if key not in own}
+        options = {key: value for key, value in words.items() if key in signature.parameters}
+        hyperparameters = {key: value for key, value in words.items() if key not in options}
         try:
-            bound = signature.bind(*arguments, **own)
+            bound = signature.bind(*arguments, **options)
         except TypeError as error:
             raise TypeError(f"{called}: {error}") from None
         bound.apply_defaults()
         made = factory(*bound.args, **bound.kwargs)
         if not isinstance(made, Strategy):
             raise TypeError(f"{called} must return a strategy, got {type(made).__name__}")
-        return _stamped(made, Call(build, called, dict(bound.arguments), given))
+        return _stamped(made, Call(build, called, dict(bound.arguments), hyperparameters))
 
     return build
 
@@ -148,16 +148,16 @@ def renamed(factory: Callable[..., S], name: str) -> Callable[..., S]:
     return strategy(getattr(factory, "__wrapped__", factory), name)
 
 
-def beside(inner: Strategy, name: str, **own: Any) -> dict[str, Any]:
+def beside(inner: Strategy, name: str, **extra: Any) -> dict[str, Any]:
     """The hyperparameters of a strategy that wraps `inner`: its own after those of `inner`.
 
     Raises:
         ValueError: `inner` has one of that name already; `name` is whose own they are.
     """
-    both = " and ".join(sorted(own.keys() & inner.hyperparameters.keys()))
+    both = " and ".join(sorted(extra.keys() & inner.hyperparameters.keys()))
     if both:
         raise ValueError(f"{name} needs a strategy without hyperparameters called {both}, such as one not wrapped yet")
-    return {**inner.hyperparameters, **own}
+    return {**inner.hyperparameters, **extra}
 
 
 def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:
@@ -167,11 +167,11 @@ def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in named}
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """'; did you mean X?' with what is there, for an error message."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(known) or 'none'})"
+    names = sorted(names)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(names) or 'none'})"
 
 
 def _stamped(made: S, call: Call) -> S:

@@ -89,21 +89,21 @@ def decoded(target: Any, prompts: list[list[int]], drafter: Any, rule: str) -> F
 
 def measure(folder: Path, prompts: list[str], only: str, first: bool) -> dict[str, np.ndarray]:
     """Every array of the cases whose name contains `only`; replays read the traces that the `first` run stored."""
-    target, found = sd.load_model("smollm2", dtype="bfloat16"), {}
+    target, figures = sd.load_model("smollm2", dtype="bfloat16"), {}
     tokenizer = target.tokenizer
-    asked = [tokenizer.encode(tokenizer.chat([{"role": "user", "content": prompt}])) for prompt in prompts]
+    encoded = [tokenizer.encode(tokenizer.chat([{"role": "user", "content": prompt}])) for prompt in prompts]
     loaded = {name: sd.load_model(name, dtype="bfloat16") for name in (MODEL, READING)}
 
     def case(name: str, fields: Callable[[], Fields]) -> None:
         try:
             if only in name:
-                found.update({f"{name}/{field}": value for field, value in fields()})
+                figures.update({f"{name}/{field}": value for field, value in fields()})
                 print(name, flush=True)
         except Exception:  # the case is then missing
             print(f"{name} FAILED\n{traceback.format_exc()}", flush=True)
 
     def traced(small: Any, tokens: np.ndarray, temperature: float, path: Path) -> Fields:
-        texts = [(asked[row], [int(t) for t in tokens[row] if t >= 0]) for row in range(TRACED)]
+        texts = [(encoded[row], [int(t) for t in tokens[row] if t >= 0]) for row in range(TRACED)]
         models, params, warp = (target.model, small.model), (target.params, small.params), {"temperature": temperature}
         made = trace_texts(models, params, texts, limit=NEW, warp=warp, seed=SEED, max_draft_length=8)
         if first:
@@ -115,15 +115,15 @@ def measure(folder: Path, prompts: list[str], only: str, first: bool) -> dict[st
         yield from ((name, getattr(counts, name)) for name in REPLAY)
 
     for drafter, source in DRAFTERS.items():
-        given = [loaded.get(one, one) for one in source] if isinstance(source, list) else loaded[source]
+        chosen = [loaded.get(part, part) for part in source] if isinstance(source, list) else loaded[source]
         for rule in RULES:
-            case(f"{drafter}/{rule}", partial(decoded, target, asked, given, rule))
+            case(f"{drafter}/{rule}", partial(decoded, target, encoded, chosen, rule))
             for t in TEMPERATURES if drafter != "several" else ():
-                path, tokens = folder / f"trace-{drafter}-{t:g}.npz", found.get(f"{drafter}/static/{t:g}/tokens")
+                path, tokens = folder / f"trace-{drafter}-{t:g}.npz", figures.get(f"{drafter}/static/{t:g}/tokens")
                 if rule == "static" and tokens is not None:
-                    case(f"{drafter}/static/trace/{t:g}", partial(traced, given, tokens, t, path))
+                    case(f"{drafter}/static/trace/{t:g}", partial(traced, chosen, tokens, t, path))
                 case(f"{drafter}/{rule}/replay/{t:g}", partial(replayed, path, rule))
-    return found
+    return figures
 
 
 def difference(old: np.ndarray, new: np.ndarray) -> str:
@@ -142,25 +142,25 @@ def main() -> int:
     parser.add_argument("action", choices=("write", "check"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this, of DRAFTER/RULE")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     compilation_cache.enable()
-    file, about = asked.folder / "golden.npz", asked.folder / "about.json"
-    if asked.action == "write":
-        asked.folder.mkdir(parents=True, exist_ok=True)
+    file, about = options.folder / "golden.npz", options.folder / "about.json"
+    if options.action == "write":
+        options.folder.mkdir(parents=True, exist_ok=True)
         lines = (Path(__file__).parent.parent / "configs/prompts/demo.jsonl").read_text().splitlines()
         prompts = [json.loads(line)["turns"][0] for line in lines[::2]]
-        np.savez_compressed(file, **measure(asked.folder, prompts, "", first=True))  # type: ignore[arg-type]
+        np.savez_compressed(file, **measure(options.folder, prompts, "", first=True))  # type: ignore[arg-type]
         about.write_text(json.dumps({"jax": jax.__version__, "prompts": prompts}, indent=1))
         return 0
     before = json.loads(about.read_text())
     if before["jax"] != jax.__version__:
         print(f"written with jax {before['jax']}, checked with {jax.__version__}")
     with np.load(file) as archive:
-        old = {name: archive[name] for name in archive.files if asked.only in name}
-    new = measure(asked.folder, before["prompts"], asked.only, first=False)
+        old = {name: archive[name] for name in archive.files if options.only in name}
+    new = measure(options.folder, before["prompts"], options.only, first=False)
     wrong = {name: difference(old[name], new[name]) if name in new else "missing" for name in old}
     wrong |= dict.fromkeys(new.keys() - old.keys(), "not among the golden runs")
-    lines = [f"{name}: {what}" for name, what in wrong.items() if what]
+    lines = [f"{name}: {text}" for name, text in wrong.items() if text]
     print("\n".join(lines) or f"equal: {len(old)} arrays")
     return int(bool(lines))
 

@@ -132,8 +132,8 @@ BUGS = (
     ),
     Bug(
         "survival takes wider verification to be free",
-        "time = (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider",
-        "time = (count.astype(jnp.float32) - ahead.paid) * cost[:, None]",
+        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider",
+        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None]",
         "tests/stopping/test_survival.py",
     ),
     Bug(
@@ -170,20 +170,20 @@ BUGS = (
     ),
     Bug(
         "the last chunk that is fed begins where it runs over the cache's end",
-        "start = jnp.minimum(known, tokens.shape[1] - chunk)",
-        "start = known",
+        "start = jnp.minimum(valid, tokens.shape[1] - chunk)",
+        "start = valid",
         "tests/decoding/test_state.py::test_a_last_chunk_does_not_run_over_the_end",
     ),
     Bug(
         "the first of several matches is copied",
-        "end = jnp.max(jnp.where(matched == most[:, None], slot, 0), axis=1)",
-        "end = jnp.min(jnp.where(matched == most[:, None], slot, slots), axis=1)",
+        "end = jnp.max(jnp.where(matched == longest_match[:, None], slot, 0), axis=1)",
+        "end = jnp.min(jnp.where(matched == longest_match[:, None], slot, slots), axis=1)",
         "tests/drafters/test_prompt_lookup.py",
     ),
     Bug(
         "a drafter that reads its target reads one position late",
-        "start[:, None] + 1 + jnp.arange(kept.shape[1])",
-        "start[:, None] + jnp.arange(kept.shape[1])",
+        "start[:, None] + 1 + jnp.arange(new_reads.shape[1])",
+        "start[:, None] + jnp.arange(new_reads.shape[1])",
         "tests/drafters/test_reading.py",
     ),
     Bug(

@@ -84,8 +84,8 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
     params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
     reader = _reader(decoder, params)
-    cache, kept = jax.eval_shape(decoder.jitted["prefill"], params.target, reader, request.tokens, request.length)
-    drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length, kept)
+    cache, reads = jax.eval_shape(decoder.jitted["prefill"], params.target, reader, request.tokens, request.length)
+    drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, request.tokens, request.length, reads)
     return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
 
 
@@ -104,7 +104,7 @@ def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
         return laid(leaf, sharding(mesh, np.shape(leaf), *axes))
 
     def weights(config: llama.LlamaConfig, tree: Any) -> Any:
-        return placed_shapes(family_of(config).parameter_table(config), tree, lambda one: weight_sharding(mesh, one))
+        return placed_shapes(family_of(config).parameter_table(config), tree, lambda axes: weight_sharding(mesh, axes))
 
     def caches(tree: Any, shared: bool) -> Any:
         return jax.tree.map(laid, tree, caches_laid(mesh, tree, shared))

@@ -41,9 +41,9 @@ def part_of(op_name: str) -> tuple[str, str]:
     for part, mark in PARTS.items():
         if mark in op_name:
             return part, op_name.split(mark, 1)[1]
-    found = re.search(r"/verify/cond/branch_(\d+)_fun(.*)", op_name)
-    if found:
-        return f"verify {found[1]}", found[2]
+    match = re.search(r"/verify/cond/branch_(\d+)_fun(.*)", op_name)
+    if match:
+        return f"verify {match[1]}", match[2]
     for part in ("verify", "prefill"):
         if f"/{part}/" in op_name:
             return part, op_name.split(f"/{part}/", 1)[1]
@@ -87,8 +87,8 @@ def by_kind(operations: Iterable[Operation]) -> dict[str, dict[str, int]]:
 
 def hlo_operations(text: str) -> list[Operation]:
     """Every instruction of a TPU's program that has an estimate of cycles."""
-    found = [(OP_NAME.search(line), CYCLES.search(line)) for line in text.splitlines()]
-    return [Operation(name[1] if name else "", int(cycles[1])) for name, cycles in found if cycles]
+    matches = [(OP_NAME.search(line), CYCLES.search(line)) for line in text.splitlines()]
+    return [Operation(name[1] if name else "", int(cycles[1])) for name, cycles in matches if cycles]
 
 
 class Thunks(NamedTuple):
@@ -105,10 +105,10 @@ def thunks(sequence: str, annotations: Mapping[int, str], names: Mapping[str, st
     """
     kernels, counts, inside = [], Counter[str](), []
     for line in sequence.splitlines():
-        found = THUNK.match(line)
-        if not found:
+        match = THUNK.match(line)
+        if not match:
             continue
-        depth, number, kind = len(found[1]), int(found[2]), found[3]
+        depth, number, kind = len(match[1]), int(match[2]), match[3]
         inside = [at for at in inside if at < depth]
         if kind == "kCommandBuffer":
             inside.append(depth)
@@ -151,11 +151,11 @@ def collectives_of(text: str) -> dict[str, int]:
 
 def facts(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dict[str, Any]:
     """All that is read off a compiled program; its branches of the verification are called by their widths."""
-    found: dict[str, Any] = {"instructions": counts_of(text), "collectives": collectives_of(text)}
+    report: dict[str, Any] = {"instructions": counts_of(text), "collectives": collectives_of(text)}
     if platform == "tpu":
         operations = hlo_operations(text)
     else:
-        operations, found["thunks"] = read_thunks(dump)
+        operations, report["thunks"] = read_thunks(dump)
     tables = {"parts": by_part(operations), "kinds": by_kind(operations)}
     names = {f"verify {place}": f"verify {width} tokens" for place, width in enumerate(widths)}
-    return found | {key: {names.get(part, part): counts for part, counts in t.items()} for key, t in tables.items()}
+    return report | {key: {names.get(part, part): counts for part, counts in t.items()} for key, t in tables.items()}

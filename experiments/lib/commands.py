@@ -124,7 +124,7 @@ def described(doc: str | None) -> str:
         if not ENTRY.match(lines[0]):
             lines, hang = [" ".join(line.strip() for line in lines)], ""
         else:
-            hang = " " * max(found.end() for line in lines if (found := ENTRY.match(line)))
+            hang = " " * max(match.end() for line in lines if (match := ENTRY.match(line)))
         options = {"subsequent_indent": hang, "break_long_words": False, "break_on_hyphens": False}
         blocks.append("\n".join(textwrap.fill(line, width, **options) for line in lines))
     return textwrap.indent("\n\n".join(blocks), " ")

@@ -37,34 +37,34 @@ class HubDataset(NamedTuple):
     keep: Callable[[Row], bool] = lambda row: True
 
 
-def _asked(before: str, text: str, after: str = "") -> str:
+def _question(before: str, text: str, after: str = "") -> str:
     return f"{before}{text.strip()}{after}" if text.strip() else ""
 
 
 DATASETS = {
     "cnn_dailymail": HubDataset(
-        "abisee/cnn_dailymail", "3.0.0", "test", "summarization", lambda row: _asked(SUMMARISE, row["article"]), "id"
+        "abisee/cnn_dailymail", "3.0.0", "test", "summarization", lambda row: _question(SUMMARISE, row["article"]), "id"
     ),
     "databricks-dolly-15k": HubDataset(
         "databricks/databricks-dolly-15k",
         None,
         "train",
         "instructions",
-        lambda row: row["instruction"].strip() + _asked("\n\n", row["context"]),
+        lambda row: row["instruction"].strip() + _question("\n\n", row["context"]),
         keep=lambda row: row["category"] == "creative_writing",
     ),
     "wmt19/de-en": HubDataset(
-        "wmt/wmt19", "de-en", "validation", "translation", lambda row: _asked(TRANSLATE, row["translation"]["de"])
+        "wmt/wmt19", "de-en", "validation", "translation", lambda row: _question(TRANSLATE, row["translation"]["de"])
     ),
     "gsm8k": HubDataset(
-        "openai/gsm8k", "main", "test", "math_reasoning", lambda row: _asked("", row["question"], STEP_BY_STEP)
+        "openai/gsm8k", "main", "test", "math_reasoning", lambda row: _question("", row["question"], STEP_BY_STEP)
     ),
     "openai_humaneval": HubDataset(
         "openai/openai_humaneval",
         None,
         "test",
         "code",
-        lambda row: _asked(COMPLETE + "```python\n", row["prompt"], "\n```"),
+        lambda row: _question(COMPLETE + "```python\n", row["prompt"], "\n```"),
         "task_id",
     ),
 }
@@ -110,9 +110,9 @@ def as_entries(dataset: HubDataset, rows: Iterable[Row]) -> list[dict[str, Any]]
             text = dataset.ask(row) if dataset.keep(row) else ""
             name = str(number) if dataset.id_key is None else row[dataset.id_key]
         except (KeyError, TypeError, AttributeError) as error:
-            what = f"has no column {error}" if isinstance(error, KeyError) else "has another shape"
+            problem = f"has no column {error}" if isinstance(error, KeyError) else "has another shape"
             there = ", ".join(row) if isinstance(row, Mapping) else repr(row)
-            raise ValueError(f"{dataset.hub_id}: row {number} {what} (it has: {there})") from None
+            raise ValueError(f"{dataset.hub_id}: row {number} {problem} (it has: {there})") from None
         if text:
             lines.append({"id": str(name), "category": dataset.category, "turns": [text]})
     if not lines:
@@ -120,9 +120,9 @@ def as_entries(dataset: HubDataset, rows: Iterable[Row]) -> list[dict[str, Any]]
     return lines
 
 
-def _optional(module: str, what: str) -> Any:
+def _optional(module: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
         package = module.split(".")[0]
-        raise ValueError(f"{what} needs the package {package!r}, which is optional: pip install {package}") from None
+        raise ValueError(f"{purpose} needs the package {package!r}, which is optional: pip install {package}") from None

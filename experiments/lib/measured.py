@@ -99,10 +99,10 @@ def _drafts_alike(method: Mapping[str, Any], config: Mapping[str, Any], temperat
     return temperature <= ALIKE.get(method["verifier"]["strategy"].rpartition(":")[2], -1.0)
 
 
-def shortened(trace: Trace, most: int) -> Trace:
-    """The trace that a run with at most `most` new tokens would have had; exact, for answers are prefixes of longer
+def shortened(trace: Trace, longest: int) -> Trace:
+    """The trace that a run with at most `longest` new tokens would have had; exact, for answers are prefixes of longer
     ones and no draft reaches the last token that the budget allows."""
-    limit = np.minimum(trace.limit, most).astype(np.int32)
+    limit = np.minimum(trace.limit, longest).astype(np.int32)
     length = np.minimum(trace.length, limit)
     within = np.arange(trace.accepted.shape[1])[None, :] < length[:, None]
     return trace._replace(limit=limit, length=length, accepted=trace.accepted & within)
@@ -113,10 +113,10 @@ def _predict(
 ) -> tuple[Interval, float]:
     """Speed-up and acceptance of a replay with a row's hyperparameters, the method's limit and the decoder's widths."""
     # A hyperparameter that is a vector has a row for every setting, or a replay takes its entries for settings.
-    one = {name: np.asarray(value)[None] for name, value in row["policy_hyperparameters"].items()}
+    hyperparameters = {name: np.asarray(value)[None] for name, value in row["policy_hyperparameters"].items()}
     path = phase_path(trace, **row["monitor_hyperparameters"]) if policy.needs_phases else None
     widest = costs.widths[-1] if policy.rounds is not None else None
-    result = replay(trace, policy, one, max_draft_length=longest, phases=path, widest=widest)
+    result = replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest)
     speedup = ratio_of_totals(trace.length * costs.plain_pass, result.seconds(costs)[0])
     return speedup, float(result.acceptance_rate[0])
 

@@ -91,10 +91,10 @@ RULES: tuple[Rule, ...] = (
 
 def rule(name: str) -> Rule:
     """The rule of that name. Raises ValueError naming the nearest."""
-    found = {entry.name: entry for entry in RULES}
-    if name not in found:
-        raise ValueError(f"no rule {name!r}{nearest(name, list(found))}")
-    return found[name]
+    by_name = {entry.name: entry for entry in RULES}
+    if name not in by_name:
+        raise ValueError(f"no rule {name!r}{nearest(name, list(by_name))}")
+    return by_name[name]
 
 
 def headings(names: Iterable[str]) -> list[str]:

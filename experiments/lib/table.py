@@ -57,7 +57,7 @@ def against_table(summaries: Sequence[MethodSummary], rival: str) -> str:
             both = f"{interval(summary.speedup.mean)}, total {interval(summary.speedup_total)}"
             rows.setdefault(summary.method, []).append(both)
     heads = [f"over {rival}", *(at_temperature(temperature) for temperature in temperatures)]
-    return markdown(heads, [[name, *found] for name, found in rows.items()])
+    return markdown(heads, [[name, *cells_of] for name, cells_of in rows.items()])
 
 
 def notes(summaries: Sequence[MethodSummary]) -> str:

@@ -302,8 +302,8 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
 def sweep(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
     """The rows of all variants; what the folder has is not replayed again."""
 
-    def rows(source: Source, what: str) -> dict[str, Row]:
-        compared = variants[what]
+    def rows(source: Source, setting: str) -> dict[str, Row]:
+        compared = variants[setting]
         result = compared.replay(source, run.options.longest)
         return {
             task: row_of(source, texts, result, compared.settings, run.options.seed)
@@ -318,13 +318,13 @@ def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mappin
     rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:
-        for what in whats:
-            keys = {task: (source.group, source.temperature, task, what) for task in source.tasks}
+        for setting in whats:
+            keys = {task: (source.group, source.temperature, task, setting) for task in source.tasks}
             order += keys.values()
             if all(key in rows for key in keys.values()):
                 continue
-            with run.console.status(f"{what}, {at_temperature(source.temperature)}"):
-                measured = measure(source, what)
+            with run.console.status(f"{setting}, {at_temperature(source.temperature)}"):
+                measured = measure(source, setting)
             for task, key in keys.items():
                 if key not in rows:
                     rows[key] = dict(zip(KEYS, key, strict=True)) | dict(measured[task])

@@ -170,8 +170,8 @@ Point = tuple[str, float, float, float]  # name, estimate, low, high
 
 def dots_figure(panels: Mapping[str, Sequence[Point]], label: str, marked: Mapping[str, str]) -> Figure:
     """Points with intervals, in the order given; `marked` names get a colour of their own."""
-    most = max(len(points) for points in panels.values())
-    figure = Figure(figsize=(4.9 * len(panels), 1.2 + 0.27 * most), dpi=150, layout="constrained")
+    columns = max(len(points) for points in panels.values())
+    figure = Figure(figsize=(4.9 * len(panels), 1.2 + 0.27 * columns), dpi=150, layout="constrained")
     axes_row = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, points) in zip(axes_row, panels.items(), strict=True):
         for place, (name, estimate, low, high) in enumerate(points):

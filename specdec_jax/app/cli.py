@@ -81,11 +81,11 @@ def _use_mesh(command: Any) -> None:
     """Several devices, where the command asks for them."""
     if isinstance(command, Advise):
         return
-    asked = command.mesh if isinstance(command, VerifyLossless) else command.models.mesh
-    if asked is not None:
+    mesh = command.mesh if isinstance(command, VerifyLossless) else command.models.mesh
+    if mesh is not None:
         from specdec_jax.sharding import use_mesh
 
-        use_mesh(asked)
+        use_mesh(mesh)
 
 
 def _use_all_devices(mesh: str | None) -> None:
@@ -232,22 +232,22 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
     """The Stream of the command's models and options, compiled and prefilled."""
     from specdec_jax.app.settings import build, download_models
     from specdec_jax.app.views.printing import status
-    from specdec_jax.compilation_cache import enable, kept
+    from specdec_jax.compilation_cache import describe_cache, enable
     from specdec_jax.text.streaming import stream
 
     folder = enable()
     download_models(settings)
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
         pair = build(settings, policy, verifier)
-    with status(f"Compiling once; {kept(folder)}"):
+    with status(f"Compiling once; {describe_cache(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
         options = {"chat": settings.chat, "system": settings.system, "calibration": settings.calibration}
         return stream(prompt, settings, pair=pair, rounds=rounds, **options)
 
 
-def _prompt(given: str) -> str:
-    if given != "-":
-        text = given
+def _prompt(prompt: str) -> str:
+    if prompt != "-":
+        text = prompt
     elif sys.stdin is None:
         raise ValueError("standard input is closed, and the prompt - reads it")
     else:
@@ -269,7 +269,7 @@ def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any
     rules = Rules() if isinstance(command, Doctor) else command.rules
     if command.models.drafter == "none" and rules.policy.endswith(")"):
         raise ValueError(f"--drafter none drafts nothing: the options of --policy {rules.policy} have no use")
-    given = vars(command.models) | vars(rules) | vars(command.decoding)
+    options = vars(command.models) | vars(rules) | vars(command.decoding)
     phases = isinstance(command, Generate) and command.output.phases
-    settings = Settings(**given, max_draft_length=command.max_draft_length, phases=phases)
+    settings = Settings(**options, max_draft_length=command.max_draft_length, phases=phases)
     return settings, *check(settings)

@@ -127,20 +127,20 @@ def _sections(
     refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
     prompts = [encode(target, text, chat=settings.chat, system=settings.system) for text in texts]
-    longest, new, most = max(map(len, prompts)), settings.max_new_tokens, target.model.spec.context
-    if longest + new > most:
-        raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {most}")
-    if context is not None and not 1 <= context <= most:
-        raise ValueError(f"context must lie in 1 to the target's, {most}, got {context}")
-    context = context or min(DEFAULT_CONTEXT, most)
+    longest, new, context_size = max(map(len, prompts)), settings.max_new_tokens, target.model.spec.context
+    if longest + new > context_size:
+        raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {context_size}")
+    if context is not None and not 1 <= context <= context_size:
+        raise ValueError(f"context must lie in 1 to the target's, {context_size}, got {context}")
+    context = context or min(DEFAULT_CONTEXT, context_size)
     if refusal := show_pair(page, target, drafter) or _weights(page, settings, target, drafter):
         return Conclusion(False, False, refusal)
     with status(f"Loading {settings.target} and {settings.drafter}"):
         pair = build(settings, *rules)
     if refusal := _caches(page, pair, context):
         return Conclusion(False, False, refusal)
-    costs, asked = costs_counted(pair), costs_asked(settings.costs)
-    show_costs(page, costs, SOURCES[asked] if isinstance(asked, str) else "given")
+    costs, costs_source = costs_counted(pair), costs_asked(settings.costs)
+    show_costs(page, costs, SOURCES[costs_source] if isinstance(costs_source, str) else "given")
     trace = _acceptance(page, settings, pair, prompts)
     calibration = None if settings.calibration is None else calibration_of(settings.calibration, pair)
     predictions: list[Predicted] = []
@@ -237,24 +237,24 @@ def _show_memory(page: Page) -> None:
         more = " or more" if loaded["predicted_rows"] == MOST_ROWS else ""
         rows = f"; {loaded['predicted_rows']}{more} such rows fit, predicted" if loaded["predicted_rows"] else ""
     when = "before" if loaded is None else "after"
-    said = "Free: not said by the device." if free is None else f"{decimal(free)} free {when} loading, measured{rows}."
+    text = "Free: not said by the device." if free is None else f"{decimal(free)} free {when} loading, measured{rows}."
     about = f" on each of {memory['devices']} devices" if memory["devices"] > 1 else ""
-    page.section("Memory", about, table, said)
+    page.section("Memory", about, table, text)
 
 
 def show_costs(page: Page, costs: CostModel, how: str) -> None:
     """Times of passes; `how` they are known: measured, given or predicted."""
     page.report["costs"] = {"how": how, "ratio": costs.ratio, **costs._asdict()}
     if how == "predicted":
-        said = f"A drafter step, by the bytes both models read: c = {costs.ratio:.3f} passes of plain decoding."
-        page.section("Costs, predicted", "", said, "Verifying drafts is taken to cost no more than such a pass.")
+        text = f"A drafter step, by the bytes both models read: c = {costs.ratio:.3f} passes of plain decoding."
+        page.section("Costs, predicted", "", text, "Verifying drafts is taken to cost no more than such a pass.")
         return
     table = _table("tokens verified in a pass", *map(str, costs.widths))
     table.add_row("ms", *(f"{1e3 * time:.1f}" for time in costs.target_pass))
     table.add_row("V, in passes of plain decoding", *(f"{time / costs.plain_pass:.2f}" for time in costs.target_pass))
     plain_pass, step = f"{1e3 * costs.plain_pass:.1f} ms", f"{1e3 * costs.drafter_step:.2f} ms"
-    said = f"A pass of plain decoding takes {plain_pass}, a drafter step {step}: c = {costs.ratio:.3f}."
-    page.section(f"Costs, {how}", f": {costs.device}" if costs.device else "", table, said)
+    text = f"A pass of plain decoding takes {plain_pass}, a drafter step {step}: c = {costs.ratio:.3f}."
+    page.section(f"Costs, {how}", f": {costs.device}" if costs.device else "", table, text)
     if costs.doubts:
         page.console.print(Text(f"Doubtful, measured on a busy machine: {'; '.join(costs.doubts)}.", "yellow"))
 

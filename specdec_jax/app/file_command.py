@@ -22,7 +22,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
-from specdec_jax.processes import Share, is_first, together, told_by_first
+from specdec_jax.processes import Share, from_first, is_first, together
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
@@ -123,7 +123,7 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
                 facts |= {"lines": results.lines, "refused": results.refused, "decided": results.decided}
             except (ValueError, OSError) as error:
                 facts["error"] = str(error)
-        first = told_by_first(facts | {"input": digest(content)})
+        first = from_first(facts | {"input": digest(content)})
         if "error" in first:
             raise ValueError(first["error"])
         content = content[: first["input"]["bytes"]]  # an input may have grown since
@@ -201,9 +201,9 @@ def _frozen(value: Any) -> Any:
 def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
     """Whether fingerprints are of the same weights. Their means differ a little by the devices they were taken on."""
 
-    def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        near = math.isclose(one["scale"], other["scale"], rel_tol=MEANS)
-        return near and {**one, "scale": other["scale"]} == dict(other)
+    def same(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        near = math.isclose(first["scale"], other["scale"], rel_tol=MEANS)
+        return near and {**first, "scale": other["scale"]} == dict(other)
 
     return len(stored) == len(weights) and all(map(same, stored, weights))
 

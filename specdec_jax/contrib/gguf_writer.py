@@ -270,8 +270,8 @@ def _comparable(state: Any) -> Any:
         digits = pre_tokenizers.Split(Regex(str(PATTERNS[DIGIT_BY_DIGIT])), "isolated")
         state = _state_of(pre_tokenizer=digits)["pre_tokenizer"]
     inner = [_comparable(part) for part in state.get("pretokenizers", ())]
-    kept = {name: value for name, value in state.items() if name not in ("trim_offsets", "pretokenizers")}
-    return kept | ({"pretokenizers": inner} if inner else {})
+    comparable = {name: value for name, value in state.items() if name not in ("trim_offsets", "pretokenizers")}
+    return comparable | ({"pretokenizers": inner} if inner else {})
 
 
 def _byte_level(state: dict[str, Any]) -> dict[str, Any]:
@@ -371,19 +371,19 @@ def _id(tokenizer: Tokenizer, role: str) -> int:
 
 def _ends(tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> dict[str, int]:
     """End of sequence, turn and message. The tokenizer's own comes first, as templates read it back as eos_token."""
-    own = (_id(tokenizer, "eos_token"),) if "eos_token" in tokenizer.special else ()
-    if own and eos_ids and own[0] not in eos_ids:
+    eos = (_id(tokenizer, "eos_token"),) if "eos_token" in tokenizer.special else ()
+    if eos and eos_ids and eos[0] not in eos_ids:
         raise ValueError(
-            f"the tokenizer's eos_token has id {own[0]} and the model ends with {eos_ids}: GGUF has one for both"
+            f"the tokenizer's eos_token has id {eos[0]} and the model ends with {eos_ids}: GGUF has one for both"
         )
-    ends = tuple(dict.fromkeys(own + eos_ids))
+    ends = tuple(dict.fromkeys(eos + eos_ids))
     if len(ends) > len(ENDS):
         raise ValueError(f"the model ends with any of {ends}; GGUF has place for {len(ENDS)}")
     return dict(zip(ENDS, ends, strict=False))
 
 
 def _adds_bos(tokenizer: Tokenizer) -> bool:
-    """Asked of the tokenizer itself: post-processors that say the same come in several forms."""
+    """Probe of the tokenizer itself: post-processors that say the same come in several forms."""
     plain, special = tokenizer.encode("a"), tokenizer.encode("a", add_special=True)
     if plain == special:
         return False

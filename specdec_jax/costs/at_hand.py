@@ -71,11 +71,11 @@ def measured(
         rows = f" for {batch} rows" if batch > 1 else ""
         say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
         table = _measure(target, drafter, batch, before, drafter_of)
-        say(sentence(table) + kept)
+        say(sentence(table) + path_of)
         return table
 
     path = file_for("costs", names, shapes)
-    kept = where(path)
+    path_of = where(path)
     table = once(path, load_cost_model, save_cost_model, measure)
     return table if path is None else _confirmed(path, table, target, measure)
 
@@ -133,10 +133,10 @@ def _measure(
     share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
     per = dict.fromkeys(programs, PASSES)
     if drafter is not None:
-        one = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+        by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
         options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
         policy = static(draft_length=DRAFTS)
-        programs["drafter"] = draft_round(one, drafter.params, policy, keep_log_q=True, measure=False, **options)
+        programs["drafter"] = draft_round(by_model, drafter.params, policy, keep_log_q=True, measure=False, **options)
         per["drafter"] = DRAFTS
     about = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
 
@@ -181,8 +181,8 @@ def _confirmed(
     with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
         if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
             return costs
-        one = target_pass(target.model, target.params, WIDTHS[0], costs.batch, SLOTS, passes=PASSES)
-        times = alternate({"1": one}, REPEATS, {"1": PASSES}, seconds=SECONDS / 4)
+        plain_pass = target_pass(target.model, target.params, WIDTHS[0], costs.batch, SLOTS, passes=PASSES)
+        times = alternate({"1": plain_pass}, REPEATS, {"1": PASSES}, seconds=SECONDS / 4)
         share = times["1"].median / costs.plain_pass
         if share < FASTER:
             say("a pass takes less time than when costs were measured: the machine was busy then")

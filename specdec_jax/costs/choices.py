@@ -32,17 +32,17 @@ def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
         FileNotFoundError, ValueError: a file that is not there, or that is no cost model; measuring on such a mesh.
     """
     usual = ESTIMATED if spans_processes() else MEASURED
-    asked = (os.environ.get(VARIABLE) or usual) if costs is None else costs
-    if asked == MEASURED and spans_processes():
+    source = (os.environ.get(VARIABLE) or usual) if costs is None else costs
+    if source == MEASURED and spans_processes():
         raise ValueError("costs are measured by one process: give several the file of a cost model, or 'estimated'")
-    if isinstance(asked, CostModel):
-        return asked
-    if asked in (MEASURED, ESTIMATED):
-        return str(asked)
-    if not Path(asked).is_file():
-        near = nearest(str(asked), (MEASURED, ESTIMATED))
-        raise FileNotFoundError(f"no cost model {str(asked)!r}{near}; python -m experiments.step_cost writes one")
-    return load_cost_model(asked)
+    if isinstance(source, CostModel):
+        return source
+    if source in (MEASURED, ESTIMATED):
+        return str(source)
+    if not Path(source).is_file():
+        near = nearest(str(source), (MEASURED, ESTIMATED))
+        raise FileNotFoundError(f"no cost model {str(source)!r}{near}; python -m experiments.step_cost writes one")
+    return load_cost_model(source)
 
 
 def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
@@ -82,13 +82,13 @@ def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -
     verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
     rounds are as long as the longest draft: there drafting costs `WAITING` times as much.
     """
-    most = max_draft_length if policy.rounds is None else costs.widths[-1] - 1  # a tree may fill the widest pass
+    longest = max_draft_length if policy.rounds is None else costs.widths[-1] - 1  # a tree may fill the widest pass
     waiting = WAITING if costs.batch > 1 and not policy.joins_rows else 1.0
-    times = costs.verification_times(most)
+    times = costs.verification_times(longest)
     times = times[0] + waiting * (times - times[0])
     decided: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),
-        "verification_cost": float(times[-1] - times[0]) / max(most, 1),
+        "verification_cost": float(times[-1] - times[0]) / max(longest, 1),
         **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
     }
     return {name: value for name, value in decided.items() if name in policy.hyperparameters.keys() - policy.fixed}

@@ -44,11 +44,11 @@ def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str
         say(f"measuring {target.name} in bfloat16 and float32 on this machine, once")
         table = _measure_dtypes(target, load)
         passes = ", ".join(f"{1e3 * seconds[-1]:.1f} ms a pass in {dtype}" for dtype, seconds in table.passes.items())
-        say(passes + doubted(table) + kept)
+        say(passes + doubted(table) + stored)
         return table
 
     path = _dtype_file(target)
-    kept = where(path)
+    stored = where(path)
     passes = once(path, _read, _write, measure).passes
     return min(passes, key=lambda dtype: passes[dtype][-1])
 

@@ -22,18 +22,18 @@ GROUPS = {  # of a container's processes, versions 2 and 1
 def processor() -> str:
     """The CPU's model name."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if match:
+            return match[1]
     return platform.processor() or platform.machine()
 
 
 def features() -> str:
     """The CPU's instructions, which one name of a virtual machine's processor may stand for several sets of."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if match:
+            return match[1]
     return platform.machine()
 
 

@@ -44,14 +44,14 @@ def target_pass(
     """A call that runs `passes` target passes of [batch, width] tokens over a half-full cache and waits for them."""
 
     def loop(params: Params, cache: Cache, tokens: Array) -> Array:
-        def one(_: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+        def one_pass(_: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
             cache, tokens = carry
             start = jnp.full((batch,), slots // 2, jnp.int32)
             logits, cache = model.apply(params, tokens, model.with_length(cache, start))
             chosen = argmax(logits.reshape(batch * width, -1))  # keeps the whole head alive
             return cache, chosen.reshape(batch, width)
 
-        return lax.fori_loop(0, passes, one, (cache, tokens))[1]
+        return lax.fori_loop(0, passes, one_pass, (cache, tokens))[1]
 
     compiled = jax.jit(loop, compiler_options=options_here() or None)
     source = None if model.spec.source is None else _source(batch)
@@ -63,8 +63,8 @@ def target_pass(
 def prompt_pass(model: LanguageModel, params: Params, length: int, chunk: int = 64) -> Callable[[], Any]:
     """A call that prefills a prompt of that many tokens, in a cache a quarter longer, and waits for it."""
     tokens = jnp.ones((1, length + length // 4), jnp.int32)
-    fill, known = target_prefill(model, None, chunk), jnp.full((1,), length, jnp.int32)
-    return lambda: jax.block_until_ready(fill(params, None, tokens, known))
+    fill, full_length = target_prefill(model, None, chunk), jnp.full((1,), length, jnp.int32)
+    return lambda: jax.block_until_ready(fill(params, None, tokens, full_length))
 
 
 def large_product(dtype: Any, size: int) -> Callable[[], Any]:
@@ -91,9 +91,9 @@ def draft_round(
 
     def draft(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
         uniform = drafting_uniforms(jnp.zeros((batch,), jnp.uint32), context)
-        source, most = drafter.source(params, state, tokens, context), drafter.max_draft_length
-        log_q = empty_log_q(source, batch, most, vocab_size, keep_log_q)
-        drafted = draft_loop.draft(source, policy, policy_state, context, uniform, most, log_q)
+        source, longest = drafter.source(params, state, tokens, context), drafter.max_draft_length
+        log_q = empty_log_q(source, batch, longest, vocab_size, keep_log_q)
+        drafted = draft_loop.draft(source, policy, policy_state, context, uniform, longest, log_q)
         verified = draft_of(source.close(drafted)[1])
         used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
         passes = drafted.passes, drafted.entropy, drafted.max_prob

@@ -56,15 +56,15 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
     """
     policy, drafter, verifier = parts.policy, parts.drafter, parts.verifier
     batch, slots = state.tokens.shape
-    most = drafter.max_draft_length
-    sizes = Sizes(batch, parts.target.spec.vocab_size, most)
+    longest = drafter.max_draft_length
+    sizes = Sizes(batch, parts.target.spec.vocab_size, longest)
     check_policy(policy, state.policy, state.monitor, sizes, keep_log_q=verifier.needs_log_q)
-    drafts = draft_shapes(sizes, most, verifier.needs_log_q)
+    drafts = draft_shapes(sizes, longest, verifier.needs_log_q)
     drafter_state: Any = ()
     if is_users(drafter) or is_users(verifier):
         drafts, drafter_state = _check_drafts(parts, params, sizes, slots, state, source)
     if is_users(verifier):
-        for held in sorted({min(width - 1, most) for width in parts.widths}):
+        for held in sorted({min(width - 1, longest) for width in parts.widths}):
             check_verifier(verifier, state.verifier, sizes, state.monitor, _first(drafts, held))
             if policy.rounds is not None:
                 policy.rounds.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
@@ -91,7 +91,7 @@ def check_policy(
     Raises:
         ValueError: names the function, and what it returns against what it must.
     """
-    asked = Asked.of("policy", policy, state, sizes.batch)
+    probe = Probe.of("policy", policy, state, sizes.batch)
     batch = sizes.batch
     whole, flags = array(jnp.int32, batch), array(jnp.bool_, batch)
     relative = array(jnp.float32, batch)  # as several drafters give it
@@ -102,17 +102,17 @@ def check_policy(
         ("check", (seen, whole, context)),
         ("proceed", (seen, whole, whole, context)),
     ):
-        answer, after = asked.parts_of(name, asked.result(name, asked.state, *arguments), "(answer, state)", 2)
-        wanted = f"{said(flags)}, one answer for each of {batch} rows" if batch > 1 else f"{said(flags)} for one row"
-        asked.must_answer(name, answer, flags, wanted)
-        asked.must_keep_state(name, after)
+        answer, after = probe.parts_of(name, probe.result(name, probe.state, *arguments), "(answer, state)", 2)
+        wanted = f"{words(flags)}, one answer for each of {batch} rows" if batch > 1 else f"{words(flags)} for one row"
+        probe.must_answer(name, answer, flags, wanted)
+        probe.must_keep_state(name, after)
     learnt_from: tuple[Any, Any] = draft_shapes(sizes, sizes.max_draft_length, keep_log_q), _result(sizes)
     if policy.rounds is not None:
-        learnt_from = policy.rounds.check_answers(asked, policy, sizes, context, keep_log_q)
-    asked.must_keep_state("update", asked.result("update", asked.state, *learnt_from))
-    shown = asked.result("threshold", asked.state)
+        learnt_from = policy.rounds.check_answers(probe, policy, sizes, context, keep_log_q)
+    probe.must_keep_state("update", probe.result("update", probe.state, *learnt_from))
+    shown = probe.result("threshold", probe.state)
     if dims(shown) != (batch,) and policy.threshold is not no_threshold:
-        asked.refuse("threshold", f"must answer float32[{batch}]; it answers {said(shown)}")
+        probe.refuse("threshold", f"must answer float32[{batch}]; it answers {words(shown)}")
 
 
 def check_verifier(
@@ -134,30 +134,30 @@ def check_verifier(
     batch, vocab = sizes.batch, sizes.vocab_size
     context = context_shapes(batch, monitor)
     draft = draft_shapes(sizes, sizes.max_draft_length, verifier.needs_log_q) if draft is None else draft
-    asked = Asked.of("verifier", verifier, state, batch)
+    probe = Probe.of("verifier", verifier, state, batch)
     target, accepted = distribution_shapes(batch, vocab, draft.tokens.shape[1] + 1), array(jnp.int32, batch)
 
     def played(state: Any, draft: Any, target: Any, accepted: Any, context: Any) -> Any:
         returned = verifier.verify(state, draft, target, context)
         wanted = "(log_prob_accepted, next_distribution, state)"
-        log_prob, following, after = asked.parts_of("verify", returned, wanted, 3)
+        log_prob, following, after = probe.parts_of("verify", returned, wanted, 3)
         if not callable(following):
-            asked.refuse("verify", f"must return a function as next_distribution; it returns {said(following)}")
+            probe.refuse("verify", f"must return a function as next_distribution; it returns {words(following)}")
         with described(definition(following), "the verifier's next_distribution"):
             return log_prob, following(accepted), after
 
-    log_prob, following, after = asked.result("verify", asked.state, draft, target, accepted, context, of=played)
+    log_prob, following, after = probe.result("verify", probe.state, draft, target, accepted, context, of=played)
     for name, answer, shape in (
         ("log_prob_accepted", log_prob, (batch, draft.tokens.shape[1] + 1)),
         ("next_distribution's answer", following, (batch, vocab)),
     ):
         if dims(answer) != shape or not jnp.issubdtype(answer.dtype, jnp.floating):
-            wanted, drafts = said(array(jnp.float32, *shape)), draft.tokens.shape[1]
-            asked.refuse("verify", f"must give {name} as {wanted} of {drafts} drafts; it is {said(answer)}")
-    asked.must_keep_state("verify", after)
+            wanted, drafts = words(array(jnp.float32, *shape)), draft.tokens.shape[1]
+            probe.refuse("verify", f"must give {name} as {wanted} of {drafts} drafts; it is {words(answer)}")
+    probe.must_keep_state("verify", after)
 
 
-class Asked(NamedTuple):
+class Probe(NamedTuple):
     """A strategy whose functions are checked, and its state's shapes."""
 
     kind: str
@@ -166,14 +166,14 @@ class Asked(NamedTuple):
     batch: int
 
     @classmethod
-    def of(cls, kind: str, strategy: Any, state: Any, batch: int) -> "Asked":
+    def of(cls, kind: str, strategy: Any, state: Any, batch: int) -> "Probe":
         """Of a strategy and the state that its `init` gave, every leaf of it [B, ...]."""
-        asked = cls(kind, strategy, jax.tree.map(_shape, state), batch)
-        for path, leaf in jax.tree.leaves_with_path(asked.state):
+        probe = cls(kind, strategy, jax.tree.map(_shape, state), batch)
+        for path, leaf in jax.tree.leaves_with_path(probe.state):
             if leaf.shape[:1] != (batch,):
                 which = jax.tree_util.keystr(path) or "itself"
-                asked.refuse("init", f"must return a state whose leaves are [{batch},...]; {which} is {said(leaf)}")
-        return asked
+                probe.refuse("init", f"must return a state whose leaves are [{batch},...]; {which} is {words(leaf)}")
+        return probe
 
     def result(self, name: str, *arguments: Any, of: Callable[..., Any] | None = None) -> Any:
         """The shapes of what the function of that name returns, or of what `of` returns, which calls it."""
@@ -198,22 +198,22 @@ class Asked(NamedTuple):
     def parts_of(self, name: str, returned: Any, wanted: str, count: int) -> Any:
         """What was returned, a tuple of so many."""
         if not isinstance(returned, tuple) or len(returned) != count or hasattr(returned, "_fields"):
-            self.refuse(name, f"must return {wanted}; it returns {said(returned)}")
+            self.refuse(name, f"must return {wanted}; it returns {words(returned)}")
         return returned
 
     def must_answer(self, name: str, answer: Any, shape: Any, wanted: str) -> None:
         """An array of that shape and type."""
         if not isinstance(answer, jax.ShapeDtypeStruct) or (answer.shape, answer.dtype) != (shape.shape, shape.dtype):
-            self.refuse(name, f"must answer {wanted}; it answers {said(answer)}")
+            self.refuse(name, f"must answer {wanted}; it answers {words(answer)}")
 
     def must_keep_state(self, name: str, after: Any) -> None:
         """Its structure, and every leaf's shape and type: the loop carries it."""
         if jax.tree.structure(self.state) != jax.tree.structure(after):
-            self.refuse(name, f"must return the state as it got it, {said(self.state)}; it returns {said(after)}")
+            self.refuse(name, f"must return the state as it got it, {words(self.state)}; it returns {words(after)}")
         for (path, old), (_, new) in zip(*map(jax.tree.leaves_with_path, (self.state, after)), strict=True):
             if (old.shape, old.dtype) != (new.shape, new.dtype):
                 leaf = jax.tree_util.keystr(path) or "itself"
-                changed = f"{leaf} was {said(old)} and is {said(new)}"
+                changed = f"{leaf} was {words(old)} and is {words(new)}"
                 self.refuse(name, f"must return the state with its shapes: {changed}")
 
 
@@ -225,35 +225,35 @@ def _check_drafts(
     keep_log_q, more = parts.verifier.needs_log_q, () if source is None else (source,)
     with described(first_definition(drafter), "the drafter's init"):
         begun = jax.eval_shape(lambda *source: drafter.init(params.drafter, batch, slots, *source), *more)
-    asked = Asked("drafter", drafter, begun, batch)
+    probe = Probe("drafter", drafter, begun, batch)
     tokens, length = array(jnp.int32, batch, slots), array(jnp.int32, batch)
     for name in ("prefill", "commit"):
         if getattr(drafter, name) is not None:
-            asked.must_keep_state(name, asked.result(name, params.drafter, begun, tokens, length))
+            probe.must_keep_state(name, probe.result(name, params.drafter, begun, tokens, length))
 
     context, before = context_shapes(batch, state.monitor), jax.tree.map(_shape, state.policy)
 
     def drafted(params: Any, begun: Any, tokens: Any, context: Any, policy_state: Any) -> Any:
         source = drafter.source(params, begun, tokens, context)
         if not isinstance(source, Source):
-            asked.refuse("source", f"must return a Source; it returns {said(source)}")
+            probe.refuse("source", f"must return a Source; it returns {words(source)}")
         log_q = empty_log_q(source, batch, sizes.max_draft_length, sizes.vocab_size, keep_log_q)
         uniform = lambda index: jnp.zeros((batch,), jnp.float32)  # noqa: E731
-        _check_source(asked, source, sizes, context)
+        _check_source(probe, source, sizes, context)
         end = draft_loop.draft(source, policy, policy_state, context, uniform, sizes.max_draft_length, log_q)
         closed = source.close(end)
         if not isinstance(closed, tuple) or len(closed) != 2 or not isinstance(closed[1], Drafted):
-            asked.refuse("source", f"must close with (state, Drafted); its close returns {said(closed)}")
+            probe.refuse("source", f"must close with (state, Drafted); its close returns {words(closed)}")
         return draft_of(closed[1]), closed[0]
 
     arguments = (params.drafter, begun, tokens, context, before)
-    draft, after = asked.result("source", *arguments, of=drafted)
-    _check_draft(asked, draft, draft_shapes(sizes, sizes.max_draft_length, keep_log_q))
-    asked.must_keep_state("source", after)
+    draft, after = probe.result("source", *arguments, of=drafted)
+    _check_draft(probe, draft, draft_shapes(sizes, sizes.max_draft_length, keep_log_q))
+    probe.must_keep_state("source", after)
     return draft, begun
 
 
-def _check_source(asked: Asked, source: Source, sizes: Sizes, context: RoundContext) -> None:
+def _check_source(probe: Probe, source: Source, sizes: Sizes, context: RoundContext) -> None:
     """The functions of a source, inside a trace: what the loop takes of each."""
     batch = sizes.batch
     zeros, row = jnp.zeros((batch,), jnp.int32), array(jnp.int32, batch)
@@ -261,29 +261,29 @@ def _check_source(asked: Asked, source: Source, sizes: Sizes, context: RoundCont
     before = jax.tree.map(_shape, memory)
     answer = source.predict(memory, zeros, jnp.zeros((batch,), jnp.float32))
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Next):
-        asked.refuse("source", f"must predict (Next, memory); its predict returns {said(answer)}")
+        probe.refuse("source", f"must predict (Next, memory); its predict returns {words(answer)}")
     following, after = answer
     if dims(following.token) != (batch,) or not jnp.issubdtype(following.token.dtype, jnp.integer):
-        asked.refuse("source", f"must predict a token {said(row)}; it is {said(following.token)}")
+        probe.refuse("source", f"must predict a token {words(row)}; it is {words(following.token)}")
     log_prob = following.distribution.log_prob
     if source.chosen is not True and dims(log_prob) != (batch, sizes.vocab_size):
-        wanted = said(array(jnp.float32, batch, sizes.vocab_size))
-        asked.refuse("source", f"must predict log_prob as {wanted}; it is {said(log_prob)}")
+        wanted = words(array(jnp.float32, batch, sizes.vocab_size))
+        probe.refuse("source", f"must predict log_prob as {wanted}; it is {words(log_prob)}")
     for name, changed in (("predict", after), ("keep", source.keep(after, following.token, zeros == 0, zeros))):
         shapes = jax.tree.map(_shape, changed)
         if jax.tree.structure(shapes) != jax.tree.structure(before) or not all(
             map(_alike, jax.tree.leaves(shapes), jax.tree.leaves(before))
         ):
-            asked.refuse("source", f"must keep its memory's shapes; its {name} does not")
+            probe.refuse("source", f"must keep its memory's shapes; its {name} does not")
 
 
-def _check_draft(asked: Asked, draft: Draft, wanted: Draft) -> None:
+def _check_draft(probe: Probe, draft: Draft, wanted: Draft) -> None:
     """The draft that is verified, field by field. Log q may be None: of drafts that were all chosen."""
     for name, field, shape in zip(wanted._fields, draft, wanted, strict=True):
         if field is None and (shape is None or name == "log_q"):
             continue
         if shape is None or not _alike(field, shape):
-            asked.refuse("source", f"must give a Draft.{name} as {said(shape)}; it is {said(field)}")
+            probe.refuse("source", f"must give a Draft.{name} as {words(shape)}; it is {words(field)}")
 
 
 def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Sizes, slots: int, draft: Draft) -> None:
@@ -291,27 +291,27 @@ def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Si
     observer, batch, longest = drafter.observe, sizes.batch, sizes.max_draft_length + 1
     if observer is None:
         return
-    asked, count = Asked("drafter's observer", observer, state, batch), array(jnp.int32, batch)
+    probe, count = Probe("drafter's observer", observer, state, batch), array(jnp.int32, batch)
     hidden = array(jnp.float32, batch, longest, len(observer.layers), observer.target_width)
     target = distribution_shapes(batch, sizes.vocab_size, longest)
-    taken = asked.result("take", params.drafter, hidden if observer.layers else None, target)
+    taken = probe.result("take", params.drafter, hidden if observer.layers else None, target)
     if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
-        asked.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {said(taken)}")
-    given = [("commit", Seen(taken, count, count, draft))]
+        probe.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {words(taken)}")
+    calls = [("commit", Seen(taken, count, count, draft))]
     if observer.layers:  # prompts are seen too, without distributions and without a draft
-        of_prompt = asked.result("take", params.drafter, hidden, None)
-        given.append(("prefill" if drafter.prefill else "commit", Seen(of_prompt, count, count)))
-    asked, tokens = Asked("drafter", drafter, state, batch), array(jnp.int32, batch, slots)
-    for name, seen in given:
-        asked.must_keep_state(name, asked.result(name, params.drafter, state, tokens, count, seen))
+        of_prompt = probe.result("take", params.drafter, hidden, None)
+        calls.append(("prefill" if drafter.prefill else "commit", Seen(of_prompt, count, count)))
+    probe, tokens = Probe("drafter", drafter, state, batch), array(jnp.int32, batch, slots)
+    for name, seen in calls:
+        probe.must_keep_state(name, probe.result(name, params.drafter, state, tokens, count, seen))
 
 
 def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:
     """Refuses a monitor that changes its state's shapes in passes of these widths. Raises as `check_policy`."""
-    asked, context = Asked.of("monitor", monitor, state, sizes.batch), context_shapes(sizes.batch, state)
+    probe, context = Probe.of("monitor", monitor, state, sizes.batch), context_shapes(sizes.batch, state)
     for width in widths:
         logits = array(jnp.float32, sizes.batch, width, sizes.vocab_size)
-        asked.must_keep_state("observe", asked.result("observe", asked.state, logits, _result(sizes), context))
+        probe.must_keep_state("observe", probe.result("observe", probe.state, logits, _result(sizes), context))
 
 
 def context_shapes(batch: int, monitor: MonitorState) -> RoundContext:
@@ -344,10 +344,10 @@ def _result(sizes: Sizes) -> VerificationResult:
 @functools.lru_cache(maxsize=64)
 def distribution_shapes(batch: int, vocab_size: int, positions: int | None = None) -> Distribution:
     """Of every row, or of every row's positions."""
-    one = jax.eval_shape(distribution, array(jnp.float32, batch, vocab_size), _warp(batch))
+    row = jax.eval_shape(distribution, array(jnp.float32, batch, vocab_size), _warp(batch))
     if positions is None:
-        return one
-    return jax.tree.map(lambda leaf: array(leaf.dtype, batch, positions, *leaf.shape[1:]), one)
+        return row
+    return jax.tree.map(lambda leaf: array(leaf.dtype, batch, positions, *leaf.shape[1:]), row)
 
 
 def _warp(batch: int) -> Warp:
@@ -367,14 +367,14 @@ def dims(leaf: Any) -> tuple[int, ...]:
     return getattr(leaf, "shape", ())
 
 
-def _alike(one: Any, other: Any) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
+def _alike(first: Any, other: Any) -> bool:
+    return (first.shape, first.dtype) == (other.shape, other.dtype)
 
 
-def said(value: Any) -> str:
+def words(value: Any) -> str:
     """A shape as jax writes it, such as bool[2]; of anything else its structure."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return "(" + ", ".join(map(said, value)) + ")"
+        return "(" + ", ".join(map(words, value)) + ")"
     return type(value).__name__

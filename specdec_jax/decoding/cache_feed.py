@@ -10,24 +10,24 @@ from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Observer,
 
 
 def feed(
-    model: LanguageModel, params: Params, cache: Cache, tokens: Array, known: Array, wanted: Array, chunk: int
+    model: LanguageModel, params: Params, cache: Cache, tokens: Array, valid: Array, wanted: Array, chunk: int
 ) -> tuple[Cache, Array]:
-    """Feed what is missing of each row's first `wanted` [B] tokens, `chunk` a pass, to a cache that holds `known` [B].
+    """Feed what is missing of each row's first `wanted` [B] tokens, `chunk` a pass, to a cache that holds `valid` [B].
 
-    Returns the cache and how many tokens [B] it holds now, max(known, wanted). Its own length is that of the last pass:
+    Returns the cache and how many tokens [B] it holds now, max(valid, wanted). Its own length is that of the last pass:
     the caller sets the one it wants (`with_length`).
     """
     chunk = min(chunk, tokens.shape[1])
 
     def one_pass(carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
-        cache, known = carry
+        cache, valid = carry
         # Starting early enough to end inside the cache feeds some tokens again, to the same values: a start that runs
         # over the end would be clamped silently and overwrite good entries.
-        start = jnp.minimum(known, tokens.shape[1] - chunk)
+        start = jnp.minimum(valid, tokens.shape[1] - chunk)
         _, cache = model.apply(params, window(tokens, start, chunk), model.with_length(cache, start))
-        return cache, jnp.maximum(known, jnp.minimum(start + chunk, wanted))
+        return cache, jnp.maximum(valid, jnp.minimum(start + chunk, wanted))
 
-    return lax.while_loop(lambda carry: jnp.any(carry[1] < wanted), one_pass, (cache, known))
+    return lax.while_loop(lambda carry: jnp.any(carry[1] < wanted), one_pass, (cache, valid))
 
 
 def feed_long(
@@ -35,7 +35,7 @@ def feed_long(
     params: Params,
     cache: Cache,
     tokens: Array,
-    known: Array,
+    valid: Array,
     wanted: Array,
     chunk: int,
     wide: int,
@@ -45,9 +45,9 @@ def feed_long(
     What fills less than three quarters of such a pass goes in `chunk` a pass.
     """
     if tokens.shape[1] >= 2 * wide:
-        passes = (jnp.maximum(wanted - known, 0) + wide // 4) // wide
-        cache, known = feed(model, params, cache, tokens, known, jnp.minimum(known + passes * wide, wanted), wide)
-    return feed(model, params, cache, tokens, known, wanted, chunk)
+        passes = (jnp.maximum(wanted - valid, 0) + wide // 4) // wide
+        cache, valid = feed(model, params, cache, tokens, valid, jnp.minimum(valid + passes * wide, wanted), wide)
+    return feed(model, params, cache, tokens, valid, wanted, chunk)
 
 
 def noted(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:
@@ -62,14 +62,14 @@ def window(tokens: Array, start: Array, size: int) -> Array:
     return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1, mode="clip")
 
 
-def keep_reads(reads: Array, kept: Array, start: Array, count: Array) -> Array:
+def keep_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> Array:
     """reads [B, S, P] with what was kept [B, T, P] of positions start[b] ... start[b] + count[b] - 1.
 
     What is read of a position belongs to the next, and goes to that one's slot. Entries beyond `count` are dropped.
     """
-    rows, slots = jnp.arange(kept.shape[0])[:, None], start[:, None] + 1 + jnp.arange(kept.shape[1])[None, :]
+    rows, slots = jnp.arange(new_reads.shape[0])[:, None], start[:, None] + 1 + jnp.arange(new_reads.shape[1])[None, :]
     slots = jnp.where(slots <= (start + count)[:, None], slots, reads.shape[1])
-    return reads.at[rows, slots].set(kept.astype(reads.dtype), mode="drop")
+    return reads.at[rows, slots].set(new_reads.astype(reads.dtype), mode="drop")
 
 
 def reads_at(reads: Array, start: Array, size: int) -> Array:

@@ -45,7 +45,7 @@ class LossyVerification(UserWarning):
     """A decoder was built whose output distribution is not the target's. Said once a process for each verifier."""
 
 
-_said: set[str] = set()  # verifiers that were warned of
+_warned: set[str] = set()  # verifiers that were warned of
 
 
 class Decoder(NamedTuple):
@@ -141,28 +141,30 @@ def build_decoder(
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = common_prefix(state, fresh)
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
-        known = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
-        cache, kept = fill(
-            target, observer, params.target, params.drafter, fresh.tokens, fresh.length, known, prefill_chunk
+        cache_of_same = target.with_length(
+            state.target_cache, jnp.minimum(same, state.length - 1)
+        )  # it never held the last
+        cache, reads = fill(
+            target, observer, params.target, params.drafter, fresh.tokens, fresh.length, cache_of_same, prefill_chunk
         )
         drafter_state = fill_drafter(
-            drafter, params.drafter, drafter_state, fresh.tokens, kept, known.length, fresh.length
+            drafter, params.drafter, drafter_state, fresh.tokens, reads, cache_of_same.length, fresh.length
         )
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
-    told = options_here() if compiler_options is None else dict(compiler_options)
-    jit = functools.partial(jax.jit, compiler_options=told or None)
+    compile_options = options_here() if compiler_options is None else dict(compiler_options)
+    jit = functools.partial(jax.jit, compiler_options=compile_options or None)
     jitted = {
         "run": jit(counted(run_rounds), donate_argnums=1),
         "step": jit(counted(lambda params, state: by_rows(play(parts, params, state))), donate_argnums=1),
-        "prefill": target_prefill(target, observer, prefill_chunk, tuple(told.items())),
-        "prefill_drafter": drafter_prefill(drafter, tuple(told.items())),
+        "prefill": target_prefill(target, observer, prefill_chunk, tuple(compile_options.items())),
+        "prefill_drafter": drafter_prefill(drafter, tuple(compile_options.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
         "repeat": jit(repeat_row, static_argnums=1),
         "place": jit(place_row, donate_argnums=0),
         "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),
     }
-    return _wrap(parts, jitted, captured=FLAG in told)
+    return _wrap(parts, jitted, captured=FLAG in compile_options)
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
@@ -174,25 +176,25 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
     ) -> tuple[DecodeState, Any]:
         state, source = fresh_request(parts, prompts, **options)
         leaves, structure = jax.tree.flatten((state.policy, state.verifier, state.monitor))
-        asked = (len(prompts), structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
-        if asked not in checked:
+        signature = (len(prompts), structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
+        if signature not in checked:
             check_parts(parts, params, state, source)
-            checked.add(asked)
+            checked.add(signature)
         return placed((state, source))  # copies: `run` takes them, and a policy may have kept its own
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
         state, source = begin(params, prompts, options)
         reader = params.drafter if parts.drafter.layers else None
-        cache, kept = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
-        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, kept, source)
+        cache, reads = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
+        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, reads, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
         state, source = begin(params, prompts, options)
         reader = params.drafter if parts.drafter.layers else None
         filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
-        kept = filled.out_info[1]
-        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, kept, source).compile()
+        reads = filled.out_info[1]
+        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source).compile()
         filled.compile()
 
     return begin, prefill, compile_prefill
@@ -217,10 +219,12 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
     def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
         options, nothing = {**options, "max_new_tokens": 0, "slots": slots}, [[0]]
         reads = parts.target.spec.source is not None
-        asked = options | ({"sources": nothing * rows} if reads else {})
-        begin(params, nothing * rows, asked)  # a policy must answer so many
-        one = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
-        return jitted["repeat"](one, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
+        requests = options | ({"sources": nothing * rows} if reads else {})
+        begin(params, nothing * rows, requests)  # a policy must answer so many
+        prefilled = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
+        return jitted["repeat"](
+            prefilled, rows
+        )  # on a mesh caches lie as a prefilled row's, which will take their places
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:
         batch, slots = state.tokens.shape
@@ -229,9 +233,9 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         if state.record is not None:
             raise ValueError("a state that is refilled keeps no record of rounds: begin it with record_rounds=0")
         fresh = prefill(params, [prompt], **{**options, "slots": slots, "record_rounds": 0})
-        ends, own = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
-        if ends != own:
-            raise ValueError(f"this state has room for {own} stop_ids a row, the prompt's take {ends}")
+        ends, fresh_ends = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
+        if ends != fresh_ends:
+            raise ValueError(f"this state has room for {fresh_ends} stop_ids a row, the prompt's take {ends}")
         check_same_shapes(state, fresh)
         return jitted["place"](state, fresh, np.int32(row))
 
@@ -241,9 +245,9 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         batch = state.tokens.shape[0]
         if leave is not None and leave < 1:
             raise ValueError(f"run leaves when 1 or more rows are done, got {leave}")
-        most = ALL_ROUNDS if rounds is None else rounds
+        limit = ALL_ROUNDS if rounds is None else rounds
         try:
-            return jitted["run"](params, state, np.int32(most), np.int32(min(leave or batch, batch)))
+            return jitted["run"](params, state, np.int32(limit), np.int32(min(leave or batch, batch)))
         except jax.errors.JaxRuntimeError as error:
             if not captured or "RESOURCE_EXHAUSTED" in str(error):
                 raise
@@ -290,8 +294,8 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
 
 def _warn_if_lossy(verifier: Verifier) -> None:
     """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
-    if not verifier.lossless and verifier.name not in _said:
-        _said.add(verifier.name)
+    if not verifier.lossless and verifier.name not in _warned:
+        _warned.add(verifier.name)
         text = (
             f"{verifier.name} verification is lossy: the distribution of the output is not the target's "
             "(docs/losslessness.md)"

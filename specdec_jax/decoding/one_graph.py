@@ -26,8 +26,8 @@ def compiler_options(platform: str, version: str, flags: str = "") -> dict[str, 
         version: of the platform as jax's client says it, such as `cuda 12090`.
         flags: XLA_FLAGS. A command buffer flag among them is the user's own choice, and stays.
     """
-    found = re.search(r"\bcuda (\d+)", version)
-    if platform != "gpu" or found is None or int(found[1]) < LEAST_CUDA or FLAG in flags:
+    match = re.search(r"\bcuda (\d+)", version)
+    if platform != "gpu" or match is None or int(match[1]) < LEAST_CUDA or FLAG in flags:
         return {}
     return dict(OPTIONS)
 

@@ -18,11 +18,11 @@ from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Pa
 WIDE = 8  # times the chunk, of passes that long prompts are fed by
 
 
-class _Kept(NamedTuple):
+class _WithReads(NamedTuple):
     """A target's cache, and beside it what a drafter keeps of the hidden states at each of its slots."""
 
     cache: Cache
-    kept: Any  # leaves [B, S, ...]
+    reads: Any  # leaves [B, S, ...]
     length: Array  # [B] int32, the cache's
 
 
@@ -47,21 +47,21 @@ def target_prefill(
 
 @functools.lru_cache(maxsize=32)
 def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) -> Any:
-    """(params, tokens [B, S], lengths [B], kept, source) -> the drafter's state after them, jitted.
+    """(params, tokens [B, S], lengths [B], reads, source) -> the drafter's state after them, jitted.
 
-    `kept` is what `target_prefill` gives, and the program is shared as that one is.
+    `reads` is what `target_prefill` gives, and the program is shared as that one is.
     """
 
-    def prefill_drafter(params: Params, tokens: Array, length: Array, kept: Any, source: Any = None) -> Any:
+    def prefill_drafter(params: Params, tokens: Array, length: Array, reads: Any, source: Any = None) -> Any:
         more = () if source is None else (source,)
         fresh = drafter.init(params, *tokens.shape, *more)
-        return by_rows(fill_drafter(drafter, params, fresh, tokens, kept, jnp.zeros_like(length), length))
+        return by_rows(fill_drafter(drafter, params, fresh, tokens, reads, jnp.zeros_like(length), length))
 
     return jax.jit(counted(prefill_drafter), compiler_options=dict(compiler_options) or None)
 
 
 def fill_drafter(
-    drafter: Drafter, params: Params, state: Any, tokens: Array, kept: Any, start: Array, length: Array
+    drafter: Drafter, params: Params, state: Any, tokens: Array, reads: Any, start: Array, length: Array
 ) -> Any:
     """The drafter's state for a text of `length` [B], with what was kept [B, S, ...] of it from `start` [B] on."""
     if not drafter.layers:
@@ -71,7 +71,7 @@ def fill_drafter(
         slots = start[:, None] + jnp.arange(leaf.shape[1], dtype=jnp.int32)[None, :]
         return jnp.take_along_axis(leaf, slots.reshape(*slots.shape, *[1] * (leaf.ndim - 2)), axis=1, mode="clip")
 
-    seen = Seen(jax.tree.map(from_start, kept), start, jnp.maximum(length - 1 - start, 0))
+    seen = Seen(jax.tree.map(from_start, reads), start, jnp.maximum(length - 1 - start, 0))
     return drafter.fill(params, state, tokens, length, seen)  # type: ignore[call-arg]
 
 
@@ -92,25 +92,29 @@ def fill(
     if observer is None:
         return _fill(target, params, tokens, length, cache, chunk), ()
     model = _keeping(target, observer)
-    shapes = jax.eval_shape(lambda: model.apply((params, reader), tokens[:, :1], _Kept(cache, None, cache.length))[0])
-    kept = jax.tree.map(lambda leaf: jnp.zeros((*tokens.shape, *leaf.shape[2:]), leaf.dtype), shapes)
-    filled = _fill(model, (params, reader), tokens, length, _Kept(cache, kept, cache.length), chunk)
-    return filled.cache, filled.kept
+    shapes = jax.eval_shape(
+        lambda: model.apply((params, reader), tokens[:, :1], _WithReads(cache, None, cache.length))[0]
+    )
+    reads = jax.tree.map(lambda leaf: jnp.zeros((*tokens.shape, *leaf.shape[2:]), leaf.dtype), shapes)
+    filled = _fill(model, (params, reader), tokens, length, _WithReads(cache, reads, cache.length), chunk)
+    return filled.cache, filled.reads
 
 
 def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
-    """The target with `_Kept` as its cache, and no logits: what is kept comes in their place."""
+    """The target with `_WithReads` as its cache, and no logits: what is kept comes in their place."""
 
-    def apply(params: Any, tokens: Array, cache: _Kept, positions: Any = None, mask: Any = None) -> tuple[Any, _Kept]:
+    def apply(
+        params: Any, tokens: Array, cache: _WithReads, positions: Any = None, mask: Any = None
+    ) -> tuple[Any, _WithReads]:
         assert target.hidden.streams is not None  # build_decoder looked
         _, hidden, inner = target.hidden.streams(params[0], tokens, cache.cache, observer.layers)
         new = observer.take(params[1], hidden, None)
         rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
-        put = lambda leaf, one: leaf.at[rows, slots].set(one, mode="drop")  # noqa: E731
-        kept = None if cache.kept is None else jax.tree.map(put, cache.kept, new)
-        return new, _Kept(inner, kept, cache.length + tokens.shape[1])
+        put = lambda leaf, new_leaf: leaf.at[rows, slots].set(new_leaf, mode="drop")  # noqa: E731
+        reads = None if cache.reads is None else jax.tree.map(put, cache.reads, new)
+        return new, _WithReads(inner, reads, cache.length + tokens.shape[1])
 
-    def with_length(cache: _Kept, length: Array) -> _Kept:
+    def with_length(cache: _WithReads, length: Array) -> _WithReads:
         return cache._replace(cache=target.with_length(cache.cache, length), length=length)
 
     return target.replace(apply=apply, with_length=with_length)

@@ -67,10 +67,10 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     context = round_context(parts, state)
     with jax.named_scope("draft"):
         source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-        uniform, most = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
+        uniform, longest = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
         needs, vocab_size = parts.verifier.needs_log_q, parts.target.spec.vocab_size
-        log_q = empty_log_q(source, state.tokens.shape[0], most, vocab_size, needs)
-        drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, most, log_q)
+        log_q = empty_log_q(source, state.tokens.shape[0], longest, vocab_size, needs)
+        drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
     with jax.named_scope("verify"):
@@ -104,11 +104,11 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
 
 def round_context(parts: Parts, state: DecodeState) -> RoundContext:
     alive = ~state.done
-    room = jnp.minimum(parts.drafter.max_draft_length, state.limit - state.length - 1)
+    budget = jnp.minimum(parts.drafter.max_draft_length, state.limit - state.length - 1)
     return RoundContext(
         length=state.length,
         emitted=state.length - state.prompt_length,
-        budget=jnp.where(alive, jnp.maximum(room, 0), 0),
+        budget=jnp.where(alive, jnp.maximum(budget, 0), 0),
         alive=alive,
         policy_seed=policy_seeds(state.key),
         warp=state.warp,
@@ -137,8 +137,8 @@ def narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
-    most = parts.drafter.max_draft_length
-    held = min(width - 1, most)  # drafts this width can hold, which no row exceeds
+    longest = parts.drafter.max_draft_length
+    held = min(width - 1, longest)  # drafts this width can hold, which no row exceeds
 
     def verify(
         params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: tuple[Array, Array]
@@ -150,11 +150,11 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw(jnp.exp(log_prob_accepted), chance[0])
         following = jnp.take_along_axis(chance[1], accepted[:, None], axis=1)[:, 0]
-        result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), most)
+        result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), longest)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
         taken = take(parts.drafter, params.drafter, hidden, target)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
-        return Verified(result, cache, verifier, monitor, padded(taken, most + 1))
+        return Verified(result, cache, verifier, monitor, padded(taken, longest + 1))
 
     return verify
 
@@ -194,11 +194,11 @@ def take(drafter: Drafter, params: Params, hidden: Array | None, distributions: 
 def padded(tree: Any, size: int) -> Any:
     """Leaves [B, T, ...] as [B, size, ...], cut or filled up: the branches of all widths return one shape."""
 
-    def one(leaf: Array) -> Array:
+    def pad(leaf: Array) -> Array:
         missing = max(size - leaf.shape[1], 0)
         return jnp.pad(leaf[:, :size], ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(pad, tree)
 
 
 def drafting_uniforms(key: Array, context: RoundContext) -> Callable[[Array], Array]:
@@ -216,9 +216,9 @@ def uniforms_of_verification(parts: Parts, key: Array, context: RoundContext) ->
     return uniforms(key, context.emitted, jnp.int32(0), ACCEPT), each(ends)
 
 
-def _result(drafts: Array, accepted: Array, token: Array, most: int) -> VerificationResult:
-    index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
-    tokens = jnp.pad(drafts, ((0, 0), (0, most + 1 - drafts.shape[1])))
+def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> VerificationResult:
+    index = jnp.arange(longest + 1, dtype=jnp.int32)[None, :]
+    tokens = jnp.pad(drafts, ((0, 0), (0, longest + 1 - drafts.shape[1])))
     return VerificationResult(jnp.where(index < accepted[:, None], tokens, token[:, None]), accepted + 1)
 
 

@@ -58,11 +58,11 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
 
     def sampled() -> tuple[Array, ...]:
         scores = _warped(shifted, warp)
-        found = _summary(scores)
-        own = (scores - found.log_norm[:, None], found.entropy, found.largest, found.margin)
+        summary = _summary(scores)
+        by_scores = (scores - summary.log_norm[:, None], summary.entropy, summary.largest, summary.margin)
         return tuple(
             jnp.where(is_sampled.reshape(-1, *(1,) * (mine.ndim - 1)), mine, other)
-            for mine, other in zip(own, at_zero, strict=True)
+            for mine, other in zip(by_scores, at_zero, strict=True)
         )
 
     log_prob, entropy, largest, margin = lax.cond(jnp.any(is_sampled), sampled, lambda: at_zero)
@@ -165,11 +165,11 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
     """
 
     @jax.vmap
-    def one(seed: Array, emitted: Array, position: Array) -> Array:
+    def row(seed: Array, emitted: Array, position: Array) -> Array:
         key = jax.random.fold_in(_key(seed), emitted)
         return jax.random.uniform(jax.random.fold_in(key, position * 3 + role))
 
-    return one(seed, emitted, jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32))
+    return row(seed, emitted, jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32))
 
 
 def prompt_hashes(*texts: Sequence[Any]) -> Any:
@@ -190,7 +190,7 @@ def prompt_hashes(*texts: Sequence[Any]) -> Any:
         return joined
 
     rows = [row(*parts) for parts in zip(*texts, strict=True)]
-    return (jnp if any(isinstance(one, Tracer) for one in rows) else np).concatenate(rows)
+    return (jnp if any(isinstance(value, Tracer) for value in rows) else np).concatenate(rows)
 
 
 def _mixed(words: Any) -> Any:
@@ -238,10 +238,10 @@ def policy_seeds(seed: Array) -> Array:
     """
 
     @jax.vmap
-    def one(seed: Array) -> Array:
+    def row(seed: Array) -> Array:
         return jax.random.bits(jax.random.fold_in(_key(seed), np.uint32(POLICY)), dtype=jnp.uint32)
 
-    return one(seed)
+    return row(seed)
 
 
 def policy_uniforms(context: RoundContext, count: int) -> Array:

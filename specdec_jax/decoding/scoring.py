@@ -39,7 +39,7 @@ def score_text(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chu
         seen = distributions(logits, warp)
         return jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0], seen.entropy
 
-    def one(caches: Any, index: Array) -> tuple[Any, Scores]:
+    def score_one(caches: Any, index: Array) -> tuple[Any, Scores]:
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
         following = lax.dynamic_slice_in_dim(tokens, index * chunk + 1, chunk, axis=1)
         if drafter is None:
@@ -55,5 +55,5 @@ def score_text(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chu
     caches = parts.target.init_cache(params.target, batch, length)
     if drafter is not None:
         caches = init_caches((parts.target, drafter), both, batch, length)
-    _, found = lax.scan(one, caches, jnp.arange(steps, dtype=jnp.int32))
-    return jax.tree.map(lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1), found)
+    _, scores = lax.scan(score_one, caches, jnp.arange(steps, dtype=jnp.int32))
+    return jax.tree.map(lambda values: jnp.moveaxis(values, 0, 1).reshape(batch, -1), scores)

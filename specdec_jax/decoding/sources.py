@@ -64,7 +64,7 @@ def padded_sources(
     return laid(sources, slots), np.array([len(source) for source in sources], np.int32)
 
 
-def refuse_encoder(model: LanguageModel, what: str) -> None:
-    """Raises ValueError for a model with an encoder, which `what` does not serve."""
+def refuse_encoder(model: LanguageModel, caller: str) -> None:
+    """Raises ValueError for a model with an encoder, which `caller` does not serve."""
     if model.spec.source is not None:
-        raise ValueError(f"{what} does not serve models with an encoder, such as T5")
+        raise ValueError(f"{caller} does not serve models with an encoder, such as T5")

@@ -63,7 +63,7 @@ def fresh_state(
     Raises:
         ValueError: bad input, named; or a strategy that the decoder was not compiled for.
     """
-    batch, most = len(prompts), parts.drafter.max_draft_length
+    batch, longest = len(prompts), parts.drafter.max_draft_length
     lengths, limits = _lengths(parts, prompts, max_new_tokens)
     widest = max(parts.widths)
     needed = int(limits.max()) + widest
@@ -88,20 +88,20 @@ def fresh_state(
         policy=_begun(parts.policy, policy, batch, policy_hyperparameters),
         verifier=_begun(parts.verifier, verifier, batch, verifier_hyperparameters),
         monitor=_begun(parts.monitor, monitor, batch, monitor_hyperparameters),
-        statistics=no_counts(batch, most),
-        record=no_record(batch, most, record_rounds),
+        statistics=no_counts(batch, longest),
+        record=no_record(batch, longest, record_rounds),
     )
 
 
-def _begun(built: Any, asked: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
+def _begun(built: Any, requested: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
     """The state of the strategy asked for, which is the decoder's own but for hyperparameters."""
-    if asked is not None and asked.bare != built.bare:
-        raise ValueError(f"this decoder was built for {built!r}, not for {asked!r}")
-    strategy, given = built if asked is None else asked, hyperparameters or {}
-    for name in given.keys() - strategy.hyperparameters.keys():
+    if requested is not None and requested.bare != built.bare:
+        raise ValueError(f"this decoder was built for {built!r}, not for {requested!r}")
+    strategy, values = built if requested is None else requested, hyperparameters or {}
+    for name in values.keys() - strategy.hyperparameters.keys():
         raise ValueError(f"{strategy.name} has no hyperparameter {name!r}{nearest(name, strategy.hyperparameters)}")
     with described(definition(strategy.init), f"the init of {strategy.name}"):
-        return strategy.init(batch, **given)
+        return strategy.init(batch, **values)
 
 
 def _lengths(
@@ -138,8 +138,8 @@ def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> 
             raise ValueError(f"{kind} {row} must be a sequence of tokens, got {text!r}")
         if not len(text):
             raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
-        known = np.zeros(0, np.int32) if isinstance(text, Tracer) else np.asarray(text)
-        wrong = known[~((known >= 0) & (known < vocab_size))]
+        concrete = np.zeros(0, np.int32) if isinstance(text, Tracer) else np.asarray(text)
+        wrong = concrete[~((concrete >= 0) & (concrete < vocab_size))]
         if len(wrong):
             raise ValueError(f"{kind} {row} has token {wrong[0]}, outside the vocabulary of {vocab_size}")
 

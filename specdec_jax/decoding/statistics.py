@@ -12,31 +12,31 @@ from specdec_jax.hyperparameters import host
 from specdec_jax.types import Array, DecodeState, RoundInfo, Statistics
 
 
-def no_counts(batch: int, most: int) -> Statistics:
-    """All zero, for `batch` rows and drafts of up to `most` tokens."""
-    one = host(np.zeros((batch,), np.int32))
-    per_position = host(np.zeros((batch, most), np.int32))
-    histogram = host(np.zeros((batch, most + 1), np.int32))
-    each = dict.fromkeys(Statistics._fields, one)
+def no_counts(batch: int, longest: int) -> Statistics:
+    """All zero, for `batch` rows and drafts of up to `longest` tokens."""
+    zeros = host(np.zeros((batch,), np.int32))
+    per_position = host(np.zeros((batch, longest), np.int32))
+    histogram = host(np.zeros((batch, longest + 1), np.int32))
+    each = dict.fromkeys(Statistics._fields, zeros)
     each |= dict.fromkeys(("drafted_at", "evaluated_at", "accepted_at"), per_position)
     return Statistics(**each | {"length_histogram": histogram})
 
 
 def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
     """Counts after one more round; tokens accepted and emitted are those after the end-of-sequence cut."""
-    most = now.proposed.shape[1]
-    index = jnp.arange(most, dtype=jnp.int32)[None, :]
+    longest = now.proposed.shape[1]
+    index = jnp.arange(longest, dtype=jnp.int32)[None, :]
     drafted = (index < now.drafted[:, None]) & alive[:, None]
-    one = alive.astype(jnp.int32)
-    histogram = jnp.arange(most + 1, dtype=jnp.int32)[None, :] == now.accepted[:, None]
+    increment = alive.astype(jnp.int32)
+    histogram = jnp.arange(longest + 1, dtype=jnp.int32)[None, :] == now.accepted[:, None]
     added = Statistics(
-        num_rounds=one,
-        num_drafts=one * (now.drafted > 0).astype(jnp.int32),
-        num_draft_tokens=one * now.drafted,
-        num_accepted_tokens=one * now.accepted,
+        num_rounds=increment,
+        num_drafts=increment * (now.drafted > 0).astype(jnp.int32),
+        num_draft_tokens=increment * now.drafted,
+        num_accepted_tokens=increment * now.accepted,
         num_emitted_tokens=now.emitted,
-        drafter_passes=one * now.drafter_passes,
-        discarded_passes=one * now.discarded,
+        drafter_passes=increment * now.drafter_passes,
+        discarded_passes=increment * now.discarded,
         drafted_at=drafted.astype(jnp.int32),
         evaluated_at=(drafted & (index < jnp.minimum(now.emitted, now.accepted + 1)[:, None])).astype(jnp.int32),
         accepted_at=(drafted & (index < now.accepted[:, None])).astype(jnp.int32),
@@ -46,14 +46,14 @@ def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
     return jax.tree.map(jnp.add, counts, added)
 
 
-def no_record(batch: int, most: int, rounds: int) -> RoundInfo | None:
+def no_record(batch: int, longest: int, rounds: int) -> RoundInfo | None:
     """An empty record of `rounds` rounds, or None for 0."""
     if rounds == 0:
         return None
     whole = host(np.zeros((batch, rounds), np.int32))
-    drafts = host(np.full((batch, rounds, most), np.nan, np.float32))
+    drafts = host(np.full((batch, rounds, longest), np.nan, np.float32))
     return RoundInfo(
-        proposed=host(np.zeros((batch, rounds, most), np.int32)),
+        proposed=host(np.zeros((batch, rounds, longest), np.int32)),
         drafted=whole,
         accepted=whole,
         emitted=whole,
@@ -82,12 +82,12 @@ def record_round(record: RoundInfo | None, round_index: Array, alive: Array, now
     return jax.tree.map(write, record, now)
 
 
-def recorded_rounds(state: DecodeState, row: int = 0, known: int = 0) -> list[dict[str, Any]]:
-    """One row's recorded rounds from `known` on, each a dict of RoundInfo's fields as numpy values."""
+def recorded_rounds(state: DecodeState, row: int = 0, skipped: int = 0) -> list[dict[str, Any]]:
+    """One row's recorded rounds from `skipped` on, each a dict of RoundInfo's fields as numpy values."""
     total = int(np.asarray(state.statistics.num_rounds)[row])
     assert state.record is not None, "the state was prefilled without record_rounds"
-    record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, known:total], state.record)
-    return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - known)]
+    record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, skipped:total], state.record)
+    return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - skipped)]
 
 
 def kinds_of(round_: Mapping[str, Any]) -> list[str]:
@@ -96,9 +96,9 @@ def kinds_of(round_: Mapping[str, Any]) -> list[str]:
     Tokens between the chain's accepted drafts and the last one were accepted beside the chain ("branch"): of trees.
     """
     accepted, drafted, emitted = (int(round_[name]) for name in ("accepted", "drafted", "emitted"))
-    beside = max(0, emitted - accepted - 1)
-    last = "bonus" if accepted == drafted or beside else "recovered"
-    return [*["accepted"] * accepted, *["branch"] * beside, last][:emitted]
+    extra = max(0, emitted - accepted - 1)
+    last = "bonus" if accepted == drafted or extra else "recovered"
+    return [*["accepted"] * accepted, *["branch"] * extra, last][:emitted]
 
 
 def summarise(counts: Statistics) -> dict[str, Any]:

@@ -198,11 +198,11 @@ class BatchOrder:
         if self._label is None:
             return corpus.top[safe].astype(np.int64), corpus.log_prob[safe].astype(np.float32)
         members = [member for row in rows for member in row]
-        found = self._label([corpus.tokens[slice(*corpus.spans[member])].astype(np.int32) for member in members])
-        width = found[0].top.shape[1]
+        labels = self._label([corpus.tokens[slice(*corpus.spans[member])].astype(np.int32) for member in members])
+        width = labels[0].top.shape[1]
         top, log_prob = np.zeros((len(source), width), np.int64), np.zeros((len(source), width), np.float32)
-        top[source >= 0] = np.concatenate([one.top for one in found])
-        log_prob[source >= 0] = np.concatenate([one.log_prob for one in found])
+        top[source >= 0] = np.concatenate([label.top for label in labels])
+        log_prob[source >= 0] = np.concatenate([label.log_prob for label in labels])
         return top, log_prob
 
     def _candidates(self, wanted: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -231,15 +231,15 @@ class BatchOrder:
 def _first_fit(members: np.ndarray, lengths: np.ndarray, slots: int, window: int = 64) -> list[list[int]]:
     """Rows of conversations: each goes into the first of the last `window` open rows that has room."""
     rows: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for member in members:
         size = int(lengths[member])
         for at in range(max(0, len(rows) - window), len(rows)):
-            if room[at] >= size:
+            if free[at] >= size:
                 rows[at].append(int(member))
-                room[at] -= size
+                free[at] -= size
                 break
         else:
             rows.append([int(member)])
-            room.append(slots - size)
+            free.append(slots - size)
     return rows

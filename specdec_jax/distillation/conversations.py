@@ -142,7 +142,7 @@ class Author:
             temperatures = self._temperatures
             temperature = rng.choice(temperatures.answer, p=np.array(temperatures.weights) / sum(temperatures.weights))
             spare.tokens[row, : len(tokens)] = tokens
-            spare.known[row] = len(tokens)
+            spare.length[row] = len(tokens)
             spare.role[row] = USER if request.open else ASSISTANT
             spare.turn_limit[row] = request.turn_limit or FOLLOW_UP
             spare.turns[row] = 1 + (rng.random() < self._several) * rng.integers(1, 3)
@@ -154,7 +154,7 @@ class Author:
 
     def _request(self, rng, slots: int, long: bool) -> tuple[Request, list[int]]:
         """A request and its tokens, with room for an answer."""
-        room = slots - max(slots // 8, min(64, slots // 2))
+        longest = slots - max(slots // 8, min(64, slots // 2))
         tokens: list[int] = []
         for _ in range(TRIES):
             request = self._source.draw(rng, long=long)
@@ -162,7 +162,7 @@ class Author:
                 continue
             text = self._template.head + request.text + ("" if request.open else self._template.close)
             tokens = self._tokenizer.encode(text)
-            if len(tokens) + request.turn_limit <= room:
+            if len(tokens) + request.turn_limit <= longest:
                 return request, tokens
         last = f"the last has {len(tokens)} tokens" if tokens else "all touch what is held out"
         raise ValueError(
@@ -182,20 +182,20 @@ class Author:
             return array.swapaxes(0, 1).reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
         tokens, writer, top, log_prob, hidden = (flat(array) for array in written[1:])
-        kept = [group for group in groups if self._keeps(tokens[group], writer[group])]
+        groups_to_write = [group for group in groups if self._keeps(tokens[group], writer[group])]
         facts = {
             "idle": round(float(np.mean(ids < 0)), 4),
-            "dropped": len(groups) - len(kept),
-            "answers": int(sum((writer[group] == BY_ASSISTANT).sum() for group in kept)),
+            "dropped": len(groups) - len(groups_to_write),
+            "answers": int(sum((writer[group] == BY_ASSISTANT).sum() for group in groups_to_write)),
         }
         kinds = tuple(sorted({kind for kind, _ in book}))
-        numbers = [ids[group[0]] for group in kept]
-        together = np.concatenate(kept) if kept else np.zeros((0,), np.int64)
+        numbers = [ids[group[0]] for group in groups_to_write]
+        together = np.concatenate(groups_to_write) if groups_to_write else np.zeros((0,), np.int64)
         dtype = token_dtype(self._model.spec.vocab_size)
         return Shard(
             tokens[together].astype(dtype),
             writer[together].astype(np.uint8),
-            np.cumsum([0, *map(len, kept)]),
+            np.cumsum([0, *map(len, groups_to_write)]),
             np.array([kinds.index(book[n][0]) for n in numbers], np.uint8),
             np.array([book[n][1] for n in numbers], np.float32),
             top[together, : self._labels].astype(dtype),

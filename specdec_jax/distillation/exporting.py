@@ -39,13 +39,13 @@ def export(
     The folder appears complete or not at all. Raises FileExistsError unless `overwrite`; ValueError: an unknown format
     or dtype, parameters that do not fit the config or are not finite in that dtype.
     """
-    kept = check_dtype(dtype)
+    stored = check_dtype(dtype)
     for name in formats:
         if name not in WRITERS:
             raise ValueError(f"unknown export format {name!r}{nearest(name, WRITERS)}; there are {listed(WRITERS)}")
     if not formats:
         raise ValueError(f"export needs a format; there are {listed(WRITERS)}")
-    rounded = jax.tree_util.tree_map_with_path(lambda where, leaf: _rounded(where, leaf, kept), params)
+    rounded = jax.tree_util.tree_map_with_path(lambda where, leaf: _rounded(where, leaf, stored), params)
     with new_folder(path, overwrite=overwrite) as folder:
         for name in formats:
             inside = folder if len(formats) == 1 else folder / name
@@ -68,10 +68,12 @@ def model_card(fields: Mapping[str, Any]) -> str:
         "library_name": "transformers",
         "tags": ["speculative-decoding", "drafter"],
     }
-    known = {"name", "summary", *FACTS, *header, *SECTIONS}
+    expected = {"name", "summary", *FACTS, *header, *SECTIONS}
     for name in fields:
-        if name not in known:
-            raise ValueError(f"a model card has no field {name!r}{nearest(name, known)}; there are {listed(known)}")
+        if name not in expected:
+            raise ValueError(
+                f"a model card has no field {name!r}{nearest(name, expected)}; there are {listed(expected)}"
+            )
     if not fields.get("name"):
         raise ValueError("a model card needs a name")
     header |= {name: fields[name] for name in header if name in fields}

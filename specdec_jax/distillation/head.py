@@ -106,8 +106,8 @@ def _bf16_product(hidden: Array, embedding: Array) -> Array:
     return _dot(jnp.bfloat16, hidden, embedding, (1, 1))
 
 
-def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    hidden, embedding = kept
+def _backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    hidden, embedding = residuals
     to_hidden = _dot(jnp.bfloat16, gradient, embedding, (1, 0))
     return to_hidden, _dot(jnp.bfloat16, gradient, hidden, (0, 0))
 

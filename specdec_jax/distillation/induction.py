@@ -57,13 +57,13 @@ def check(layers: int, width: int, head_dim: int) -> None:
 def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any, seed: int) -> Any:
     """`params` with the circuit. `content` [V, width - reserved] float32: what embeddings start from."""
     rng = np.random.default_rng(seed)
-    vocab, known = content.shape
+    vocab, content_size = content.shape
     # Of equal length: the norm divides by it, and the place is found by comparing numbers it divides.
     spread, length = content.std(), np.linalg.norm(content, axis=1, keepdims=True)
-    content = content * (spread * np.sqrt(known) / np.maximum(length, 1e-6))
+    content = content * (spread * np.sqrt(content_size) / np.maximum(length, 1e-6))
     constant = CONSTANT * spread
     embedding = np.zeros((vocab, config.hidden_size), np.float32)
-    embedding[:, :known], embedding[:, -1] = content, constant
+    embedding[:, :content_size], embedding[:, -1] = content, constant
     signature = _signatures(content, constant, signature_size(config.hidden_size), counts, rng)
     params = jax.tree.map(np.array, params)
     params["embedding"] = embedding
@@ -73,7 +73,7 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
             outward["kernel"] = outward["kernel"] * QUIET
     scale = float(np.sqrt(np.mean(np.sum(embedding**2, axis=1)) / config.hidden_size))  # the norm divides by it
     _look_back(params["layer_0"]["attention"], signature, config, scale, constant)
-    _match(params["layer_1"]["attention"], signature, config, scale, known)
+    _match(params["layer_1"]["attention"], signature, config, scale, content_size)
     return jax.tree.map(jnp.asarray, params)
 
 
@@ -98,13 +98,13 @@ def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale
     query[pair, -1] = strength
     key[pair, -1] = strength * np.cos(turn)
     key[d // 2 + pair, -1] = strength * np.sin(turn)
-    size, known = len(signature), signature.shape[1] - 1
-    value[:size, _content(known, size)] = signature * scale  # of size one, undoing the norm
+    size, content_size = len(signature), signature.shape[1] - 1
+    value[:size, _content(content_size, size)] = signature * scale  # of size one, undoing the norm
     output[:, :d] = 0.0
-    output[known + np.arange(size), np.arange(size)] = scale
+    output[content_size + np.arange(size), np.arange(size)] = scale
 
 
-def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, known: int) -> None:
+def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, content_size: int) -> None:
     """In place: a group's first head looks where the token before has the present token's signature, and copies."""
     d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     output, size = attention["output"]["kernel"], len(signature)
@@ -114,17 +114,17 @@ def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: fl
     for kv in range(config.num_key_value_heads):
         query, key, value = _heads(attention, config, kv)
         query[:], key[:], value[:] = 0.0, 0.0, 0.0
-        query[slow[:, None], _content(known, size)[None, :]] = signature * scale * strength
-        key[slow, known + np.arange(size)] = strength
-        copied, first = np.arange(kv * d, min((kv + 1) * d, known)), kv * group * d
+        query[slow[:, None], _content(content_size, size)[None, :]] = signature * scale * strength
+        key[slow, content_size + np.arange(size)] = strength
+        copied, first = np.arange(kv * d, min((kv + 1) * d, content_size)), kv * group * d
         value[copied - kv * d, copied] = 1.0
         output[:, first : first + d] = 0.0
         output[copied, first + copied - kv * d] = COPY * scale
 
 
-def _content(known: int, size: int) -> np.ndarray:
+def _content(vocab: int, size: int) -> np.ndarray:
     """Where the residual stream holds an embedding's content and its constant."""
-    return np.append(np.arange(known), known + size)
+    return np.append(np.arange(vocab), vocab + size)
 
 
 def _heads(attention: Any, config: LlamaConfig, kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

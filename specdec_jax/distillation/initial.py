@@ -50,8 +50,8 @@ class Shape:
             raise ValueError(f"unknown initialisation {self.init!r}; there are {', '.join(KINDS)}")
         family(self.family)
         if self.family != LLAMA and (self.reads or self.init == "induction"):
-            what = f"reads {self.reads}" if self.reads else f"init {self.init!r}"
-            raise ValueError(f"{what} is for drafters of family {LLAMA!r}, got shape.family {self.family!r}")
+            choice = f"reads {self.reads}" if self.reads else f"init {self.init!r}"
+            raise ValueError(f"{choice} is for drafters of family {LLAMA!r}, got shape.family {self.family!r}")
         if self.init == "induction":
             induction.check(self.layers, self.width, self.head_dim)
 
@@ -72,7 +72,7 @@ def drafter_config(shape: Shape, target: Any) -> Any:
         if shape.layers > target.num_hidden_layers:
             raise ValueError(f"the target has {target.num_hidden_layers} layers, {shape.layers} were asked for")
         return dataclasses.replace(target, num_hidden_layers=shape.layers)
-    told = {
+    inherited = {
         "vocab_size": target.vocab_size,
         "hidden_size": shape.width,
         "num_hidden_layers": shape.layers,
@@ -86,7 +86,7 @@ def drafter_config(shape: Shape, target: Any) -> Any:
         "bos_token_id": target.bos_token_id,
     }
     ends = {"eos_token_id": list(target.eos_token_ids)}
-    config = kind.from_hf({kind.key(name): value for name, value in told.items()} | ends)
+    config = kind.from_hf({kind.key(name): value for name, value in inherited.items()} | ends)
     _check_fits(shape, config)
     return config
 
@@ -94,12 +94,12 @@ def drafter_config(shape: Shape, target: Any) -> Any:
 def _check_fits(shape: Shape, config: Any) -> None:
     """Raises ValueError where the family has sizes of its own, or layers that `initial_params` does not know."""
     for name, field in FIELDS.items():
-        own = getattr(config, field)
-        if own != getattr(shape, name):
+        value = getattr(config, field)
+        if value != getattr(shape, name):
             option = name.replace("_", "-")
             raise ValueError(
-                f"{option} of a {shape.family} of width {shape.width} with {shape.heads} heads is {own}, "
-                f"got {getattr(shape, name)}: set shape.{option} to {own}"
+                f"{option} of a {shape.family} of width {shape.width} with {shape.heads} heads is {value}, "
+                f"got {getattr(shape, name)}: set shape.{option} to {value}"
             )
     paths = {entry.path for entry in family(shape.family).parameter_table(config).values()}
     if any(("layer_0", *part, "kernel") not in paths for part in ADDED):
@@ -116,9 +116,9 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
     """Float32 parameters. `counts` [V]: how often each token occurs; the projection serves frequent ones."""
     config = drafter_config(shape, target)
     if shape.init == "first_layers":
-        kept = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}
-        kept |= {f"layer_{i}": target_params[f"layer_{i}"] for i in range(shape.layers)}
-        return jax.tree.map(lambda leaf: jnp.array(as_float32(leaf)), kept, is_leaf=is_matrix)
+        copied = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}
+        copied |= {f"layer_{i}": target_params[f"layer_{i}"] for i in range(shape.layers)}
+        return jax.tree.map(lambda leaf: jnp.array(as_float32(leaf)), copied, is_leaf=is_matrix)
     params = family_of(config).init_params(config, jax.random.key(seed), jnp.float32)
     for i in range(shape.layers):  # what is added to the residual stream starts small, or depth drowns the embedding
         for part, name in ADDED:

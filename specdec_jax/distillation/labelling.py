@@ -40,21 +40,21 @@ def build_labeller(
     shares = 1 if mesh is None else mesh.shape[DATA]  # devices, each with so many positions of a pass
 
     @jax.jit
-    def told(params: Params, tokens: Array) -> Told:
+    def top_tokens(params: Params, tokens: Array) -> Told:
         logits, hidden, _ = apply(params, tokens, model.init_cache(params, *tokens.shape))
         best, index = lax.top_k(logits, k)
         return Told(index, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), hidden.astype(jnp.bfloat16))
 
     def label(params: Params, texts: Sequence[np.ndarray]) -> list[Told]:
-        found: dict[int, Told] = {}
+        by_text: dict[int, Told] = {}
         for width, size, members in _by_width(texts, positions, shares):
             rows = np.zeros((size, width), np.int32)
             for row, member in enumerate(members):
                 rows[row, : len(texts[member])] = texts[member]
-            whole = jax.tree.map(np.asarray, told(params, placed(rows)))
+            whole = jax.tree.map(np.asarray, top_tokens(params, placed(rows)))
             for row, member in enumerate(members):
-                found[member] = Told(*(leaf[row, : len(texts[member])] for leaf in whole))
-        return [found[member] for member in range(len(texts))]
+                by_text[member] = Told(*(leaf[row, : len(texts[member])] for leaf in whole))
+        return [by_text[member] for member in range(len(texts))]
 
     return label
 
@@ -68,8 +68,8 @@ def label_shard(
 ) -> Shard:
     """The shard with labels and hidden states, old ones replaced. `dtype` is that of the log-probabilities."""
     texts = np.split(shard.tokens.astype(np.int32), shard.offsets[1:-1])
-    found = label(params, texts)
-    top, log_prob, hidden = (np.concatenate(leaves) for leaves in zip(*found, strict=True))
+    labels = label(params, texts)
+    top, log_prob, hidden = (np.concatenate(leaves) for leaves in zip(*labels, strict=True))
     return shard._replace(top=top.astype(token_dtype(vocab_size)), log_prob=log_prob.astype(dtype), hidden=hidden)
 
 

@@ -99,9 +99,9 @@ def keep_metrics(path: Path, last: int) -> None:
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    kept = [line for line in lines if json.loads(line)["step"] <= last]
+    until_last = [line for line in lines if json.loads(line)["step"] <= last]
     with replacing(path) as temporary:
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        temporary.write_text("".join(line + "\n" for line in until_last), encoding="utf-8")
 
 
 def _means(lines: list[Metrics], seconds: float, epoch: float) -> dict[str, float]:

@@ -61,13 +61,13 @@ class ShardFolder:
     def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None):
         self.path = Path(path)
         self.entries: list[dict[str, Any]] = []
-        known = self._read()
-        if about is not None and known is not None and known != _plain(about):
-            changed = sorted(key for key in {*known, *about} if known.get(key) != _plain(about).get(key))
+        entries = self._read()
+        if about is not None and entries is not None and entries != _plain(about):
+            changed = sorted(key for key in {*entries, *about} if entries.get(key) != _plain(about).get(key))
             raise ValueError(
                 f"{self.path} holds data written with other settings ({', '.join(changed)}): choose another"
             )
-        self.about = _plain(about) if about is not None else known or {}
+        self.about = _plain(about) if about is not None else entries or {}
 
     def _read(self) -> dict[str, Any] | None:
         file = self.path / MANIFEST
@@ -106,10 +106,10 @@ class ShardFolder:
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
         entry["labels"] = shard.top.shape[1]
-        with FileLock(_beside(self.path)):
+        with FileLock(_lock_file(self.path)):
             self.refresh()
-            others = [known for known in self.entries if known["file"] != path.name]
-            self.entries = sorted([*others, entry | _plain(facts)], key=lambda known: known["file"])
+            others = [entry_ for entry_ in self.entries if entry_["file"] != path.name]
+            self.entries = sorted([*others, entry | _plain(facts)], key=lambda entry_: entry_["file"])
             self._write_manifest()
 
     def load(self, index: int, *, check: bool = True, hidden: bool = True) -> Shard:
@@ -168,7 +168,7 @@ class ShardFolder:
             temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _beside(folder: Path) -> Path:
+def _lock_file(folder: Path) -> Path:
     """The lock of its manifest, by whatever name the folder is given."""
     folder = folder.resolve()
     return folder.with_name(f".{folder.name}.lock")

@@ -209,8 +209,8 @@ def _reading_objective(
             labels = Labels(weight, batch.following, batch.top, batch.log_prob)
             labels = jax.tree.map(lambda leaf, size=hidden.shape[0] * hidden.shape[1]: leaf[:size], labels)
             flat = hidden.reshape(-1, hidden.shape[-1])
-            one, sums = head_loss(flat, rows, batch.correction, labels, progress)
-            value += jnp.float32(shares[step]) * one
+            step_loss, sums = head_loss(flat, rows, batch.correction, labels, progress)
+            value += jnp.float32(shares[step]) * step_loss
             all_sums.append(sums)
         return value, (all_sums[0], all_sums[-1])
 

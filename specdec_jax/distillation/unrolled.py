@@ -64,7 +64,7 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
     embedded = params["embedding"].astype(dtype)[texts.tokens].astype(jnp.float32)
     added = llama_reading.read(params, texts.hidden, config.rms_norm_eps, dtype)
     seen: list[list[_Keys]] = [[] for _ in range(config.num_hidden_layers)]
-    found = []
+    losses = []
     few = unroll.rows(texts.tokens.shape[0])
     for step in range(unroll.steps):
         if step == 1:
@@ -77,9 +77,9 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
             x, now = _layer(config, dtype, params[f"layer_{index}"], x, earlier, texts, cos_sin)
             earlier.append(now)
         last = layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x)
-        found.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
-        added = jnp.pad(llama_reading.stand_in(params, found[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    return found
+        losses.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
+        added = jnp.pad(llama_reading.stand_in(params, losses[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    return losses
 
 
 def _layer(
@@ -124,22 +124,27 @@ def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Arr
 
     @jax.checkpoint
     def row(query: Array, steps: Sequence[_Keys], segment: Array, position: Array) -> Array:
-        steps = [jax.tree.map(lambda leaf: jnp.repeat(leaf, group, axis=1), one) for one in steps]
+        steps = [jax.tree.map(lambda leaf: jnp.repeat(leaf, group, axis=1), each) for each in steps]
         first, later = (
             steps[0],
-            [jax.tree.map(lambda leaf, by=back - i: moved(leaf, by), one) for i, one in enumerate(steps[1:], start=1)],
+            [
+                jax.tree.map(lambda leaf, by=back - i: moved(leaf, by), each)
+                for i, each in enumerate(steps[1:], start=1)
+            ],
         )
         query = query * scale
         at = jnp.arange(query.shape[0])
         visible = (segment[:, None] == segment[None, :]) & (at[None, :] <= at[:, None] - back)
         score = jnp.where(visible[None], jnp.einsum("thd,shd->hts", query, first.keys), least)
-        own = [jnp.einsum("thd,thd->ht", query, one.keys)[..., None] for one in later]
-        own = [jnp.where((position >= back - i)[None, :, None], one, least) for i, one in enumerate(own, start=1)]
-        weight = jax.nn.softmax(jnp.concatenate([score, *own], axis=-1), axis=-1)
+        scores = [jnp.einsum("thd,thd->ht", query, each.keys)[..., None] for each in later]
+        scores = [
+            jnp.where((position >= back - i)[None, :, None], each, least) for i, each in enumerate(scores, start=1)
+        ]
+        weight = jax.nn.softmax(jnp.concatenate([score, *scores], axis=-1), axis=-1)
         out = jnp.einsum("hts,shd->thd", weight[..., : at.shape[0]], first.values)
-        for i, one in enumerate(later):
-            out += weight[..., at.shape[0] + i].T[..., None] * one.values
+        for i, each in enumerate(later):
+            out += weight[..., at.shape[0] + i].T[..., None] * each.values
         return out
 
-    out = jax.lax.map(lambda one: row(*one), (query, list(steps), segments, positions))
+    out = jax.lax.map(lambda each: row(*each), (query, list(steps), segments, positions))
     return out.reshape(*query.shape[:2], -1)

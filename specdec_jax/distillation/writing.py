@@ -27,7 +27,7 @@ class Opening(NamedTuple):
     """What a conversation starts from; the fields of a row, or of a batch of them with B in front."""
 
     tokens: Any  # [S] int32, the prompt, padded
-    known: Any  # int32, tokens of the prompt
+    length: Any  # int32, tokens of the prompt
     role: Any  # int32, USER: the model goes on as the user; ASSISTANT: it answers
     turn_limit: Any  # int32, most tokens of a turn that the model writes as the user
     turns: Any  # int32, answers until the conversation ends
@@ -131,10 +131,10 @@ def check_layers(model: LanguageModel, layers: Sequence[int]) -> None:
     """Raises ValueError for layers whose hidden states the model does not give."""
     if layers and model.hidden.streams is None:
         raise ValueError("this target's family does not give hidden states: its LanguageModel has no hidden.streams")
-    most = model.hidden.num_layers
+    num_layers = model.hidden.num_layers
     for layer in layers:
-        if not 0 <= layer <= most:
-            raise ValueError(f"the target has layers 0 (the embedding) to {most}, {layer} was asked for")
+        if not 0 <= layer <= num_layers:
+            raise ValueError(f"the target has layers 0 (the embedding) to {num_layers}, {layer} was asked for")
 
 
 def _take_spares(model: LanguageModel, rows: Rows) -> Rows:
@@ -154,7 +154,7 @@ def _take_spares(model: LanguageModel, rows: Rows) -> Rows:
         spare,
         position,
         chosen(jnp.zeros_like(rows.writer), rows.writer),
-        chosen(now.known, rows.turn_start),
+        chosen(now.length, rows.turn_start),
         chosen(jnp.where(now.id >= 0, slots, 0), rows.end),
         model.with_length(rows.cache, position),
     )
@@ -174,33 +174,33 @@ def _sample(logits: Array, rows: Rows) -> Array:
 def _append(rows: Rows, token: Array, turns: Turns) -> Rows:
     """Writes the sampled token where none is known, and the template after one that ends a turn."""
     now, slots = rows.now, rows.writer.shape[1]
-    free = (rows.position == now.known) & (now.known < slots) & (now.id >= 0)
+    free = (rows.position == now.length) & (now.length < slots) & (now.id >= 0)
     user = now.role == USER
-    long = user & (now.known + 1 - rows.turn_start >= now.turn_limit)
+    long = user & (now.length + 1 - rows.turn_start >= now.turn_limit)
     token = jnp.where(long, turns.close_user[0], token)
     ends = jnp.any(token[:, None] == jnp.asarray(turns.ends)[None, :], axis=-1)
     closes = free & jnp.where(user, token == turns.close_user[0], ends)
     last = closes & ~user & (now.turns <= 1)
     turned = closes & ~last
-    tokens = _put(now.tokens, now.known, token, free)
-    writer = _put(rows.writer, now.known, jnp.where(user, BY_USER, BY_ASSISTANT), free)
-    known = now.known + free.astype(jnp.int32)
+    tokens = _put(now.tokens, now.length, token, free)
+    writer = _put(rows.writer, now.length, jnp.where(user, BY_USER, BY_ASSISTANT), free)
+    length = now.length + free.astype(jnp.int32)
     for side, closing in ((user, turns.close_user[1:]), (~user, turns.close_assistant[1:])):
-        for offset, given in enumerate(closing):
-            tokens = _put(tokens, known + offset, jnp.asarray(given, jnp.int32), turned & side)
+        for offset, closing_token in enumerate(closing):
+            tokens = _put(tokens, length + offset, jnp.asarray(closing_token, jnp.int32), turned & side)
     added = jnp.where(user, len(turns.close_user) - 1, len(turns.close_assistant) - 1)
-    known = jnp.minimum(known + jnp.where(turned, added, 0), slots)
+    length = jnp.minimum(length + jnp.where(turned, added, 0), slots)
     now = now._replace(
         tokens=tokens,
-        known=known,
+        length=length,
         role=jnp.where(turned, 1 - now.role, now.role),
         turns=now.turns - (closes & ~user).astype(jnp.int32),
     )
     return rows._replace(
         now=now,
         writer=writer,
-        turn_start=jnp.where(turned, known, rows.turn_start),
-        end=jnp.where(last, known, rows.end),
+        turn_start=jnp.where(turned, length, rows.turn_start),
+        end=jnp.where(last, length, rows.end),
     )
 
 

@@ -35,8 +35,8 @@ def lookup(
     """A source without passes, that never reads a uniform: nothing is drawn. The loop leaves `state` as it was."""
 
     def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
-        token, known, chance = retrieve(memory, drafted)
-        return Next(right_or_wrong(token, chance, vocab_size), token, known), memory
+        token, available, chance = retrieve(memory, drafted)
+        return Next(right_or_wrong(token, chance, vocab_size), token, available), memory
 
     def keep(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
         del drafted

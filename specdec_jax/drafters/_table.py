@@ -81,27 +81,27 @@ def write(table: NgramTable, bucket: Array, new: Bucket) -> NgramTable:
     return NgramTable(*replaced)
 
 
-def best(found: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
+def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
     """(token, its count, the context's total, known), [B, R] each: the most frequent, the latest of equals."""
-    hit = found.key == print_[:, :, None]
+    hit = bucket.key == print_[:, :, None]
     way = jnp.argmax(hit, axis=2)[:, :, None, None]
-    tokens = jnp.take_along_axis(found.token, way, axis=2)[:, :, 0]
-    counts = jnp.take_along_axis(found.count, way, axis=2)[:, :, 0]  # [B, R, C]
+    tokens = jnp.take_along_axis(bucket.token, way, axis=2)[:, :, 0]
+    counts = jnp.take_along_axis(bucket.count, way, axis=2)[:, :, 0]  # [B, R, C]
     first = jnp.argmax(counts, axis=2)[:, :, None]
     token = jnp.take_along_axis(tokens, first, axis=2)[:, :, 0]
     count = jnp.take_along_axis(counts, first, axis=2)[:, :, 0]
     return token, count, _total(counts), jnp.any(hit, axis=2) & (count >= 0)
 
 
-def counted(found: Bucket, print_: Array, token: Array) -> Bucket:
+def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
     """The buckets after `token` [B] followed their contexts once more; context and candidate move to the front."""
-    hit = found.key == print_[:, :, None]
-    known = jnp.any(hit, axis=2)
-    rarest = _last_least(jnp.where(found.key > 0, _total(found.count), EMPTY))
-    way = jnp.where(known, jnp.argmax(hit, axis=2), rarest).astype(jnp.int32)
-    tokens = jnp.take_along_axis(found.token, way[:, :, None, None], axis=2)[:, :, 0]  # [B, R, C]
-    counts = jnp.take_along_axis(found.count, way[:, :, None, None], axis=2)[:, :, 0]
-    counts = jnp.where(known[:, :, None], counts, EMPTY)
+    hit = bucket.key == print_[:, :, None]
+    present = jnp.any(hit, axis=2)
+    rarest = _last_least(jnp.where(bucket.key > 0, _total(bucket.count), EMPTY))
+    way = jnp.where(present, jnp.argmax(hit, axis=2), rarest).astype(jnp.int32)
+    tokens = jnp.take_along_axis(bucket.token, way[:, :, None, None], axis=2)[:, :, 0]  # [B, R, C]
+    counts = jnp.take_along_axis(bucket.count, way[:, :, None, None], axis=2)[:, :, 0]
+    counts = jnp.where(present[:, :, None], counts, EMPTY)
     same = (tokens == token[:, None, None]) & (counts >= 0)
     again = jnp.any(same, axis=2)
     place = jnp.where(again, jnp.argmax(same, axis=2), _last_least(counts)).astype(jnp.int32)
@@ -109,33 +109,33 @@ def counted(found: Bucket, print_: Array, token: Array) -> Bucket:
     tokens = _to_front(tokens, place, jnp.broadcast_to(token[:, None], place.shape))
     counts = _to_front(counts, place, jnp.where(again, before + 1, 1))
     return Bucket(
-        _to_front(found.key, way, print_), _to_front(found.token, way, tokens), _to_front(found.count, way, counts)
+        _to_front(bucket.key, way, print_), _to_front(bucket.token, way, tokens), _to_front(bucket.count, way, counts)
     )
 
 
-def filled(found: Bucket, print_: Array, tokens: Array) -> Bucket:
+def filled(bucket: Bucket, print_: Array, tokens: Array) -> Bucket:
     """The buckets with `tokens` [B, k] (best first, -1 for none) as candidates of contexts that were never counted.
 
     A context that was counted stays as it is, and none is given up for one that was not: what the target thought likely
     after a draft it rejected is worth less than what was written.
     """
-    hit = found.key == print_[:, :, None]
-    spare = jnp.where(found.key > 0, _total(found.count), EMPTY) <= 0  # free, or only filled
-    known = jnp.any(hit, axis=2)
-    way = jnp.where(known, jnp.argmax(hit, axis=2), _last_least(jnp.where(spare, 0, 1))).astype(jnp.int32)
-    room = jnp.take_along_axis(spare, way[:, :, None], axis=2)  # [B, R, 1]
+    hit = bucket.key == print_[:, :, None]
+    spare = jnp.where(bucket.key > 0, _total(bucket.count), EMPTY) <= 0  # free, or only filled
+    present = jnp.any(hit, axis=2)
+    way = jnp.where(present, jnp.argmax(hit, axis=2), _last_least(jnp.where(spare, 0, 1))).astype(jnp.int32)
+    replaceable = jnp.take_along_axis(spare, way[:, :, None], axis=2)  # [B, R, 1]
     padded = jnp.pad(tokens, ((0, 0), (0, CANDIDATES - tokens.shape[1])), constant_values=-1)[:, None, :]
     candidates = jnp.broadcast_to(padded, (*way.shape, CANDIDATES))
     new = Bucket(
-        _to_front(found.key, way, print_),
-        _to_front(found.token, way, jnp.maximum(candidates, 0)),
-        _to_front(found.count, way, jnp.where(candidates >= 0, 0, EMPTY)),
+        _to_front(bucket.key, way, print_),
+        _to_front(bucket.token, way, jnp.maximum(candidates, 0)),
+        _to_front(bucket.count, way, jnp.where(candidates >= 0, 0, EMPTY)),
     )
-    room = room & jnp.any(candidates >= 0, axis=2, keepdims=True)
+    replaceable = replaceable & jnp.any(candidates >= 0, axis=2, keepdims=True)
     return Bucket(
-        jnp.where(room, new.key, found.key),
-        jnp.where(room[..., None], new.token, found.token),
-        jnp.where(room[..., None], new.count, found.count),
+        jnp.where(replaceable, new.key, bucket.key),
+        jnp.where(replaceable[..., None], new.token, bucket.token),
+        jnp.where(replaceable[..., None], new.count, bucket.count),
     )
 
 
@@ -153,8 +153,8 @@ def _to_front(values: Array, place: Array, first: Array) -> Array:
     """values [B, R, N, ...] with `first` [B, R, ...] in front and the entry at `place` [B, R] taken out."""
     shifted = jnp.concatenate([first[:, :, None].astype(values.dtype), values[:, :, :-1]], axis=2)
     index = jnp.arange(values.shape[2], dtype=jnp.int32)
-    kept = index[None, None, :] > place[:, :, None]
-    return jnp.where(kept.reshape(*kept.shape, *[1] * (values.ndim - 3)), values, shifted)
+    behind = index[None, None, :] > place[:, :, None]
+    return jnp.where(behind.reshape(*behind.shape, *[1] * (values.ndim - 3)), values, shifted)
 
 
 def _grid(bucket: Array) -> tuple[Array, Array]:

@@ -46,7 +46,7 @@ HOPE = 1.1  # who sits out is believed, in the end, to bring a tenth more than w
 
 class MultiDrafterState(NamedTuple):
     states: tuple[DrafterState, ...]
-    known: Array  # [B, N] int32, tokens each drafter was last told of
+    informed: Array  # [B, N] int32, length of the text that each drafter last saw
     tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
     time: Array  # [B, 2, N] float32, and of time, in target passes
     drafter: Array  # [B] int32, who drafted in this round; N: no round yet, all are told; N + 1: nobody
@@ -80,7 +80,7 @@ def multi_drafter(
     Raises:
         ValueError: no drafters, lengths that differ, or a number out of range.
     """
-    parts, most = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
+    parts, longest = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     free = [index for index, part in enumerate(parts) if part.model is None]
     paid = [index for index, part in enumerate(parts) if part.model is not None]
@@ -88,7 +88,7 @@ def multi_drafter(
     first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
     # A model that costs nothing is still no lookup: its passes count.
     relative_costs = [
-        0.0 if part.model is None else max(one / first, 1e-9) for part, one in zip(parts, cost, strict=True)
+        0.0 if part.model is None else max(part_cost / first, 1e-9) for part, part_cost in zip(parts, cost, strict=True)
     ]
 
     def init(params: Sequence[Params], batch: int, slots: int, source: Any = None) -> MultiDrafterState:
@@ -97,30 +97,32 @@ def multi_drafter(
         row, nobody = jnp.zeros((batch,), jnp.int32), jnp.full((batch,), len(parts), jnp.int32)
         sums = jnp.ones((batch, PHASES, len(parts)), jnp.float32)
         more = () if source is None else (source,)
-        states = tuple(part.init(own, batch, slots, *more) for part, own in zip(parts, params, strict=True))
-        known = jnp.zeros((batch, len(parts)), jnp.int32)
-        return MultiDrafterState(states, known, prior * sums, sums, nobody, row, row, row)
+        states = tuple(
+            part.init(part_params, batch, slots, *more) for part, part_params in zip(parts, params, strict=True)
+        )
+        informed = jnp.zeros((batch, len(parts)), jnp.int32)
+        return MultiDrafterState(states, informed, prior * sums, sums, nobody, row, row, row)
 
     def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
         phase, nobody = phase_of(context), len(parts) + 1
         worth = _worth(state, phase)
         idle = ~context.alive | (context.budget == 0)  # they draft nothing: no drafter is to catch up for them
         choices = [jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)]
-        known = {index: state.known[:, index] for index in range(len(parts))}
+        informed = {index: state.informed[:, index] for index in range(len(parts))}
 
         def join(indices: Sequence[int], choice: Array) -> Source:
             """The source of these drafters, each for the rows that chose it, after it was told what it missed."""
             sources = []
             for index in indices:
                 mine, before, part = choice == index, state.states[index], parts[index]
-                known[index] = jnp.where(mine, context.length, state.known[:, index])
-                tell = partial(part.commit, params[index], before, tokens, known[index])
+                informed[index] = jnp.where(mine, context.length, state.informed[:, index])
+                tell = partial(part.commit, params[index], before, tokens, informed[index])
                 after = lax.cond(jnp.any(mine), tell, lambda before=before: before)
                 sources.append(part.source(params[index], after, tokens, context))
             there = jnp.isin(choice, jnp.array(indices, jnp.int32))
-            who = jnp.where(there, choice, 0)
+            drafter = jnp.where(there, choice, 0)
             joined = _joined(sources, [choice == index for index in indices], vocab_size)
-            return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[who], drafter_id=who)
+            return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[drafter], drafter_id=drafter)
 
         def hand_over(rows: Array) -> Source:
             """Rows whose lookup drafted nothing go to the best of those with a model."""
@@ -136,11 +138,11 @@ def multi_drafter(
             memories = [drafted.memory] if len(joins) == 1 else drafted.memory[:2]
             for indices, joined, memory in zip((free or paid, paid), joins, memories, strict=False):
                 after, verified = joined.close(verified._replace(memory=memory))
-                for index, one in zip(indices, after, strict=True):
-                    states[index] = one
+                for index, part_state in zip(indices, after, strict=True):
+                    states[index] = part_state
             return state._replace(
                 states=tuple(states),
-                known=jnp.stack([known[index] for index in range(len(parts))], axis=1),
+                informed=jnp.stack([informed[index] for index in range(len(parts))], axis=1),
                 drafter=choices[-1],
                 passes=drafted.passes,
                 phase=phase,
@@ -168,21 +170,23 @@ def multi_drafter(
         length: Array,
         seen: Seen | None,
     ) -> MultiDrafterState:
-        states, known = list(state.states), state.known
-        for index, one in enumerate(how):
+        states, informed = list(state.states), state.informed
+        for index, commit_part in enumerate(how):
             # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
-            told = (state.drafter == index) | (state.drafter == len(parts))
-            upto = jnp.where(told, length, jnp.minimum(known[:, index], length))
+            updated = (state.drafter == index) | (state.drafter == len(parts))
+            upto = jnp.where(updated, length, jnp.minimum(informed[:, index], length))
             if seen is not None and index in seen.taken:  # drafters that sit out observe the target too
-                own = seen._replace(taken=seen.taken[index])
-                states[index] = one(params[index], states[index], tokens, upto, own)
+                part_seen = seen._replace(taken=seen.taken[index])
+                states[index] = commit_part(params[index], states[index], tokens, upto, part_seen)
             else:
-                states[index] = _told(one, params[index], states[index], tokens, upto, known[:, index])
-            known = known.at[:, index].set(upto)
+                states[index] = _commit_if_new(
+                    commit_part, params[index], states[index], tokens, upto, informed[:, index]
+                )
+            informed = informed.at[:, index].set(upto)
         nobody = jnp.full_like(state.drafter, len(parts))
-        return state._replace(states=tuple(states), known=known, drafter=nobody)
+        return state._replace(states=tuple(states), informed=informed, drafter=nobody)
 
-    return Drafter(init, source, commit, most, observe=_observer(parts), prefill=prefill)
+    return Drafter(init, source, commit, longest, observe=_observer(parts), prefill=prefill)
 
 
 def _checked(
@@ -212,38 +216,38 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
     """
 
     def open(going: Array) -> tuple[Any, ...]:
-        return tuple(one.open(going & mine) for one, mine in zip(sources, rows, strict=True))
+        return tuple(source.open(going & mine) for source, mine in zip(sources, rows, strict=True))
 
     def predict(memory: tuple[Any, ...], drafted: Array, uniform: Array) -> tuple[Next, tuple[Any, ...]]:
         each, after = [], []
-        for one, mine, before in zip(sources, rows, memory, strict=True):
-            run = partial(one.predict, before, drafted, uniform)
-            following, left = run() if _is_free(one) else _if_any(mine, run, before)
+        for source, mine, before in zip(sources, rows, memory, strict=True):
+            run = partial(source.predict, before, drafted, uniform)
+            following, left = run() if _is_free(source) else _if_any(mine, run, before)
             each.append(following)
             after.append(left)
         return _by_row(rows, each, vocab_size), tuple(after)
 
     def keep(memory: tuple[Any, ...], token: Array, drawn: Array, drafted: Array) -> tuple[Any, ...]:
         each = zip(sources, rows, memory, strict=True)
-        return tuple(one.keep(before, token, drawn & mine, drafted) for one, mine, before in each)
+        return tuple(source.keep(before, token, drawn & mine, drafted) for source, mine, before in each)
 
     def close(drafted: Drafted) -> tuple[tuple[DrafterState, ...], Drafted]:
         states, verified = [], drafted
-        for one, mine, memory in zip(sources, rows, drafted.memory, strict=True):
+        for source, mine, memory in zip(sources, rows, drafted.memory, strict=True):
             passes, length = jnp.where(mine, drafted.passes, 0), jnp.where(mine, drafted.length, 0)
             masked = drafted._replace(passes=passes, length=length, memory=memory)
-            state, own = one.close(masked)
+            state, rewritten = source.close(masked)
             states.append(state)
-            if own is not masked:  # it rewrote its draft
-                length = jnp.where(mine, own.length, verified.length)
+            if rewritten is not masked:  # it rewrote its draft
+                length = jnp.where(mine, rewritten.length, verified.length)
                 verified = verified._replace(
-                    tokens=jnp.where(mine[:, None], own.tokens, verified.tokens), length=length
+                    tokens=jnp.where(mine[:, None], rewritten.tokens, verified.tokens), length=length
                 )
         return tuple(states), verified
 
-    chosen: Array | bool = all(one.chosen is True for one in sources)
+    chosen: Array | bool = all(source.chosen is True for source in sources)
     if not chosen:
-        each = [jnp.asarray(one.chosen) & mine for one, mine in zip(sources, rows, strict=True)]
+        each = [jnp.asarray(source.chosen) & mine for source, mine in zip(sources, rows, strict=True)]
         chosen = functools.reduce(jnp.logical_or, each)
     return Source(open, predict, keep, close, chosen=chosen)  # type: ignore[arg-type]
 
@@ -261,12 +265,12 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
     if len(each) == 1:
         there = rows[0] if each[0].known is None else rows[0] & each[0].known
         return each[0]._replace(known=there)
-    sizes = [one.distribution.log_prob.shape[1] for one in each if one.distribution.log_prob is not None]
+    sizes = [part.distribution.log_prob.shape[1] for part in each if part.distribution.log_prob is not None]
     mixed, size = len(set(sizes)) > 1, vocab_size or min(sizes, default=0)
     joined: Next | None = None
-    for mine, one in zip(rows, each, strict=True):
-        seen = one.distribution
-        probability = None if not mixed or seen.log_prob is None else log_prob_of(seen, one.token)
+    for mine, part in zip(rows, each, strict=True):
+        seen = part.distribution
+        probability = None if not mixed or seen.log_prob is None else log_prob_of(seen, part.token)
         if mixed and seen.log_prob is None:
             probability = jnp.full(mine.shape, -jnp.inf)
         whole = {"log_prob": seen.log_prob, "raw_log_prob": seen.raw_log_prob}
@@ -274,8 +278,8 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
             if sizes and (values is None or values.shape[1] != size):
                 whole[name] = jnp.full((mine.shape[0], size), -jnp.inf)
         distribution = seen._replace(**whole, token_log_prob=probability)
-        own = Next(distribution, one.token, mine if one.known is None else mine & one.known)
-        joined = own if joined is None else select_rows(mine, own, joined)
+        following = Next(distribution, part.token, mine if part.known is None else mine & part.known)
+        joined = following if joined is None else select_rows(mine, following, joined)
     assert joined is not None
     return joined
 
@@ -313,9 +317,11 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
     return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
 
 
-def _told(tell: Commit, params: Params, state: DrafterState, tokens: Array, upto: Array, known: Array) -> DrafterState:
+def _commit_if_new(
+    tell: Commit, params: Params, state: DrafterState, tokens: Array, upto: Array, informed: Array
+) -> DrafterState:
     """The drafter's state after it was told of the text up to there; untouched if that is nothing new."""
-    news = jnp.any(upto != known)
+    news = jnp.any(upto != informed)
     return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
 
 
@@ -324,16 +330,16 @@ def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
     observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
     if not observers:
         return None
-    widths = sorted({one.target_width for one in observers.values() if one.layers})
+    widths = sorted({observer.target_width for observer in observers.values() if observer.layers})
     if len(widths) > 1:
         raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
-    ends = np.cumsum([len(one.layers) for one in observers.values()]).tolist()
+    ends = np.cumsum([len(observer.layers) for observer in observers.values()]).tolist()
     begins = [0, *ends[:-1]]
 
     def take(params: Sequence[Params], hidden: Array | None, distributions: Distribution | None) -> dict[int, Any]:
         spans = zip(observers.items(), begins, ends, strict=True)
         states = lambda begin, end: None if hidden is None else hidden[:, :, begin:end]  # noqa: E731
-        return {i: one.take(params[i], states(begin, end), distributions) for (i, one), begin, end in spans}
+        return {i: observer.take(params[i], states(begin, end), distributions) for (i, observer), begin, end in spans}
 
-    layers = tuple(layer for one in observers.values() for layer in one.layers)
+    layers = tuple(layer for observer in observers.values() for layer in observer.layers)
     return Observer(take, layers, widths[0] if widths else 0)

@@ -38,7 +38,7 @@ class NgramState(NamedTuple):
 
 class _Recent(NamedTuple):
     tokens: Array  # [B, N] int32, the last tokens with the draft appended, oldest first
-    known: Array  # [B] int32, how many of them there are
+    count: Array  # [B] int32, how many of them there are
 
 
 @strategy
@@ -82,10 +82,10 @@ def ngram(
         table, counted = _table.empty_table(len(lengths), buckets, batch), jnp.zeros((batch,), jnp.int32)
         if params is None:
             return NgramState(table, counted)
-        for name, given, empty in zip(NgramTable._fields, params, table, strict=True):
-            if given.shape != empty.shape[1:]:
+        for name, counts, empty in zip(NgramTable._fields, params, table, strict=True):
+            if counts.shape != empty.shape[1:]:
                 raise ValueError(
-                    f"the n-gram table's {name} has shape {given.shape}, this drafter's {empty.shape[1:]}: "
+                    f"the n-gram table's {name} has shape {counts.shape}, this drafter's {empty.shape[1:]}: "
                     "order, back_off and slots must be those it was learnt with"
                 )
         copies = (jnp.broadcast_to(jnp.asarray(leaf)[None], (batch, *leaf.shape)) for leaf in params)
@@ -144,16 +144,16 @@ def _propose_one(
     """(token, known, chance), [B] each, after the longest context that has a candidate."""
     del drafted
     bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
-    token, count, total, known = _table.best(_table.read(table, bucket), print_)
+    token, count, total, available = _table.best(_table.read(table, bucket), print_)
     size = jnp.array(lengths, jnp.int32)[None, :]
-    known = known & (size <= recent.known[:, None])
-    order = jnp.max(jnp.where(known, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
+    available = available & (size <= recent.count[:, None])
+    order = jnp.max(jnp.where(available, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
     pick = lambda values: jnp.take_along_axis(values, order, axis=1)[:, 0]  # noqa: E731
     m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
     # A filled token is the target's own choice after these very tokens: worth one count.
     seen, of = (jnp.maximum(pick(values), 1).astype(jnp.float32) for values in (count, total))
     chance = (seen + m - 0.5) / (of + m) if uncertainty else jnp.ones_like(m)
-    return pick(token), pick(known), chance
+    return pick(token), pick(available), chance
 
 
 def _recent(tokens: Array, length: Array, size: int) -> _Recent:
@@ -165,7 +165,7 @@ def _recent(tokens: Array, length: Array, size: int) -> _Recent:
 def _with_token(recent: _Recent, token: Array) -> _Recent:
     size = recent.tokens.shape[1]
     shifted = jnp.concatenate([recent.tokens[:, 1:], token[:, None]], axis=1)
-    return _Recent(shifted, jnp.minimum(recent.known + 1, size))
+    return _Recent(shifted, jnp.minimum(recent.count + 1, size))
 
 
 def _count_all(
@@ -188,9 +188,9 @@ def _count_all(
         recent = _recent(tokens, now.counted, size)
         following = jnp.take_along_axis(tokens, jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
         bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
-        found = _table.read(now.table, bucket)
-        counts = more[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.known[:, None])
-        new = _chosen(counts, _table.counted(found, print_, following), found)
+        entries = _table.read(now.table, bucket)
+        counts = more[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.count[:, None])
+        new = _chosen(counts, _table.counted(entries, print_, following), entries)
         return NgramState(_table.write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
 
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
@@ -205,11 +205,11 @@ def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, 
     def fill_one(carry: tuple[Array, _Recent, NgramTable]) -> tuple[Array, _Recent, NgramTable]:
         step, recent, table = carry
         bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
-        found = _table.read(table, bucket)
+        entries = _table.read(table, bucket)
         verified = alive & (step <= draft.length)
-        wanted = verified[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.known[:, None])
+        wanted = verified[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.count[:, None])
         candidates = lax.dynamic_index_in_dim(seen.taken, step, axis=1, keepdims=False)
-        table = _table.write(table, bucket, _chosen(wanted, _table.filled(found, print_, candidates), found))
+        table = _table.write(table, bucket, _chosen(wanted, _table.filled(entries, print_, candidates), entries))
         token = lax.dynamic_index_in_dim(draft.tokens, jnp.minimum(step, draft.tokens.shape[1] - 1), 1, keepdims=False)
         return step + 1, _with_token(recent, token), table
 

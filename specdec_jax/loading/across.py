@@ -51,7 +51,7 @@ def needs_translation(target: Any, drafter: Any) -> bool:
     """
     if same_tokens(target, drafter):
         return False
-    encoders = any(one.model.spec.source is not None for one in (target, drafter))
+    encoders = any(loaded.model.spec.source is not None for loaded in (target, drafter))
     if encoders or isinstance(drafter.model, DraftModel):
         check_same_vocabulary(target, drafter)
     if asked_for(drafter) == TEXT:
@@ -65,16 +65,16 @@ def needs_translation(target: Any, drafter: Any) -> bool:
 
 def way_for(target: Any, drafter: Any) -> str:
     """`tokens` or `text`: what the drafter's source asks for, or what suits the vocabularies."""
-    if asked := asked_for(drafter):
-        return asked
+    if way := asked_for(drafter):
+        return way
     few = share_of(target.tokenizer, drafter.tokenizer, SAMPLE_TEXT) < ENOUGH
     return TEXT if few and importlib.import_module(RETOKENIZED).is_bpe(target.tokenizer) else TOKENS
 
 
 def asked_for(drafter: Any) -> str:
     """The way that the drafter's source ends in, empty without."""
-    asked = split_source(drafter.name)[1]
-    return asked if asked in WAYS else ""
+    suffix = split_source(drafter.name)[1]
+    return suffix if suffix in WAYS else ""
 
 
 def said_of(way: str, target: Tokenizer, drafter: Tokenizer, count: int | None = None) -> str:
@@ -92,11 +92,11 @@ def with_targets_tokens(target: Any, drafter: Any, way: str) -> Any:
             target whose text is not tokenised by merges.
     """
     rows, own_rows = target.model.spec.vocab_size, drafter.model.spec.vocab_size
-    own, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)
-    own = np.where(own < own_rows, own, -1)
+    drafter_ids, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)
+    drafter_ids = np.where(drafter_ids < own_rows, drafter_ids, -1)
     try:
         model = with_shared_tokens(drafter.model, rows)
-        params = shared_params(drafter.model, drafter.params, own, pieces, count)
+        params = shared_params(drafter.model, drafter.params, drafter_ids, pieces, count)
         shared = drafter._replace(model=model, params=params, tokenizer=target.tokenizer)
         if way == TEXT:
             return importlib.import_module(RETOKENIZED).with_text(target, drafter, shared)

@@ -29,11 +29,11 @@ def target_file() -> Path:
 
     The wheel is never imported: its package imports llama.cpp. Raises FileNotFoundError with the command that helps.
     """
-    given = os.environ.get(TARGET_VARIABLE)
-    if given:
-        if not Path(given).is_file():
-            raise FileNotFoundError(f"{TARGET_VARIABLE} names no file: {given}")
-        return Path(given)
+    named = os.environ.get(TARGET_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise FileNotFoundError(f"{TARGET_VARIABLE} names no file: {named}")
+        return Path(named)
     for path in (_in_wheel(), CACHE.expanduser() / TARGET_FILE):
         if path is not None and path.is_file():
             return path

@@ -134,8 +134,8 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, _Stored]]:
             for name in file.keys():  # noqa: SIM118 - safe_open has no iterator
                 with _named_in_errors(path, name):
                     stored = file.get_slice(name)
-                    found = _Stored(path, name, stored.get_shape(), _dtype(stored.get_dtype()))
-                yield name, found
+                    tensor = _Stored(path, name, stored.get_shape(), _dtype(stored.get_dtype()))
+                yield name, tensor
 
 
 def _dtype(kind: str) -> np.dtype:

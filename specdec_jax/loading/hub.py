@@ -56,18 +56,18 @@ def hub_folder(
     """
     import huggingface_hub  # here, because it takes 0.3 s that local models need not wait for
 
-    def asked(call: Callable[[], T], missing: str, tries: int = TRIES) -> T:
+    def request(call: Callable[[], T], missing: str, tries: int = TRIES) -> T:
         try:
             return call()
         except Exception as error:
             if tries > 1 and not isinstance(error, (OSError, ValueError)):  # not an answer of the hub or of the disk
                 time.sleep(PAUSE)
-                return asked(call, missing, tries - 1)
+                return request(call, missing, tries - 1)
             raise FileNotFoundError(explanation(error, repo_id, revision, missing)) from None
 
     def snapshot(at: str | None, names: Iterable[str], missing: str, **options: Any) -> Path:
         options |= {"revision": at, "cache_dir": cache_dir, "allow_patterns": list(names)}
-        return Path(asked(lambda: huggingface_hub.snapshot_download(repo_id, **options), missing))
+        return Path(request(lambda: huggingface_hub.snapshot_download(repo_id, **options), missing))
 
     here = f"there is no file or folder {repo_id!r} here"
     with _bars(seen=False) as bars:
@@ -83,14 +83,14 @@ def hub_folder(
         check_served(folder)
     kind = "weight file" if lacking[0].endswith(".safetensors") else "file"
     missing, api, commit = f"no such {kind}: {folder / lacking[0]}", huggingface_hub.HfApi(), folder.name
-    info = asked(lambda: api.model_info(repo_id, revision=commit), missing)
+    info = request(lambda: api.model_info(repo_id, revision=commit), missing)
     _check_there(repo_id, lacking, {file.rfilename for file in info.siblings or ()})
     part = f"{repo_id!r} came in part (the same command goes on)"
     with _bars(seen=True) as bars:
         snapshot(commit, lacking, part, tqdm_class=bars)
         with bars(desc="Comparing checksums", bar_format="{desc}", total=0, leave=False):
-            found = asked(lambda: api.verify_repo_checksums(repo_id, revision=commit, cache_dir=cache_dir), part)
-    _remove_damaged(repo_id, folder, [wrong["path"] for wrong in found.mismatches])
+            verified = request(lambda: api.verify_repo_checksums(repo_id, revision=commit, cache_dir=cache_dir), part)
+    _remove_damaged(repo_id, folder, [wrong["path"] for wrong in verified.mismatches])
     if info.gated:
         card = info.card_data
         licence = getattr(card, "license_name", None) or getattr(card, "license", None) or "not named"

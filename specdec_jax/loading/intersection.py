@@ -29,10 +29,10 @@ El informe fue publicado ayer; les résultats sont encourageants, und die Zahlen
 
 def share_of(target: Tokenizer, drafter: Tokenizer, text: str) -> float:
     """Of the target's tokens of a text, the share that the drafter has too."""
-    known = set(ids_by_key(drafter))
+    drafter_keys = set(ids_by_key(drafter))
     keys = keys_of(target)
     tokens = target.encode(text)
-    return sum(keys.get(token) in known for token in tokens) / max(len(tokens), 1)
+    return sum(keys.get(token) in drafter_keys for token in tokens) / max(len(tokens), 1)
 
 
 def probability_shared(target: Any, drafter: Any) -> float | None:
@@ -57,16 +57,16 @@ def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.nd
     """(own [V], pieces [V, P], count [V]) int32 for the target's V = `rows` ids, as `shared_params` takes them."""
     ids = ids_in(drafter, target)
     keys, spell, first = keys_of(target), _speller(drafter), set(ids_by_key(target).values())
-    own, pieces = np.full(rows, -1, np.int32), np.zeros((rows, MOST_PIECES), np.int32)
+    drafter_ids, pieces = np.full(rows, -1, np.int32), np.zeros((rows, MOST_PIECES), np.int32)
     count = np.ones(rows, np.int32)
     for token, key in keys.items():
         if token >= rows:
             continue
         if key in ids and token in first:  # of two tokens that stand for the same one is drafted
-            own[token] = ids[key]
+            drafter_ids[token] = ids[key]
         spelled = [ids[key]] if key in ids else spell(key)[-MOST_PIECES:] or [0]
         pieces[token, : len(spelled)], count[token] = spelled, len(spelled)
-    return own, pieces[:, : int(count.max())], count
+    return drafter_ids, pieces[:, : int(count.max())], count
 
 
 def _speller(tokenizer: Tokenizer) -> Any:
@@ -86,7 +86,7 @@ def _speller(tokenizer: Tokenizer) -> Any:
         try:
             return pieces(key.decode().replace(" ", SPACE))
         except UnicodeDecodeError:
-            found = [vocabulary.get(f"<0x{byte:02X}>", vocabulary.get(unknown or "")) for byte in key]
-            return [one for one in found if one is not None]
+            ids = [vocabulary.get(f"<0x{byte:02X}>", vocabulary.get(unknown or "")) for byte in key]
+            return [piece for piece in ids if piece is not None]
 
     return spell

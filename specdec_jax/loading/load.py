@@ -57,7 +57,7 @@ def load_model(
     those of a model with fewer bytes than `share_from` are whole on every device, as suits small drafters.
     Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
     """
-    name, kept = str(source), precision(dtype)
+    name, stored = str(source), precision(dtype)
     mesh_here()  # refuses one of other axes, whatever is loaded
     whole, vocabulary = split_source(name)
     if vocabulary in WAYS:
@@ -68,13 +68,13 @@ def load_model(
         loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
         return with_draft_vocabulary(loaded._replace(name=name), tokens)
     path = _locate(name, revision, cache_dir)
-    opened, layout = _opened(path), _layout(kept, share_from)
+    opened, layout = _opened(path), _layout(stored, share_from)
     if opened is not None:
-        return _assemble(opened, kept, name, layout)
-    if kept.int8:
+        return _assemble(opened, stored, name, layout)
+    if stored.int8:
         raise ValueError(f"{path} is an Orbax checkpoint, read in its own shapes: int8 is made of safetensors and GGUF")
-    config, params, tokenizer = restore_orbax(path, kept.dtype, layout)
-    return _loaded(config, params, tokenizer, kept, name)
+    config, params, tokenizer = restore_orbax(path, stored.dtype, layout)
+    return _loaded(config, params, tokenizer, stored, name)
 
 
 def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
@@ -83,15 +83,15 @@ def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
     For who wants to know what a model is, and what it would take, before it is loaded. Raises as `load_model`, as far
     as config and tokenizer tell.
     """
-    name, kept = str(source), precision(dtype)
+    name, stored = str(source), precision(dtype)
     path = _locate(split_source(name)[0], None, None)
     opened = _opened(path)
     config, tokenizer = read_marker(path) if opened is None else (_config(opened), opened.tokenizer)
-    return _loaded(config, None, tokenizer, kept, name)
+    return _loaded(config, None, tokenizer, stored, name)
 
 
-def refuse_encoders(what: str, *sources: str | Path) -> None:
-    """Refuses models with an encoder, which `what` does not serve, by their configs alone: weights come later.
+def refuse_encoders(caller: str, *sources: str | Path) -> None:
+    """Refuses models with an encoder, which `caller` does not serve, by their configs alone: weights come later.
 
     Of hub ids no weights are downloaded. A config that cannot be read is for who loads the model to say.
 
@@ -106,13 +106,13 @@ def refuse_encoders(what: str, *sources: str | Path) -> None:
         except (ValueError, OSError):
             continue
         if family_of(config).language_model(config, precision("float32").dtype).spec.source is not None:
-            raise ValueError(f"{what} does not serve models with an encoder, such as T5, and {str(source)!r} has one")
+            raise ValueError(f"{caller} does not serve models with an encoder, such as T5, and {str(source)!r} has one")
 
 
 def weight_bytes(config: Any, dtype: Any, share_from: float = 0) -> int:
     """What the weights of a family's config take on one device in that dtype, where `load_model` would lay them."""
-    table, kept = family_of(config).parameter_table(config), precision(dtype)
-    return num_bytes(table, kept.dtype, _layout(kept, share_from)(table), kept.int8)
+    table, stored = family_of(config).parameter_table(config), precision(dtype)
+    return num_bytes(table, stored.dtype, _layout(stored, share_from)(table), stored.int8)
 
 
 def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
@@ -161,15 +161,15 @@ def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weigh
 
 
 def _gguf_hint(folder: Path) -> str:
-    found = sorted(file.name for file in folder.glob("*.gguf"))
-    return f"; give the file itself: {folder / found[0]}" if found else ""
+    files = sorted(file.name for file in folder.glob("*.gguf"))
+    return f"; give the file itself: {folder / files[0]}" if files else ""
 
 
-def _layout(kept: Precision, share_from: float) -> Layout:
+def _layout(stored: Precision, share_from: float) -> Layout:
     """Devices share a model's weights from that many bytes on; fewer are whole on every device."""
 
     def layout(table: Table) -> Place | None:
-        return placement(replicate=num_bytes(table, kept.dtype, int8=kept.int8) < share_from)
+        return placement(replicate=num_bytes(table, stored.dtype, int8=stored.int8) < share_from)
 
     return layout
 
@@ -204,15 +204,15 @@ def _as_read(config: dict[str, Any]) -> Any:
     return config_class(family(config.get("model_type"))).from_hf(config)
 
 
-def _assemble(checkpoint: Checkpoint, kept: Precision, name: str, layout: Layout) -> LoadedModel:
+def _assemble(checkpoint: Checkpoint, stored: Precision, name: str, layout: Layout) -> LoadedModel:
     config = _config(checkpoint)
     module = family_of(config)
-    place, more = layout(module.parameter_table(config)), {"int8": True} if kept.int8 else {}
+    place, more = layout(module.parameter_table(config)), {"int8": True} if stored.int8 else {}
     try:
-        params = module.params_from_named(config, checkpoint.named, kept.dtype, place, **more)
+        params = module.params_from_named(config, checkpoint.named, stored.dtype, place, **more)
     except ValueError as error:
         raise _named(checkpoint, error) from None
-    return _loaded(config, params, checkpoint.tokenizer, kept, name)
+    return _loaded(config, params, checkpoint.tokenizer, stored, name)
 
 
 def _named(checkpoint: Checkpoint, error: ValueError) -> ValueError:
@@ -220,7 +220,7 @@ def _named(checkpoint: Checkpoint, error: ValueError) -> ValueError:
     return ValueError(message if message.startswith(checkpoint.where) else f"{checkpoint.where}: {message}")
 
 
-def _loaded(config: Any, params: Params, tokenizer: Tokenizer, kept: Precision, name: str) -> LoadedModel:
-    model = family_of(config).language_model(config, kept.dtype)
+def _loaded(config: Any, params: Params, tokenizer: Tokenizer, stored: Precision, name: str) -> LoadedModel:
+    model = family_of(config).language_model(config, stored.dtype)
     spec = model.spec
     return LoadedModel(model, params, tokenizer.for_model(spec.eos_ids, spec.vocab_size), name, config)

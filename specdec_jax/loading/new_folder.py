@@ -38,8 +38,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises OSError naming `path`, for instance on a full disk.
     """
     path = Path(path)
-    own = f"{os.getpid()}-{secrets.token_hex(3)}"  # other hosts have processes of the same number
-    temporary = path.with_name(f".{path.stem}.{own}.tmp{path.suffix}")
+    suffix = f"{os.getpid()}-{secrets.token_hex(3)}"  # other hosts have processes of the same number
+    temporary = path.with_name(f".{path.stem}.{suffix}.tmp{path.suffix}")
     try:
         yield temporary
         os.replace(temporary, path)

@@ -20,16 +20,16 @@ class Precision(NamedTuple):
 
 def check_dtype(dtype: Any) -> Any:
     """A name or a dtype as numpy's. Raises ValueError for what no weights are written in."""
-    return jnp.dtype(_known(dtype, DTYPES))
+    return jnp.dtype(_checked_name(dtype, DTYPES))
 
 
 def precision(dtype: Any) -> Precision:
     """What `load_model` makes of its `dtype`, a name or a dtype. Raises ValueError for what no weights are kept in."""
-    name = _known(dtype, PRECISIONS)
+    name = _checked_name(dtype, PRECISIONS)
     return Precision(jnp.dtype("bfloat16" if name == INT8 else name), name == INT8)
 
 
-def _known(dtype: Any, names: tuple[str, ...]) -> str:
+def _checked_name(dtype: Any, names: tuple[str, ...]) -> str:
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
     if name not in names:
         raise ValueError(f"unknown dtype {name!r}{nearest(name, names)}; there are {listed(names)}")

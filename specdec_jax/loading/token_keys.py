@@ -33,11 +33,11 @@ def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]
     """The other's special tokens that the tokenizer has by another name: beginning, end, padding, unknown."""
     for role in ROLES:
         theirs, ours = other.special.get(role), tokenizer.special.get(role)
-        own = None if ours is None else tokenizer.backend.token_to_id(ours)
-        if theirs is not None and own is not None:
-            yield theirs, own
-    ends, own = keys_of(other), tokenizer.eos_ids
-    yield from ((ends[end], own[0]) for end in other.eos_ids if own and end in ends)
+        token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
+        if theirs is not None and token_id is not None:
+            yield theirs, token_id
+    ends, token_id = keys_of(other), tokenizer.eos_ids
+    yield from ((ends[end], token_id[0]) for end in other.eos_ids if token_id and end in ends)
 
 
 @functools.lru_cache(maxsize=2)
@@ -46,18 +46,18 @@ def keys_of(tokenizer: Tokenizer) -> Mapping[int, Key]:
     special = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
     added = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special}
     plain = bytes_by_letter() if is_byte_level(tokenizer) else None
-    found: dict[int, Key] = {}
+    keys: dict[int, Key] = {}
     for token, i in tokenizer.vocabulary().items():
         if i in special:
-            found[i] = special[i]
+            keys[i] = special[i]
         elif i in added:
-            found[i] = added[i].encode()
+            keys[i] = added[i].encode()
         elif plain is not None and all(letter in plain for letter in token):
-            found[i] = bytes(plain[letter] for letter in token)
+            keys[i] = bytes(plain[letter] for letter in token)
         else:
             byte = BYTE.fullmatch(token)
-            found[i] = bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
-    return found
+            keys[i] = bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+    return keys
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:

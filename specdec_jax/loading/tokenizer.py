@@ -263,11 +263,11 @@ def _templates(folder: Path, inside: Any) -> tuple[str | None, str | None]:
     Raises ValueError for something else than a text, or a list of texts by name.
     """
     files = {"default": folder / TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
-    found = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-    if not found and inside is not None:
+    templates = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    if not templates and inside is not None:
         listed = inside if isinstance(inside, list) else [{"name": "default", "template": inside}]  # several, by name
-        pairs = [(one.get("name"), one.get("template")) for one in listed if isinstance(one, Mapping)]
+        pairs = [(entry.get("name"), entry.get("template")) for entry in listed if isinstance(entry, Mapping)]
         if len(pairs) < len(listed) or not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ValueError(f"{folder / CONFIG}: chat_template must be a text, or a list of them with names")
-        found = dict(pairs)
-    return found.get("default"), found.get("tool_use")
+        templates = dict(pairs)
+    return templates.get("default"), templates.get("tool_use")

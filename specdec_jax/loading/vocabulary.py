@@ -37,9 +37,9 @@ def check_same_vocabulary(target: Any, drafter: Any) -> None:
 def _check_embeddings(target: Any, drafter: Any) -> None:
     """Raises ValueError unless both have a row for each of their tokens."""
     for role, loaded in (("target", target), ("drafter", drafter)):
-        most = max(loaded.tokenizer.vocabulary().values()) + 1
-        if (rows := loaded.model.spec.vocab_size) < most:
-            raise ValueError(f"{role} {loaded.name!r} has {rows} embeddings for {most} tokens")
+        needed = max(loaded.tokenizer.vocabulary().values()) + 1
+        if (rows := loaded.model.spec.vocab_size) < needed:
+            raise ValueError(f"{role} {loaded.name!r} has {rows} embeddings for {needed} tokens")
 
 
 def _named(tokens: dict[int, str], i: int) -> str:

@@ -69,17 +69,17 @@ class Proof(NamedTuple):
     def counterexample(self) -> Counterexample | None:
         """The smallest of all proofs."""
         cases = [*self.exact.cases, *(case for report in self.enumerated for case in report.cases)]
-        found = [case.counterexample for case in cases]
+        examples = [case.counterexample for case in cases]
         others = self.real_size, self.sampled, self.sampled_in_turn, self.pair, self.several, self.drafter
-        return shortest([*found, *(report.counterexample for report in others if report is not None)])
+        return shortest([*examples, *(report.counterexample for report in others if report is not None)])
 
     @property
     def never(self) -> tuple[str, ...]:
         """What the rule under test did not do in the sampled tests, a clause each; other proofs saw it do so."""
         clauses = [] if self.sampled.stopped else ["in the sampled test the rule never stopped"]
-        longest, most = _occurred(self.sampled), len(self.sampled.drafted)
-        if longest < most:
-            missing = listed(range(longest + 1, most + 1))
+        longest, limit = _occurred(self.sampled), len(self.sampled.drafted)
+        if longest < limit:
+            missing = listed(range(longest + 1, limit + 1))
             clauses.append(f"in the sampled test drafts of {missing} tokens never occurred")
         if self.several is not None and not any(self.several.drafted):
             clauses.append("with several drafters it never drafted")
@@ -90,8 +90,8 @@ class Proof(NamedTuple):
 
     def scope(self, policy: StoppingPolicy, verifier: Verifier) -> str:
         """What was put to the test, such as "drafts of up to 5 tokens, chains, batches of mixed warps, ..."."""
-        most = len(self.rounds.cases[0].coverage.asked)
-        tokens = "1 token" if most == 1 else f"{most} tokens"
+        longest = len(self.rounds.cases[0].coverage.asked)
+        tokens = "1 token" if longest == 1 else f"{longest} tokens"
         shapes = "chains" if policy.rounds is None else policy.rounds.shapes_of(policy)
         warps = "temperature 0" if verifier.greedy_only else "batches of mixed warps" if self.together else "one warp"
         drafters = "model, lookup and mixed drafters" if self.several else "model drafters"
@@ -124,12 +124,12 @@ def _never_accepted(coverage: Coverage) -> list[str]:
 
 def _by_warp(report: RoundsReport, gaps_of: Callable[[Coverage], list[str]]) -> list[str]:
     """Each gap once, with the warps where it is unless that is all of them."""
-    found: dict[str, list[str]] = {}
+    warps: dict[str, list[str]] = {}
     for case in report.cases:
         for gap in gaps_of(case.coverage):
-            found.setdefault(gap, []).append(warp_text(case.warp))
+            warps.setdefault(gap, []).append(warp_text(case.warp))
     everywhere = len(report.cases)
-    return [gap if len(at) == everywhere else f"{gap} (at {'; '.join(at)})" for gap, at in found.items()]
+    return [gap if len(at) == everywhere else f"{gap} (at {'; '.join(at)})" for gap, at in warps.items()]
 
 
 def _pair_gaps(report: SampledReport | None) -> list[str]:

@@ -20,8 +20,8 @@ class Coverage(NamedTuple):
     @property
     def shown(self) -> int:
         """The last draft that the rule said no to: up to there its decisions were put to the test."""
-        said = np.flatnonzero(self.declined)
-        return int(said[-1]) + 1 if len(said) else 0
+        declined = np.flatnonzero(self.declined)
+        return int(declined[-1]) + 1 if len(declined) else 0
 
     @property
     def complete(self) -> bool:
@@ -55,8 +55,8 @@ class Coverage(NamedTuple):
 class Tally:
     """Counts while an enumeration of drafts of up to `most` (K) tokens goes on; `coverage` is the result."""
 
-    def __init__(self, most: int) -> None:
-        self.coverage = Coverage(*(np.zeros(size, np.int64) for size in (most, most, most + 1, most + 1)))
+    def __init__(self, longest: int) -> None:
+        self.coverage = Coverage(*(np.zeros(size, np.int64) for size in (longest, longest, longest + 1, longest + 1)))
 
     def asks(self, drafted: int, goes_on: np.ndarray) -> None:
         """Answers of `begin` or `proceed` of rows that have drafted so many and have room for one more."""

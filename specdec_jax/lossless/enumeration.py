@@ -21,13 +21,13 @@ from specdec_jax.lossless.nodes import (
     Branches,
     Nodes,
     Setting,
-    asked,
     chosen_at,
     context_of,
     count_of,
     draft_of,
     drawn_distribution,
     pair,
+    rule_answers,
 )
 from specdec_jax.lossless.toys import FADES, Toy
 from specdec_jax.types import (
@@ -54,13 +54,13 @@ def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) ->
     return joined(parts)
 
 
-def drafter_table(toys: Sequence[Toy], most: int, warp: Mapping[str, Any]) -> Distribution:
+def drafter_table(toys: Sequence[Toy], longest: int, warp: Mapping[str, Any]) -> Distribution:
     """Distributions of the drafters, laid out as in `Setting`; without `Toy.read` the token read changes nothing."""
     tables = []
     for toy in toys:
         vocab = toy.drafter.shape[-1]
         read = np.zeros((vocab, vocab)) if toy.read is None else toy.read
-        faded = FADES ** np.arange(most)[:, None, None] * read[None]  # [K, V, V]
+        faded = FADES ** np.arange(longest)[:, None, None] * read[None]  # [K, V, V]
         tables.append(faded[:, :, None, :] + toy.drafter.reshape(1, 1, vocab * vocab, vocab))
     return distribution_table(tables, warp)
 
@@ -69,16 +69,16 @@ def setting_of(
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor,
-    most: int,
+    longest: int,
     warp: Mapping[str, Any],
     toys: Sequence[Toy],
     *,
     tokens: int,
     limit: int,
 ) -> Setting:
-    """The setting of toys whose drafters draw drafts of up to `most` (K) tokens; `tokens` and `limit` as there."""
-    tables = drafter_table(toys, most, warp), distribution_table([toy.target for toy in toys], warp)
-    return Setting(policy, verifier, monitor, *tables, warp, most, tokens, limit, BATCH, False, Tally(most))
+    """The setting of toys whose drafters draw drafts of up to `longest` (K) tokens; `tokens` and `limit` as there."""
+    tables = drafter_table(toys, longest, warp), distribution_table([toy.target for toy in toys], warp)
+    return Setting(policy, verifier, monitor, *tables, warp, longest, tokens, limit, BATCH, False, Tally(longest))
 
 
 def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
@@ -136,24 +136,24 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     context, rules, tally = context_of(setting, nodes), _rules(setting.policy.bare, setting.batch), setting.tally
     going, policy = rules.begin(context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
-    vocab, count, most = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.most
-    text = np.full((count, 2 + most), vocab - 1, np.int32)
+    vocab, count, longest = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.longest
+    text = np.full((count, 2 + longest), vocab - 1, np.int32)
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
-    log_q = np.full((count, most, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
+    log_q = np.full((count, longest, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
     log_q[1::2] = -np.log(vocab)  # nothing, or the distributions of tokens that other rows needed
     none = np.zeros(count, np.int32)
     rounds = setting.policy.rounds
     extra = () if rounds is None else rounds.without_extras(setting, count)
     branches = Branches(np.arange(count), nodes.table, text, log_q, none, extra, nodes.chance, policy)
-    room = context.budget > 0
-    tally.asks(0, going[room])
-    going, finished = going & room, []
-    for step in range(most):
+    has_budget = context.budget > 0
+    tally.asks(0, going[has_budget])
+    going, finished = going & has_budget, []
+    for step in range(longest):
         finished.append(take(branches, ~going))
         branches = take(branches, going)
         if rounds is not None:
             branches = rounds.before_pass(setting, context, branches, step)
-        here = (branches.table // vocab**2 * most + step) * vocab + branches.text[:, 0]
+        here = (branches.table // vocab**2 * longest + step) * vocab + branches.text[:, 0]
         here = here * vocab**2 + pair(branches.text[:, step : step + 2], vocab)
         distributions = take(setting.drafter_distributions, here)
         branches.log_q[:, step] = distributions.log_prob
@@ -166,9 +166,9 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         row = take(context, branches.node)
         going, policy = rules.proceed(row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
-        room = branches.drafted < row.budget
-        tally.asks(step + 1, going[room])
-        going = going & room
+        has_budget = branches.drafted < row.budget
+        tally.asks(step + 1, going[has_budget])
+        going = going & has_budget
     return joined([*finished, branches])
 
 
@@ -200,8 +200,8 @@ class Outcomes(NamedTuple):
 
 def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
     """Every outcome of every draft."""
-    arguments = asked(setting, nodes, branches, draft_of(setting, branches))
-    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.most)(*arguments)
+    arguments = rule_answers(setting, nodes, branches, draft_of(setting, branches))
+    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.longest)(*arguments)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
@@ -316,12 +316,12 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
 
 
 @functools.lru_cache(maxsize=64)
-def _verification(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+def _verification(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
     """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], next-token weights [M, K+1, V], state."""
 
     def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
-        weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(most + 1)]
+        weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(longest + 1)]
         return log_prob_accepted, jnp.stack(weights, axis=1), state
 
     return in_batches(verify, batch)

@@ -93,8 +93,8 @@ def prove_exactly(
                     distance = float(0.5 * np.abs(joint - goal).sum())
                     distance = distance if np.isfinite(distance) else np.inf
                     lengths, wrong = setting.tally.coverage.draft_lengths, None
-                    if (found := first_wrong(joint, goal, TOLERANCE)) is not None:
-                        wrong = Counterexample("all rounds", (0, 1), warp, found[0], len(found[0]), *found[1:])
+                    if (example := first_wrong(joint, goal, TOLERANCE)) is not None:
+                        wrong = Counterexample("all rounds", (0, 1), warp, example[0], len(example[0]), *example[1:])
                     cases.append(Case(index, warp, batch, one_hot, distance, lengths, joint, wrong))
     worst = max(case.total_variation for case in cases)
     lengths = tuple(sorted({length for case in cases for length in case.draft_lengths}))

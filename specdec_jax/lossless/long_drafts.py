@@ -123,16 +123,16 @@ def setting_of(
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor,
-    most: int,
+    longest: int,
     rounds: int,
     warp: Mapping[str, Any],
     toys: Sequence[Toy],
 ) -> Setting:
-    """The setting of so many rounds of drafts of up to `most` tokens; they are chains, also of rules of trees."""
+    """The setting of so many rounds of drafts of up to `longest` tokens; they are chains, also of rules of trees."""
     policy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
-    tokens = rounds * (most + 1)
+    tokens = rounds * (longest + 1)
     strategies = policy, verifier, monitor
-    return enumeration.setting_of(*strategies, most, warp, toys, tokens=tokens, limit=tokens + most + 1)
+    return enumeration.setting_of(*strategies, longest, warp, toys, tokens=tokens, limit=tokens + longest + 1)
 
 
 def case_of(warp: Mapping[str, Any], setting: Setting, played: Sequence[Played]) -> RoundsCase:
@@ -152,7 +152,7 @@ def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
     """Prompts [N, 2] and whose toy's they are [N]: all there are, or fewer where each has many drafts."""
     vocab = setting.target_distributions.log_prob.shape[-1]
     toy, first, second = (place.ravel() for place in np.indices((len(TOYS), vocab, vocab)))
-    allowed = max(2, int(DRAWN / CHOICES**setting.most)) * (2 if setting.chosen else 1)
+    allowed = max(2, int(DRAWN / CHOICES**setting.longest)) * (2 if setting.chosen else 1)
     allowed = len(toy) if setting.warp["temperature"] == 0 else allowed
     some = np.random.default_rng(0).permutation(len(toy))[:allowed]
     return np.stack([first, second], axis=1)[some], toy[some]
@@ -189,7 +189,7 @@ def _following(this: Round, chosen: tuple[np.ndarray, ...]) -> Nodes:
 def _stands_alone(rng: np.random.Generator, this: Round, chosen: tuple[np.ndarray, ...], following: Nodes) -> bool:
     """Whether the same round comes out of the same rows in another order, so with other neighbours."""
     order = rng.permutation(len(this.nodes.emitted))
-    shuffled = _round_from(this.setting._replace(tally=Tally(this.setting.most)), take(this.nodes, order))
+    shuffled = _round_from(this.setting._replace(tally=Tally(this.setting.longest)), take(this.nodes, order))
     in_old_order = shuffled.branches._replace(node=order[shuffled.branches.node])
     first, second = _sorted(this.branches), _sorted(in_old_order)
     if len(first) != len(second):
@@ -213,7 +213,7 @@ def _sorted(branches: Branches) -> np.ndarray:
 def _alike(first: Any, second: Any) -> bool:
     """Equal but for the rounding of other places in a vector."""
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    return all(np.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True) for one, other in pairs)
+    return all(np.allclose(leaf, other, rtol=1e-4, atol=1e-6, equal_nan=True) for leaf, other in pairs)
 
 
 def round_error(this: Round) -> tuple[float, Counterexample | None]:
@@ -231,7 +231,7 @@ def round_error(this: Round) -> tuple[float, Counterexample | None]:
     key, pair, table = np.arange(len(last)), nodes.table + last[:, 0] * vocab + last[:, 1], nodes.table
     distribution, goal = np.zeros(len(last)), np.ones(len(last))
     branch_key = branches.node.astype(np.int64)
-    for accepted in range(setting.most + 1):
+    for accepted in range(setting.longest + 1):
         distribution, goal = distribution[:, None] * target[pair], goal[:, None] * target[pair]
         emitted = outcomes.chance[:, accepted] / nodes.chance[branches.node][:, None]  # [M, V]
         place = np.minimum(np.searchsorted(key, branch_key), len(key) - 1)
@@ -245,7 +245,7 @@ def round_error(this: Round) -> tuple[float, Counterexample | None]:
         pair = (table[:, None] + pair[:, None] % vocab * vocab + digits)[occurs]
         table = np.broadcast_to(table[:, None], occurs.shape)[occurs]
         distribution, goal = distribution[occurs], goal[occurs]
-        if accepted < setting.most:
+        if accepted < setting.longest:
             branch_key = branch_key * vocab + branches.text[:, 2 + accepted]
     error = np.max(_relative(distribution, goal))
     if error < TOLERANCE:
@@ -260,7 +260,7 @@ def _relative(distribution: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 def _shortest(this: Round, key: np.ndarray, distribution: np.ndarray, goal: np.ndarray) -> Counterexample:
     """The shortest wrong beginning of sequences of K + 1 tokens, which are as in `round_error`."""
-    vocab, longest, begin, before = this.outcomes.chance.shape[-1], this.setting.most + 1, key, (key, goal)
+    vocab, longest, begin, before = this.outcomes.chance.shape[-1], this.setting.longest + 1, key, (key, goal)
     for count in range(1, longest + 1):
         begin, group = np.unique(key // vocab ** (longest - count), return_inverse=True)
         probability, expected = (np.bincount(group, weights) for weights in (distribution, goal))
@@ -298,7 +298,7 @@ def _counterexample(this: Round, node: int, tokens: tuple[int, ...], numbers: tu
     some, draft = np.flatnonzero(same), None
     if len(some):
         brings = outcomes.chance[some, accepted, tokens[-1]]
-        if accepted < setting.most:
+        if accepted < setting.longest:
             longer = outcomes.chance[some, accepted + 1 :].sum(axis=(1, 2))
             brings = brings + np.where(drafts[some, accepted] == tokens[-1], longer, 0.0)
         best = some[np.argmax(np.nan_to_num(brings))]

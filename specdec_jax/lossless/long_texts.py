@@ -82,9 +82,9 @@ def prove_long_texts(
 
 
 def _at_known_keys(
-    decoder: Decoder, params: ModelParams, temperature: float, tokens: int, known: bool = True
+    decoder: Decoder, params: ModelParams, temperature: float, tokens: int, guessed: bool = True
 ) -> tuple[tuple[float, ...], int]:
-    """The p-value of each stretch, and the rounds of the longest text; not `known`: at keys with the prompt's hash."""
+    """The p-values of stretches and the rounds of the longest text, at keys with the prompt's hash unless `guessed`."""
     warp = {"temperature": temperature}
     state = decoder.prefill(
         params,
@@ -94,7 +94,7 @@ def _at_known_keys(
         warp=make_warp(ROWS, **warp),
         stop_ids=(),
     )
-    state = decoder.run(params, state._replace(key=state.key.at[:, 0].set(0)) if known else state)
+    state = decoder.run(params, state._replace(key=state.key.at[:, 0].set(0)) if guessed else state)
     positions = Positions(decoder.parts.target, params.target, len(PROMPT), tokens, warp)
     positions.add(np.asarray(state.tokens)[:, : len(PROMPT) + tokens])
     return positions.by_stretch(STRETCH), int(np.max(np.asarray(state.statistics.num_rounds)))
@@ -109,7 +109,7 @@ def _alone(decoder: Decoder, params: ModelParams, tokens: int) -> bool:
     second = _decoded(decoder, params, order, tokens)
     place = np.argsort(order)[: ROWS // 2]  # of those that were in the first batch too
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    return all(np.array_equal(one[ROWS // 2 :], other[place]) for one, other in pairs)
+    return all(np.array_equal(leaf[ROWS // 2 :], other[place]) for leaf, other in pairs)
 
 
 def _decoded(decoder: Decoder, params: ModelParams, requests: np.ndarray, tokens: int) -> Any:
@@ -117,8 +117,8 @@ def _decoded(decoder: Decoder, params: ModelParams, requests: np.ndarray, tokens
     vocab, greedy = decoder.parts.target.spec.vocab_size, decoder.parts.verifier.greedy_only
     warp = {name: np.array(numbers)[requests % len(numbers)] for name, numbers in ALONE.items()}
     warp["temperature"] = warp["temperature"] * (not greedy)
-    most = tokens + decoder.parts.drafter.max_draft_length
-    limits = most - requests * 7 % (tokens // 2)  # rows end at different times
+    slots = tokens + decoder.parts.drafter.max_draft_length
+    limits = slots - requests * 7 % (tokens // 2)  # rows end at different times
     state: DecodeState = decoder.prefill(
         params,
         [[int(number) % vocab, int(number) // vocab % vocab] for number in requests],
@@ -126,7 +126,7 @@ def _decoded(decoder: Decoder, params: ModelParams, requests: np.ndarray, tokens
         seed=(requests * 40_503).tolist(),
         warp=make_warp(len(requests), **warp),
         stop_ids=(),
-        slots=slots_for(2, most, max(decoder.parts.widths)),
+        slots=slots_for(2, slots, max(decoder.parts.widths)),
     )
     state = decoder.run(params, state)
     return jax.tree.map(np.asarray, (state.tokens, state.length, state.statistics))

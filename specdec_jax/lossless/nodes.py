@@ -24,7 +24,7 @@ class Setting(NamedTuple):
     # when the round began, and the last two tokens
     target_distributions: Distribution  # every leaf [W * toys * V * V, ...], by warp, toy and the last two tokens
     warp: Mapping[str, Any]  # arguments of `make_warp`, each a number or [W], for rows of W warps in one batch
-    most: int  # K
+    longest: int  # K
     tokens: int  # emitted tokens whose joint distribution is compared
     limit: int  # max_new_tokens
     batch: int  # rows that policy and verifier see at a time
@@ -75,18 +75,18 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     """The context that the decoder gives policy and verifier at the beginning of the round."""
     count = len(nodes.emitted)
     warp = jax.tree.map(np.asarray, make_warp(count, **numbers_at(setting, nodes.table)))
-    room = np.minimum(setting.most, setting.limit - nodes.emitted - 1)
+    limit = np.minimum(setting.longest, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
-    emitted, budget = host(nodes.emitted), host(np.maximum(room, 0).astype(np.int32))
+    emitted, budget = host(nodes.emitted), host(np.maximum(limit, 0).astype(np.int32))
     return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor)
 
 
-def asked(
+def rule_answers(
     setting: Setting, nodes: Nodes, branches: Branches, draft: Draft
 ) -> tuple[RoundContext, Any, Draft, Distribution]:
     """The arguments of the verifier."""
-    vocab, most = setting.target_distributions.log_prob.shape[-1], setting.most
-    pairs = np.stack([pair(branches.text[:, k : k + 2], vocab) for k in range(most + 1)], axis=1)
+    vocab, longest = setting.target_distributions.log_prob.shape[-1], setting.longest
+    pairs = np.stack([pair(branches.text[:, k : k + 2], vocab) for k in range(longest + 1)], axis=1)
     distributions = take(setting.target_distributions, branches.table[:, None] + pairs)
     context = take(context_of(setting, nodes), branches.node)
     return context, take(nodes.verifier, branches.node), draft, distributions
@@ -106,10 +106,10 @@ def chosen_at(setting: Setting, text: np.ndarray) -> np.ndarray:
 
     Mixed, that goes by the two tokens before the round: all, none, or every other one.
     """
-    shape = len(text), setting.most
+    shape = len(text), setting.longest
     if setting.chosen is not None:
         return np.full(shape, setting.chosen)
-    kind, step = text[:, :2].sum(axis=1, keepdims=True) % 4, np.arange(setting.most)[None, :]
+    kind, step = text[:, :2].sum(axis=1, keepdims=True) % 4, np.arange(setting.longest)[None, :]
     return (kind == 1) | ((kind > 1) & (step % 2 == kind % 2))
 
 

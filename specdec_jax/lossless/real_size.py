@@ -48,10 +48,10 @@ def prove_real_size(
         numbers = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **warp}
         outcome = outcomes(target, drafter, drafts, make_warp(FEW**DRAFTS, **numbers))
         p, q, lengths, following = jax.tree.map(np.asarray, outcome)
-        error, outside, found = _compared(p, q, lengths, following, drafts)
+        error, outside, example = _compared(p, q, lengths, following, drafts)
         worst, truncated = max(worst, error), max(truncated, outside)
-        if wrong is None and found is not None and not (error < ROUNDING and outside == 0):
-            tokens, probability, expected = found
+        if wrong is None and example is not None and not (error < ROUNDING and outside == 0):
+            tokens, probability, expected = example
             draft = tuple(map(int, drafts[np.argmax(drafts[:, 0] == tokens[0])]))
             name = f"float32, {vocab_size:,} tokens"
             wrong = Counterexample(name, (), warp, tokens, len(tokens), probability, expected, draft)
@@ -87,9 +87,9 @@ def _outcomes(
     draft = Draft(
         drafts, q if verifier.needs_log_q else None, jnp.zeros(drafts.shape, bool), jnp.full_like(first, DRAFTS)
     )
-    one, zero = jnp.ones_like(first), jnp.zeros_like(first)
+    ones, zero = jnp.ones_like(first), jnp.zeros_like(first)
     state, watched = jax.tree.map(jnp.asarray, (verifier.init(rows), monitor.init(rows)))
-    context = RoundContext(one + 1, zero, one + 1, one > 0, zero.astype(jnp.uint32), warp, watched)
+    context = RoundContext(ones + 1, zero, ones + 1, ones > 0, zero.astype(jnp.uint32), warp, watched)
     lengths, next_distribution, _ = verifier.verify(state, draft, p, context)
     following = [next_distribution(jnp.full_like(first, k)) for k in range(DRAFTS + 1)]
     return p.log_prob, q, lengths, jnp.stack(following, axis=1)

@@ -97,15 +97,15 @@ def toy_decoder(
 
 
 def check_on_toy(
-    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, **options: Any
+    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, longest: int, **options: Any
 ) -> None:
     """Refuses what a user's file has that fails at a toy's sizes, with and without drafts: before proofs of minutes.
 
     Raises:
         ValueError: one line with the file and line (`answers.check_parts`).
     """
-    widths = (1, *default_widths(widest_draft(policy, most)))
-    decoder, params = toy_decoder(policy, verifier, most, monitor=monitor, widths=widths, **options)
+    widths = (1, *default_widths(widest_draft(policy, longest)))
+    decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, widths=widths, **options)
     warp = make_warp(1, temperature=0.0)
     check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]], max_new_tokens=0, warp=warp))
 
@@ -146,10 +146,10 @@ def test_by_sampling(
         strategies: `policy`, `verifier` and `monitor`: the decoder's with other hyperparameters.
     """
     numbers = {"temperature": 1.0} if warp is None else dict(warp)
-    target, most = decoder.parts.target, decoder.parts.drafter.max_draft_length
+    target, longest = decoder.parts.target, decoder.parts.drafter.max_draft_length
     target = target if source is None else with_source(target, source)
     if batch is None:
-        batch = max(1, min(4096, sequences, 2**26 // (target.spec.vocab_size * (most + 1))))
+        batch = max(1, min(4096, sequences, 2**26 // (target.spec.vocab_size * (longest + 1))))
     joint = min(joint, tokens)
     if against is None:
         cells = _cells(target, params.target, prompt, numbers, joint, branching)
@@ -157,24 +157,24 @@ def test_by_sampling(
         cells, joint = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}, tokens
     observed = dict.fromkeys(cells, 0)
     positions = None if against is not None else Positions(target, params.target, len(prompt), tokens, numbers)
-    drafted, done, begun, stopped, widths = np.zeros(most, np.int64), 0, time.perf_counter(), 0, set()
+    drafted, done, begun, stopped, widths = np.zeros(longest, np.int64), 0, time.perf_counter(), 0, set()
     while done < sequences:
         count = min(batch, sequences - done)
         state = decoder.prefill(
             params,
             [list(prompt)] * batch,
-            max_new_tokens=[tokens + most] * count + [0] * (batch - count),
+            max_new_tokens=[tokens + longest] * count + [0] * (batch - count),
             seed=(np.arange(batch, dtype=np.uint64) + (seed + done)) * SPREAD % 2**32,
             warp=make_warp(batch, **numbers),
             **strategies,
             sources=None if source is None else [list(source)] * batch,
             stop_ids=(),
-            record_rounds=tokens + most,
+            record_rounds=tokens + longest,
         )
         state = decoder.run(params, state)
         texts = np.asarray(state.tokens)[:count, : len(prompt) + tokens]
         drafted += np.asarray(state.statistics.drafted_at).sum(axis=0)
-        stops, wide = _stops_and_widths(state.record, tokens + most, most, count)
+        stops, wide = _stops_and_widths(state.record, tokens + longest, longest, count)
         stopped, widths = stopped + stops, widths | wide
         for text, times in zip(
             *np.unique(texts[:, len(prompt) : len(prompt) + joint], axis=0, return_counts=True), strict=True
@@ -246,12 +246,12 @@ def _cell_of(cells: Mapping[Cell, float], text: Sequence[int]) -> Cell:
     return prefix, (prefix, True) in cells
 
 
-def _stops_and_widths(record: Any, limit: int, most: int, count: int) -> tuple[int, set[int]]:
+def _stops_and_widths(record: Any, limit: int, longest: int, count: int) -> tuple[int, set[int]]:
     """(rounds of the first `count` rows with fewer drafts than there was room for, widths of passes)."""
     drafted, emitted, width = (np.asarray(leaf)[:count] for leaf in (record.drafted, record.emitted, record.width))
-    room = np.minimum(most, limit - (np.cumsum(emitted, axis=1) - emitted) - 1)
+    budget = np.minimum(longest, limit - (np.cumsum(emitted, axis=1) - emitted) - 1)
     played = emitted > 0
-    return int(np.sum(played & (drafted < room))), set(np.unique(width[played]).tolist())
+    return int(np.sum(played & (drafted < budget))), set(np.unique(width[played]).tolist())
 
 
 def _wrong_cell(

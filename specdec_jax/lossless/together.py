@@ -59,7 +59,7 @@ def prove_together(
         prompts: of every warp, but no more than there are.
     """
     several = [{"temperature": 0.0, **OFF, **warp} for warp in warps_for(verifier, warps)]
-    warp = {name: np.array([one[name] for one in several]) for name in several[0]}
+    warp = {name: np.array([row_warp[name] for row_warp in several]) for name in several[0]}
     vocab, rng = toys[0].target.shape[-1], np.random.default_rng(0)
     each = [rng.permutation(len(toys) * vocab**2)[:prompts] for _ in several]
     index = np.repeat(np.arange(len(several)), [len(some) for some in each])
@@ -83,10 +83,10 @@ def prove_verifier(
     Drafts have every length up to that. Without any (plain decoding, passes of one token) the target alone decides.
     """
     reports = []
-    for most in lengths:
-        size: dict[str, Any] = {"prompts": 8, "rounds": 2} if most < 5 else {"prompts": 1, "rounds": 1}
+    for length in lengths:
+        size: dict[str, Any] = {"prompts": 8, "rounds": 2} if length < 5 else {"prompts": 1, "rounds": 1}
         report = prove_together(
-            uneven(), verifier, warps=warps, monitor=monitor, max_draft_length=most, toys=SMALL, **size
+            uneven(), verifier, warps=warps, monitor=monitor, max_draft_length=length, toys=SMALL, **size
         )
         reports.append(report)
     return report_of([report.cases[0] for report in reports], all(report.alone for report in reports))

@@ -93,13 +93,13 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
         del positions
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
-        known = cache.tokens.at[rows, slots].set(tokens, mode="drop", unique_indices=True)
-        every = jnp.arange(known.shape[1], dtype=jnp.int32)[None, None, :]
+        text = cache.tokens.at[rows, slots].set(tokens, mode="drop", unique_indices=True)
+        every = jnp.arange(text.shape[1], dtype=jnp.int32)[None, None, :]
         seen = every < slots[:, :, None]
         last = jnp.max(jnp.where(seen if mask is None else seen & mask, every, -1), axis=2)
-        before = jnp.take_along_axis(known, jnp.maximum(last, 0), axis=1, mode="clip")
+        before = jnp.take_along_axis(text, jnp.maximum(last, 0), axis=1, mode="clip")
         before = jnp.where(last >= 0, before, 0)
-        return jnp.asarray(params)[before, tokens], TokenCache(known, cache.length + tokens.shape[1])
+        return jnp.asarray(params)[before, tokens], TokenCache(text, cache.length + tokens.shape[1])
 
     def tapped(
         params: Params, tokens: Array, cache: Any, layers: tuple[int, ...], positions: Any = None, mask: Any = None

@@ -78,15 +78,15 @@ def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interv
     Rounds begin at every position, intervals are over texts. The list ends where no position tells of a longer draft.
     """
     at, length = np.arange(trace.accepted.shape[1])[None, :], trace.length[:, None]
-    run, found = trace.accepted_runs(), []
+    run, rates = trace.accepted_runs(), []
     for before in range(trace.max_draft_length):
         reached = (run >= before) & (at + before < length)
-        told, accepted = reached.sum(axis=1), (reached & (run > before)).sum(axis=1)
-        texts = told > 0
+        reached_count, accepted = reached.sum(axis=1), (reached & (run > before)).sum(axis=1)
+        texts = reached_count > 0
         if not texts.any():
             break
-        found.append(ratio_of_totals(accepted[texts], told[texts], level, seed))
-    return found
+        rates.append(ratio_of_totals(accepted[texts], reached_count[texts], level, seed))
+    return rates
 
 
 def expected_tokens(acceptance: Any, draft_length: Any) -> Any:
@@ -111,11 +111,11 @@ def expected_speedup(acceptance: Any, draft_length: Any, cost_ratio: Any) -> Any
     return (expected_tokens(acceptance, draft_length) / (np.asarray(draft_length) * c + 1))[()]
 
 
-def best_draft_length(acceptance: float, cost_ratio: float, most: int = 32) -> int:
+def best_draft_length(acceptance: float, cost_ratio: float, longest: int = 32) -> int:
     """The static draft length in 0..most with the largest expected speed-up, the least of equals; 0: do not draft."""
-    if most < 0:
-        raise ValueError(f"most must not be negative, got {most!r}")
-    return int(np.argmax(expected_speedup(acceptance, np.arange(most + 1), cost_ratio)))
+    if longest < 0:
+        raise ValueError(f"most must not be negative, got {longest!r}")
+    return int(np.argmax(expected_speedup(acceptance, np.arange(longest + 1), cost_ratio)))
 
 
 def _checked(acceptance: Any, draft_length: Any) -> tuple[np.ndarray, np.ndarray]:

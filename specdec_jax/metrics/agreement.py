@@ -25,33 +25,33 @@ class Difference(NamedTuple):
     logit_gap: float | None  # |logit difference| of the two tokens under the target, at temperature 1
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+def first_difference(first: Sequence[int], other: Sequence[int]) -> int | None:
     """Index of the first token that differs (or that only one of them has); None for equal sequences."""
-    if list(one) == list(other):
+    if list(first) == list(other):
         return None
-    shared = min(len(one), len(other))
-    return next((i for i in range(shared) if one[i] != other[i]), shared)
+    shared = min(len(first), len(other))
+    return next((i for i in range(shared) if first[i] != other[i]), shared)
 
 
 def compare_outputs(
-    target: LanguageModel, params: Params, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]
+    target: LanguageModel, params: Params, prompt: Sequence[int], first: Sequence[int], other: Sequence[int]
 ) -> Difference | None:
     """How two outputs for one prompt part; None if they are equal.
 
     In bfloat16 a pass of another width rounds differently, so a greedy choice between near-equal logits may flip: the
     gap says whether that is what happened. It comes from one teacher-forced pass over the shared beginning.
     """
-    at = first_difference(one, other)
+    at = first_difference(first, other)
     if at is None:
         return None
-    pair = (one[at] if at < len(one) else None, other[at] if at < len(other) else None)
+    pair = (first[at] if at < len(first) else None, other[at] if at < len(other) else None)
     if pair[0] is None or pair[1] is None:
         return Difference(at, pair, None)
-    known = [*prompt, *one[:at]]
-    padded = _padded(known)
+    common = [*prompt, *first[:at]]
+    padded = _padded(common)
     cache = target.init_cache(params, 1, padded.shape[1])
     logits, _ = target.apply(params, padded, cache)
-    row = logits[0, len(known) - 1]
+    row = logits[0, len(common) - 1]
     return Difference(at, pair, float(jnp.abs(row[pair[0]] - row[pair[1]])))
 
 
@@ -76,20 +76,20 @@ def changes_along(
     sizes = [model.spec.vocab_size for model in models]
     if sizes[0] != sizes[1]:
         raise ValueError(f"logits of {sizes[0]} and of {sizes[1]} tokens cannot be compared")
-    found = jax.device_get(_changes(models, params, _padded(text)))
-    return Change(*(values[: len(text) - 1] for values in found))
+    changes = jax.device_get(_changes(models, params, _padded(text)))
+    return Change(*(values[: len(text) - 1] for values in changes))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _changes(models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array) -> Change:
-    one, other = (
-        model.apply(own, tokens, model.init_cache(own, 1, tokens.shape[1]))[0][0].astype(jnp.float32)
-        for model, own in zip(models, params, strict=True)
+    first, other = (
+        model.apply(weights, tokens, model.init_cache(weights, 1, tokens.shape[1]))[0][0].astype(jnp.float32)
+        for model, weights in zip(models, params, strict=True)
     )
-    log_p, log_q = jax.nn.log_softmax(one), jax.nn.log_softmax(other)
-    p, apart = jnp.exp(log_p), jnp.abs(one - other)
+    log_p, log_q = jax.nn.log_softmax(first), jax.nn.log_softmax(other)
+    p, apart = jnp.exp(log_p), jnp.abs(first - other)
     divergence = jnp.sum(jnp.where(p > 0, p * (log_p - log_q), 0.0), axis=-1)
-    same = jnp.argmax(one, axis=-1) == jnp.argmax(other, axis=-1)
+    same = jnp.argmax(first, axis=-1) == jnp.argmax(other, axis=-1)
     return Change(divergence, same, jnp.mean(apart, axis=-1), jnp.max(apart, axis=-1))
 
 

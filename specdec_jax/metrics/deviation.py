@@ -39,8 +39,8 @@ def lenience_distribution(target: Distribution, drafter: Distribution, is_sample
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     assert target.raw_log_prob is not None
     near = jnp.exp(target.raw_log_prob) > lenience * target.raw_max_prob[..., None]
-    kept = jnp.where(is_sampled, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
-    return kept + _missing(kept) * normalised(jnp.maximum(p - q, 0.0))
+    accepted = jnp.where(is_sampled, jnp.minimum(q, p / lenience), jnp.where(near, q, jnp.minimum(q, p)))
+    return accepted + _missing(accepted) * normalised(jnp.maximum(p - q, 0.0))
 
 
 def typical_distribution(
@@ -50,8 +50,8 @@ def typical_distribution(
     del is_sampled
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-target.entropy))[..., None]
-    kept = jnp.where(p > threshold, q, 0.0)
-    return kept + _missing(kept) * p
+    accepted = jnp.where(p > threshold, q, 0.0)
+    return accepted + _missing(accepted) * p
 
 
 def easd_distribution(
@@ -127,13 +127,13 @@ def deviations(
         raise ValueError(f"deviations need tokens [rows, length >= 2], got shape {text.shape}")
     if decoder.parts.drafter.model is None:
         raise ValueError("deviations need a drafter that is a language model")
-    given = dict(hyperparameters or {})
-    static_options = tuple((name, given.pop(name)) for name in ("top_n",) if name in given)
+    settings = dict(hyperparameters or {})
+    static_options = tuple((name, settings.pop(name)) for name in ("top_n",) if name in settings)
     padded = np.pad(text, ((0, 0), (0, -(text.shape[1] - 1) % chunk)))
     warp = warp or make_warp(len(text), temperature=1.0)
     models = decoder.parts.target, decoder.parts.drafter.model
-    found = _pass_over(*models, verifier, static_options, chunk, params, padded, warp, given)
-    return jax.tree.map(lambda leaf: leaf[..., : text.shape[1] - 1], found)
+    by_position = _pass_over(*models, verifier, static_options, chunk, params, padded, warp, settings)
+    return jax.tree.map(lambda leaf: leaf[..., : text.shape[1] - 1], by_position)
 
 
 def _passes(
@@ -152,14 +152,14 @@ def _passes(
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     is_sampled = (warp.temperature > 0)[:, None, None]
 
-    def one(caches: PairCache, index: Array) -> tuple[PairCache, Deviations]:
+    def one_chunk(caches: PairCache, index: Array) -> tuple[PairCache, Deviations]:
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)
         token = lax.dynamic_slice_in_dim(following, index * chunk, chunk, axis=1)
         p_logits, q_logits, caches = feed_both((target, drafter), (params.target, params.drafter), fed, caches)
         big, small = distributions(p_logits, warp), distributions(q_logits, warp)
 
-        def moved(given: Mapping[str, Any]) -> tuple[Array, Array]:
-            emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **given, **dict(static_options))
+        def moved(settings: Mapping[str, Any]) -> tuple[Array, Array]:
+            emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **settings, **dict(static_options))
             distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
             return distance, kl_divergence(emitted, big.log_prob)
 
@@ -170,12 +170,12 @@ def _passes(
         return caches, Deviations(distance, divergence, likelihood, token == big.top_token)
 
     caches = init_caches((target, drafter), (params.target, params.drafter), batch, length)
-    _, found = lax.scan(one, caches, jnp.arange(length // chunk, dtype=jnp.int32))
-    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -2).reshape(*leaf.shape[1:-1], -1), found)
+    _, by_chunk = lax.scan(one_chunk, caches, jnp.arange(length // chunk, dtype=jnp.int32))
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -2).reshape(*leaf.shape[1:-1], -1), by_chunk)
 
 
 _pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))
 
 
-def _missing(kept: Array) -> Array:
-    return jnp.maximum(1.0 - jnp.sum(kept, axis=-1, keepdims=True), 0.0)
+def _missing(accepted: Array) -> Array:
+    return jnp.maximum(1.0 - jnp.sum(accepted, axis=-1, keepdims=True), 0.0)

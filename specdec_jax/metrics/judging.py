@@ -74,7 +74,7 @@ def answers(
         "stop_ids": () if past_end else sorted({*target.model.spec.eos_ids, *target.tokenizer.eos_ids}),
     }
     seeds = [(seed + index) % 2**32 for index in range(len(prompts))] if isinstance(seed, int) else list(seed)
-    found: dict[int, list[int]] = {}
+    by_row: dict[int, list[int]] = {}
     for members in _alike([len(prompt) for prompt in prompts], batch):
         rows = [members[0]] * (batch - len(members)) + members  # the last batch is filled up with rows that end at once
         state = pair.decoder.prefill(
@@ -88,10 +88,10 @@ def answers(
         state = pair.decoder.run(pair.params, state)
         tokens, begin, end = (np.asarray(leaf) for leaf in (state.tokens, state.prompt_length, state.length))
         for row, member in enumerate(rows):
-            found[member] = tokens[row, begin[row] : end[row]].tolist()
+            by_row[member] = tokens[row, begin[row] : end[row]].tolist()
         if progress is not None:
-            progress(len(found), len(prompts))
-    return [found[index] for index in range(len(prompts))]
+            progress(len(by_row), len(prompts))
+    return [by_row[index] for index in range(len(prompts))]
 
 
 def judge(
@@ -138,17 +138,17 @@ def _means(
     """Means over each answer: agreement [rows] and mass [rows, N] of at most `batch` texts."""
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     slots = slots_for(longest, max(chunk, PREFILL), 0)  # whole passes, wherever a row stands
-    tokens, known = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
+    tokens, fed = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
     sizes = np.array([len(answer) for _, answer in rows])
     for row, (prompt, answer) in enumerate(rows):
         tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
-        known[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
+        fed[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
     device = jnp.asarray(tokens)
-    caches = programs.fill(weights, device, known.max())
+    caches = programs.fill(weights, device, fed.max())
     steps = range(0, int(sizes.max()), chunk)
     agreement, mass = [], []
     for step in steps:
-        same, shared, caches = programs.compare(weights, device, caches, known + np.int32(step), warps)
+        same, shared, caches = programs.compare(weights, device, caches, fed + np.int32(step), warps)
         agreement.append(same)
         mass.append(shared)
     counted = np.arange(len(steps) * chunk)[None, :] < sizes[:, None]

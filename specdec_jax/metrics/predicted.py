@@ -40,9 +40,9 @@ def every_rule(longest: int) -> list[StoppingPolicy]:
     Rules of chains: trees are verified in other widths (docs/combs.md).
     """
     built = [build("policy", name, {}) for name in names("policy") if name != static().name]
-    own = [rule for rule in built if not any(isinstance(part, StoppingPolicy) for part in rule.options.values())]
-    own = [rule for rule in own if rule.rounds is None]
-    return [*own, *(static(draft_length=length) for length in range(1, longest + 1))]
+    plain = [rule for rule in built if not any(isinstance(part, StoppingPolicy) for part in rule.options.values())]
+    plain = [rule for rule in plain if rule.rounds is None]
+    return [*plain, *(static(draft_length=length) for length in range(1, longest + 1))]
 
 
 def costs_counted(pair: Pair) -> CostModel:
@@ -58,22 +58,22 @@ def predicted(
     """A rule over a trace of that pair, its texts decoded in so many cache slots. Raises ValueError as `replay`."""
     costs, longest = costs_counted(pair), pair.decoder.parts.drafter.max_draft_length
     watched = pair._replace(policy=rule, monitor=PHASES if rule.needs_phases else None)
-    told = learnt_hyperparameters(watched, calibration, float(trace.temperature.max()), slots)
-    phases = phase_path(trace, **told.get("monitor_hyperparameters", {})) if rule.needs_phases else None
-    hyperparameters = {name: _one_setting(value) for name, value in told.get("policy_hyperparameters", {}).items()}
-    found = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
-    return _summed(rule, found, costs.at(slots))
+    learnt = learnt_hyperparameters(watched, calibration, float(trace.temperature.max()), slots)
+    phases = phase_path(trace, **learnt.get("monitor_hyperparameters", {})) if rule.needs_phases else None
+    hyperparameters = {name: _one_setting(value) for name, value in learnt.get("policy_hyperparameters", {}).items()}
+    replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
+    return _summed(rule, replayed, costs.at(slots))
 
 
-def faster(one: Predicted, other: Predicted) -> Interval:
+def faster(first: Predicted, other: Predicted) -> Interval:
     """How many times as fast one rule is as another on the same texts, total over total, with a paired interval."""
-    return ratio_of_totals(other.seconds, one.seconds)
+    return ratio_of_totals(other.seconds, first.seconds)
 
 
-def as_fast(found: Sequence[Predicted]) -> list[bool]:
+def as_fast(predictions: Sequence[Predicted]) -> list[bool]:
     """Of every rule: whether it is as fast as the best of them, or the texts do not tell them apart."""
-    best = max(found, key=lambda one: one.speedup.estimate)
-    return [one is best or not faster(one, best).high < 1 for one in found]
+    best = max(predictions, key=lambda prediction: prediction.speedup.estimate)
+    return [prediction is best or not faster(prediction, best).high < 1 for prediction in predictions]
 
 
 def _one_setting(value: Any) -> Any:
@@ -81,16 +81,16 @@ def _one_setting(value: Any) -> Any:
     return np.asarray(value)[None] if np.ndim(value) else value
 
 
-def _summed(rule: StoppingPolicy, found: Replay, costs: CostModel) -> Predicted:
-    seconds, plain = found.seconds(costs)[0], found.emitted[0] * costs.plain_pass
-    passes, rounds, drafted = (int(counts.sum()) for counts in (found.passes, found.rounds, found.drafted))
+def _summed(rule: StoppingPolicy, replayed: Replay, costs: CostModel) -> Predicted:
+    seconds, plain = replayed.seconds(costs)[0], replayed.emitted[0] * costs.plain_pass
+    passes, rounds, drafted = (int(counts.sum()) for counts in (replayed.passes, replayed.rounds, replayed.drafted))
     spared = plain.sum() - (seconds.sum() - passes * costs.drafter_step)
     return Predicted(
         policy=rule,
         speedup=ratio_of_totals(plain, seconds),
         break_even=float(spared / (passes * costs.plain_pass)) if passes else float("nan"),
         seconds=seconds,
-        tokens=float(found.tokens_per_round[0]),
+        tokens=float(replayed.tokens_per_round[0]),
         drafted=drafted / rounds,
-        acceptance_rate=float(found.acceptance_rate[0]) if drafted else float("nan"),
+        acceptance_rate=float(replayed.acceptance_rate[0]) if drafted else float("nan"),
     )

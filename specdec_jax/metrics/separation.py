@@ -36,9 +36,9 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
     """
     _check_both(accepted)
     order = np.argsort(values, kind="stable")
-    sorted_values, kept = values[order], accepted[order]
-    below_accepted = np.cumsum(kept) / kept.sum()  # shares at or below each value
-    below_rejected = np.cumsum(~kept) / (~kept).sum()
+    sorted_values, sorted_accepted = values[order], accepted[order]
+    below_accepted = np.cumsum(sorted_accepted) / sorted_accepted.sum()  # shares at or below each value
+    below_rejected = np.cumsum(~sorted_accepted) / (~sorted_accepted).sum()
     gain = np.where(np.append(np.diff(sorted_values) > 0, True), below_accepted - below_rejected, -1.0)
     best = int(np.argmax(gain))
     ranks = rankdata(values)[~accepted]
@@ -56,8 +56,8 @@ def youden(values: np.ndarray, accepted: np.ndarray, threshold: float) -> float:
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
     """The customary ones, by their number."""
-    found = np.percentile(values, PERCENTILES)
-    return {str(name): float(value) for name, value in zip(PERCENTILES, found, strict=True)}
+    values_at = np.percentile(values, PERCENTILES)
+    return {str(name): float(value) for name, value in zip(PERCENTILES, values_at, strict=True)}
 
 
 def acceptance_curve(values: np.ndarray, accepted: np.ndarray, bins: int = 12) -> Curve:
@@ -76,8 +76,8 @@ def fitted_entropy_factor(entropy: np.ndarray, accepted: np.ndarray) -> float:
     def loss(log_factor: float) -> float:
         return float(np.mean(_squares(np.exp(log_factor), entropy, accepted)))
 
-    found: Any = minimize_scalar(loss, bounds=tuple(np.log(FACTORS)), method="bounded")
-    return float(np.exp(found.x))
+    minimum: Any = minimize_scalar(loss, bounds=tuple(np.log(FACTORS)), method="bounded")
+    return float(np.exp(minimum.x))
 
 
 def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np.ndarray, seed: int = 0) -> Interval:

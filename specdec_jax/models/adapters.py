@@ -41,10 +41,10 @@ def from_logits_function(function: Callable[[Params, Array], Array], spec: Model
         _refuse(positions, mask)
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
         rows = jnp.arange(tokens.shape[0])[:, None]
-        known = cache.tokens.at[rows, slots].set(tokens.astype(jnp.int32), mode="drop", unique_indices=True)
-        logits = _checked(function(params, known), (*known.shape, spec.vocab_size))
+        text = cache.tokens.at[rows, slots].set(tokens.astype(jnp.int32), mode="drop", unique_indices=True)
+        logits = _checked(function(params, text), (*text.shape, spec.vocab_size))
         logits = jnp.take_along_axis(logits, slots[:, :, None], axis=1, mode="clip")
-        return logits, TokenCache(known, cache.length + tokens.shape[1])
+        return logits, TokenCache(text, cache.length + tokens.shape[1])
 
     return LanguageModel(init_cache, apply, replace_length, spec)
 
@@ -101,12 +101,12 @@ def with_source(model: LanguageModel, tokens: Sequence[int]) -> LanguageModel:
     """
     if model.spec.source is None:
         raise ValueError("this model has no encoder: there is nothing that would read a source")
-    own = np.asarray(tokens, np.int32)
+    read = np.asarray(tokens, np.int32)
 
     def init_cache(params, batch, slots, source=None):
         if source is not None:
             raise ValueError("this model has its source already")
-        repeated = jnp.broadcast_to(own[None], (batch, own.size)), jnp.full((batch,), own.size, jnp.int32)
+        repeated = jnp.broadcast_to(read[None], (batch, read.size)), jnp.full((batch,), read.size, jnp.int32)
         return model.init_cache(params, batch, slots, repeated)
 
     return model.replace(init_cache=init_cache, spec=model.spec._replace(source=None))

@@ -105,8 +105,8 @@ def alibi(slopes: tuple[float, ...], distance: Array) -> Array:
 def alibi_slopes(heads: int) -> tuple[float, ...]:
     """2^(-8/n), 2^(-16/n) ... for n heads, a power of two; for other n, every second slope of 2n heads for the rest."""
     power = 1 << (heads.bit_length() - 1)
-    own = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    return (*own, *(alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else ()))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    return (*slopes, *(alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else ()))
 
 
 def attend(query: Array, keys: Array, values: Array, mask: Array, start: Array, scoring: Scoring = PLAIN) -> Array:
@@ -153,7 +153,7 @@ def attend_by_blocks(
     query = query.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, head_dim)
     seen = jnp.max(start) + width
 
-    def one(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def one_block(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         index, top, total, out = carry
         begin = jnp.minimum(index * block, slots - block)  # of the last, what is there twice is masked
         key, value = (lax.dynamic_slice_in_dim(buffer, begin, block, axis=2) for buffer in (keys, values))
@@ -170,7 +170,7 @@ def attend_by_blocks(
     row = (batch, kv_heads, group * width)
     nothing = jnp.full(row, jnp.finfo(jnp.float32).min), jnp.zeros(row), jnp.zeros((*row, head_dim))
     begin = (jnp.zeros((), jnp.int32), *nothing)
-    _, _, total, out = lax.while_loop(lambda carry: carry[0] * block < seen, one, begin)
+    _, _, total, out = lax.while_loop(lambda carry: carry[0] * block < seen, one_block, begin)
     out = (out / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]).reshape(
         batch, kv_heads, group, width, head_dim
     )
@@ -193,7 +193,7 @@ def attend_whole(query: Array, keys: Array, values: Array, mask: Array, scoring:
         score = jnp.where(mask[None], score, jnp.finfo(jnp.float32).min)
         return jnp.einsum("hts,hsd->thd", jax.nn.softmax(score, axis=-1), values)
 
-    out = lax.map(lambda one: row(*one), (query, keys, values, mask))
+    out = lax.map(lambda each: row(*each), (query, keys, values, mask))
     return out.reshape(*query.shape[:2], -1)
 
 

@@ -59,10 +59,10 @@ class BloomConfig(LayerNorms, HFConfig):
         return Scoring(bias=functools.partial(alibi, alibi_slopes(self.num_attention_heads)))
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The width inside the MLP, which config.json does not state, and the old name of the stream's."""
-        width = given.get("hidden_size") or config.get("n_embed") or 0
-        return {**given, "hidden_size": width, "intermediate_size": 4 * width, "hidden_act": cls.hidden_act}
+        width = values.get("hidden_size") or config.get("n_embed") or 0
+        return {**values, "hidden_size": width, "intermediate_size": 4 * width, "hidden_act": cls.hidden_act}
 
 
 FAMILY = layer_norm_decoder.family(NAMES)
@@ -72,5 +72,5 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 def example_config() -> BloomConfig:
     """The smallest configuration that uses every part; tests ask every family for one."""
-    own = {"tie_word_embeddings": False, "max_position_embeddings": 64}
-    return BloomConfig(61, 24, 96, 2, 3, eos_token_ids=(2,), **own)
+    fields = {"tie_word_embeddings": False, "max_position_embeddings": 64}
+    return BloomConfig(61, 24, 96, 2, 3, eos_token_ids=(2,), **fields)

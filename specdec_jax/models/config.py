@@ -106,27 +106,27 @@ class HFConfig:
         if kind != cls.model_type:
             raise ValueError(f"models/{cls.model_type}.py serves model_type {cls.model_type!r}, got {kind!r}")
         keys = {each.name: cls.key(each.name) for each in fields(cls)}
-        given = {name: config[key] for name, key in keys.items() if config.get(key) is not None}
-        for name, value in given.items():
+        values = {name: config[key] for name, key in keys.items() if config.get(key) is not None}
+        for name, value in values.items():
             hint = _hints(cls)[name]
             if not _fits(value, hint):
                 raise ValueError(f"{keys[name]} must be {_words(hint)}, got {value!r}")
         eos = config.get("eos_token_id")
-        given["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
+        values["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
         try:
-            given = cls.own_fields(config, given)
-            missing = [cls.key(name) for name in cls.required if given.get(name) is None]
+            values = cls.read_fields(config, values)
+            missing = [cls.key(name) for name in cls.required if values.get(name) is None]
             if missing:
                 raise ValueError(f"the model's config lacks {', '.join(missing)}")
-            return cls(**given)
+            return cls(**values)
         except (TypeError, AttributeError, ArithmeticError, LookupError) as error:  # of an entry that is no field
             raise ValueError(f"an entry of the model's config has the wrong type: {error}") from error
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them, of those that config.json gives by name."""
         del config
-        return given
+        return values
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
@@ -212,14 +212,14 @@ class RopeConfig(HFConfig):
         return int(self.head_dim * self.partial_rotary_factor)
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Both generations: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (5)."""
         rope, part = rope_from_hf(config, cls.rope_theta)
         if cls.rotates_parts:
-            return given | rope | ({} if part is None else {"partial_rotary_factor": float(part)})
+            return values | rope | ({} if part is None else {"partial_rotary_factor": float(part)})
         if part not in (None, 1, 1.0):
             raise ValueError(f"models/{cls.model_type}.py rotates whole heads, got partial_rotary_factor {part!r}")
-        return given | rope
+        return values | rope
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""

@@ -25,9 +25,9 @@ Array = jax.Array
 class Family(NamedTuple):
     """What a family brings to the stack, beside its config (`config.HFConfig`). Functions take that first."""
 
-    block: type[nn.Module]  # (config, dtype, kind): (x, keys, values, start, told, visible) -> (x, keys, values)
+    block: type[nn.Module]  # (config, dtype, kind): (x, keys, values, start, places, visible) -> (x, keys, values)
     norm: Callable[..., nn.Module]  # (config, dtype, name=): what follows the last block
-    told: Callable[[Any, str, Array], Any]  # (config, kind, positions [B, T]): what its blocks know of positions
+    places: Callable[[Any, str, Array], Any]  # (config, kind, positions [B, T]): what its blocks know of positions
     table: Callable[[Any], weights.Table]  # (config)
     ignored: Callable[[Any], weights.Ignored]  # (config): names that a checkpoint may have besides
     embed: Callable[..., nn.Module] | None = None  # (config, dtype, name=): (embeddings [B, T, E], positions) -> x
@@ -56,9 +56,9 @@ class Decoder(nn.Module):
         slots = width if cache is None else cache.keys[0].shape[2]
         if positions is None:
             positions = start[:, None] + jnp.arange(width)[None, :]
-        told = {kind: self.family.told(c, kind, positions) for kind in dict.fromkeys(kinds)}
-        windows = {kind: c.sliding_window if kind.startswith(SLIDING) else None for kind in told}
-        visible = {kind: causal_mask(start, width, slots, mask, windows[kind]) for kind in told}
+        places = {kind: self.family.places(c, kind, positions) for kind in dict.fromkeys(kinds)}
+        windows = {kind: c.sliding_window if kind.startswith(SLIDING) else None for kind in places}
+        visible = {kind: causal_mask(start, width, slots, mask, windows[kind]) for kind in places}
         shape = c.vocab_size, c.embedding_width
         embedding = self.param("embedding", layers.WEIGHT_INIT, shape, self.dtype)
         x = as_float32(rows(embedding, tokens))
@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         values: list[Any] = [None] * len(kinds) if cache is None else list(cache.values)
         streams = [x]  # those nobody taps are never kept: they are values of the trace, not buffers
         for i, kind in enumerate(kinds):
-            inputs = x, keys[i], values[i], start, told[kind], visible[kind]
+            inputs = x, keys[i], values[i], start, places[kind], visible[kind]
             x, keys[i], values[i] = run_block(self, self.family.block, f"layer_{i}", kind, *inputs)
             x = constrain(x, DATA)
             streams.append(x)
@@ -118,7 +118,7 @@ class Functions(NamedTuple):
 def functions(family: Family) -> Functions:
     """Those of a family, each as described below."""
     every = (language_model, init_params, params_from_named, named_from_params)
-    return Functions(*(functools.partial(one, family) for one in every))
+    return Functions(*(functools.partial(function, family) for function in every))
 
 
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
@@ -143,14 +143,14 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
     by_slot = any(kind.startswith(SLIDING) for kind in c.layer_kinds) or getattr(c, "scoring", PLAIN).bias is not None
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, by_position=not by_slot)
     kernel = functools.partial(head_kernel, c, dtype)
-    given = Hidden(hidden, kernel, c.logit_cap, dtype, tapped, c.num_hidden_layers, c.hidden_size)
-    return LanguageModel(init_cache, apply, with_length, spec, given)
+    hidden_states = Hidden(hidden, kernel, c.logit_cap, dtype, tapped, c.num_hidden_layers, c.hidden_size)
+    return LanguageModel(init_cache, apply, with_length, spec, hidden_states)
 
 
 def head_kernel(config: Any, dtype: Any, params: Any) -> Any:
     """What the head multiplies with: the embedding where they are tied; int8 as it is."""
-    own = params["embedding" if config.tie_word_embeddings else "head"]
-    return own if isinstance(own, Int8) else jnp.asarray(own).astype(dtype)
+    kernel = params["embedding" if config.tie_word_embeddings else "head"]
+    return kernel if isinstance(kernel, Int8) else jnp.asarray(kernel).astype(dtype)
 
 
 def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat16):
@@ -169,12 +169,12 @@ def params_from_named(
 ):
     """Parameters from tensors named as Hugging Face names them. Arguments and errors as `weights` says."""
     table, ignored = family.table(config), family.ignored(config)
-    known = {*table, *ignored}
+    names = {*table, *ignored}
 
-    def own(name: str) -> str:
-        return name if name in known or family.prefix + name not in known else family.prefix + name
+    def full_name(name: str) -> str:
+        return name if name in names or family.prefix + name not in names else family.prefix + name
 
-    renamed = ((own(name), tensor) for name, tensor in weights.pairs(named))
+    renamed = ((full_name(name), tensor) for name, tensor in weights.pairs(named))
     return weights.params_from_named(table, renamed, dtype, ignored=ignored, place=place, int8=int8)
 
 

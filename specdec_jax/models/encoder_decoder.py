@@ -37,11 +37,11 @@ class CrossCache(NamedTuple):
 class Family(NamedTuple):
     """What a family brings to the stacks, beside its config (`config.HFConfig`). Functions take that first."""
 
-    encoder_block: type[nn.Module]  # (config, dtype, ENCODER): (x, told, visible) -> x
+    encoder_block: type[nn.Module]  # (config, dtype, ENCODER): (x, places, visible) -> x
     decoder_block: type[nn.Module]
-    # (config, dtype, DECODER): (x, keys, values, (cross keys, cross values), start, told, visible, seen) -> (x, keys,
+    # (config, dtype, DECODER): (x, keys, values, (cross keys, cross values), start, places, visible, seen) -> (x, keys,
     # values)
-    told: Callable[..., nn.Module]  # (config, dtype, kind, name=): () -> what all blocks of a stack know of positions
+    places: Callable[..., nn.Module]  # (config, dtype, kind, name=): () -> what all blocks of a stack know of positions
     norm: Callable[..., nn.Module]  # (config, dtype, name=): what follows the last block
     read: Callable[..., tuple[Array, Array]]
     # (config, dtype, a decoder block's parameters, encoded [B, E, D]) -> cross keys and values [B, H, E, head_dim]
@@ -59,10 +59,10 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array, length: Array) -> Array:
         c, (batch, width, _) = self.config, x.shape
-        told = self.family.told(c, self.dtype, ENCODER, name="positions")()
+        places = self.family.places(c, self.dtype, ENCODER, name="positions")()
         visible = jnp.broadcast_to(_counting(width, length), (batch, width, width))
         for i in range(c.num_encoder_layers):
-            x = run_block(self, self.family.encoder_block, f"layer_{i}", ENCODER, x, told, visible)
+            x = run_block(self, self.family.encoder_block, f"layer_{i}", ENCODER, x, places, visible)
             x = constrain(x, DATA)
         return self.family.norm(c, self.dtype, name="norm")(x)
 
@@ -77,13 +77,13 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(self, x: Array, cache: CrossCache, mask: Array | None = None) -> tuple[Array, CrossCache]:
         c, (batch, width, _), start = self.config, x.shape, cache.length
-        told = self.family.told(c, self.dtype, DECODER, name="positions")()
+        places = self.family.places(c, self.dtype, DECODER, name="positions")()
         visible = causal_mask(start, width, cache.keys[0].shape[2], mask)
         slots = cache.cross_keys[0].shape[2]
         seen = jnp.broadcast_to(_counting(slots, cache.source_length), (batch, width, slots))
         keys, values = list(cache.keys), list(cache.values)
         for i in range(c.num_hidden_layers):
-            inputs = x, keys[i], values[i], (cache.cross_keys[i], cache.cross_values[i]), start, told, visible, seen
+            inputs = x, keys[i], values[i], (cache.cross_keys[i], cache.cross_values[i]), start, places, visible, seen
             x, keys[i], values[i] = run_block(self, self.family.decoder_block, f"layer_{i}", DECODER, *inputs)
             x = constrain(x, DATA)
         x = self.family.norm(c, self.dtype, name="norm")(x)
@@ -103,7 +103,7 @@ def with_length(cache: CrossCache, length: Array) -> CrossCache:
 def functions(family: Family) -> Functions:
     """Those that `loading` asks of a family's module, each as described below."""
     every = (language_model, init_params, params_from_named, named_from_params)
-    return Functions(*(functools.partial(one, family) for one in every))
+    return Functions(*(functools.partial(function, family) for function in every))
 
 
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
@@ -117,9 +117,9 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         tokens, length = source
         encoded = _encoded(family, c, dtype, params, tokens, length)
         blocks = [params[DECODER][f"layer_{i}"] for i in range(c.num_hidden_layers)]
-        cross_keys, cross_values = zip(*(family.read(c, dtype, one, encoded) for one in blocks), strict=True)
-        own = init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
-        return CrossCache(own.keys, own.values, cross_keys, cross_values, length.astype(jnp.int32), own.length)
+        cross_keys, cross_values = zip(*(family.read(c, dtype, block, encoded) for block in blocks), strict=True)
+        text = init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
+        return CrossCache(text.keys, text.values, cross_keys, cross_values, length.astype(jnp.int32), text.length)
 
     def hidden(params, tokens, cache, positions=None, mask=None):
         if positions is not None:
@@ -153,15 +153,15 @@ def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat
     """Random parameters: normal(0.02) kernels and biases of positions, unit norms. The key is consumed."""
     c = config
     shape = c.num_hidden_layers, 1, 2, c.num_key_value_heads, c.head_dim, dtype
-    cross, own, one = init_kv_cache(*shape), init_kv_cache(*shape), jnp.ones((1,), jnp.int32)
+    cross, text, ones = init_kv_cache(*shape), init_kv_cache(*shape), jnp.ones((1,), jnp.int32)
 
     def made(key: Array) -> Any:
         keys = jax.random.split(key, 4)
-        cache = CrossCache(own.keys, own.values, cross.keys, cross.values, one, own.length)
+        cache = CrossCache(text.keys, text.values, cross.keys, cross.values, ones, text.length)
         x = jnp.zeros((1, 2, c.hidden_size), jnp.float32)
         tree = {
             "embedding": layers.WEIGHT_INIT(keys[0], (c.vocab_size, c.hidden_size), dtype),
-            ENCODER: Encoder(family, c, dtype).init(keys[1], x, one)["params"],
+            ENCODER: Encoder(family, c, dtype).init(keys[1], x, ones)["params"],
             DECODER: Decoder(family, c, dtype).init(keys[2], x, cache)["params"],
         }
         head = {} if c.tie_word_embeddings else {"head": layers.WEIGHT_INIT(keys[3], tree["embedding"].shape, dtype)}
@@ -188,12 +188,12 @@ def params_from_named(
     head, embedding = paths.get(("head",)), paths["embedding",]
 
     def with_head() -> Iterator[tuple[str, Any]]:
-        found: dict[str, Any] = {}
+        shared: dict[str, Any] = {}
         for name, tensor in weights.pairs(named):
-            found |= {name: tensor} if name in (head, embedding) else {}
+            shared |= {name: tensor} if name in (head, embedding) else {}
             yield name, tensor
-        if head is not None and head not in found and embedding in found:
-            yield head, found[embedding]
+        if head is not None and head not in shared and embedding in shared:
+            yield head, shared[embedding]
 
     return weights.params_from_named(table, with_head(), dtype, ignored=ignored, place=place, int8=int8)
 

@@ -55,17 +55,17 @@ class Gemma2Config(AttentionBias, RotaryWindowedConfig):
         return self.final_logit_softcapping
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Caps that may be none, and kinds of layers where config.json names none."""
         if config.get("use_bidirectional_attention"):
             raise ValueError(
                 f"models/{cls.model_type}.py serves causal attention, and use_bidirectional_attention is true"
             )
-        given = super().own_fields(config, given) | {name: config[name] for name in CAPS if name in config}
+        values = super().read_fields(config, values) | {name: config[name] for name in CAPS if name in config}
         every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or cls.full_every
-        count = given.get("num_hidden_layers") or 0
+        count = values.get("num_hidden_layers") or 0
         kinds = tuple(SLIDING if (i + 1) % every else FULL for i in range(count))
-        return given | {"layer_types": given["layer_types"] or kinds}
+        return values | {"layer_types": values["layer_types"] or kinds}
 
 
 class Scaled(nn.Module):

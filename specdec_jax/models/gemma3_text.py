@@ -41,16 +41,16 @@ class Gemma3TextConfig(Gemma2Config):
         return Scoring(self.query_pre_attn_scalar**-0.5)
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Both generations: numbers of their own (transformers 4), `rope_parameters` of each kind of layers (5)."""
         nested = config.get("rope_parameters") or {}
         if FULL not in nested:
-            return super().own_fields(config, given)
+            return super().read_fields(config, values)
         local = nested.get(SLIDING) or {}
         if local.get("rope_type", "default") != "default":
             raise ValueError(f"local layers have plain rotary positions, got rope_parameters {local!r}")
-        given = super().own_fields({**config, "rope_parameters": nested[FULL]}, given)
-        return given | {"rope_local_base_freq": float(local.get("rope_theta", cls.rope_local_base_freq))}
+        values = super().read_fields({**config, "rope_parameters": nested[FULL]}, values)
+        return values | {"rope_local_base_freq": float(local.get("rope_theta", cls.rope_local_base_freq))}
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
@@ -61,12 +61,12 @@ class Gemma3TextConfig(Gemma2Config):
         return super().to_hf() | {"rope_parameters": rotary}
 
 
-def _told(config: Gemma3TextConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _places(config: Gemma3TextConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of the layers of a kind."""
     return rope(config, positions, config.rope_local_base_freq if kind == SLIDING else None)
 
 
-FAMILY = gemma2.FAMILY._replace(told=_told)
+FAMILY = gemma2.FAMILY._replace(places=_places)
 parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 

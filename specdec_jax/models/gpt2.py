@@ -62,12 +62,12 @@ class GPT2Config(LayerNorms, HFConfig):
         return Scoring(None if self.scale_attn_weights else 1.0)
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Four times the width inside the MLP, where config.json does not say."""
         for name in UNSERVED:
             if config.get(name):
                 raise ValueError(f"models/gpt2.py does not serve {name}")
-        return {"intermediate_size": 4 * given.get("hidden_size", 0), **given}
+        return {"intermediate_size": 4 * values.get("hidden_size", 0), **values}
 
 
 FAMILY = layer_norm_decoder.family(NAMES)

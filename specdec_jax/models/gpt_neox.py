@@ -44,23 +44,23 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
         return "parallel" if self.use_parallel_residual else "pre"
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Both generations: `rotary_pct` and `rotary_emb_base` (transformers 4), `rope_parameters` (5)."""
         old = {"partial_rotary_factor": config.get("rotary_pct"), "rope_theta": config.get("rotary_emb_base")}
-        return super().own_fields({**old, **config}, given)
+        return super().read_fields({**old, **config}, values)
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         return super().to_hf() | {"rotary_pct": self.partial_rotary_factor, "rotary_emb_base": self.rope_theta}
 
 
-def _told(config: GPTNeoXConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _places(config: GPTNeoXConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of the part of a head that is rotated."""
     del kind
     return rope(config, positions)
 
 
-FAMILY = layer_norm_decoder.family(NAMES, told=_told)
+FAMILY = layer_norm_decoder.family(NAMES, places=_places)
 parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 

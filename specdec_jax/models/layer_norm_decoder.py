@@ -92,24 +92,24 @@ class LayerNormBlock(nn.Module):
     kind: str
 
     @nn.compact
-    def __call__(self, x, keys, values, start, told, mask) -> tuple[Array, Array | None, Array | None]:
+    def __call__(self, x, keys, values, start, places, mask) -> tuple[Array, Array | None, Array | None]:
         c, dtype, order = self.config, self.dtype, self.config.order
         norm = functools.partial(layers.LayerNorm, c.layer_norm_eps, dtype)
-        after, kept = order == "post", order == "normed"
+        after, is_normed = order == "post", order == "normed"
         with jax.named_scope("attention"):
             first = norm(name="attention_norm")
             heads = (c.num_attention_heads, c.num_attention_heads, c.head_dim)
             biases = (c.attention_bias, c.attention_bias)
             attend = attention.Attention(*heads, *biases, dtype, None, c.scoring, name="attention")
             normed = x if after else first(x)
-            out, keys, values = attend(normed, keys, values, start, told, mask)
-            out += normed if kept else x
+            out, keys, values = attend(normed, keys, values, start, places, mask)
+            out += normed if is_normed else x
             out = first(out) if after else out
         with jax.named_scope("mlp"):
             second = norm(name="mlp_norm")
             mlp = layers.MLP(c.intermediate_size, c.mlp_bias, dtype, c.hidden_act, name="mlp")
             normed = second(x) if order == "parallel" else out if after else second(out)
-            out = (normed if kept else out) + mlp(normed)
+            out = (normed if is_normed else out) + mlp(normed)
             return (second(out) if after else out), keys, values
 
 
@@ -165,7 +165,7 @@ def _nothing(config: Any, kind: str, positions: Array) -> None:
     del config, kind, positions
 
 
-def family(names: Names, told: Callable[..., Any] = _nothing) -> Family:
+def family(names: Names, places: Callable[..., Any] = _nothing) -> Family:
     """The family of these names."""
     table, ignored = functools.partial(_table, names=names), functools.partial(_ignored, names=names)
-    return Family(LayerNormBlock, End, told, table, ignored, Embed, names.prefix)
+    return Family(LayerNormBlock, End, places, table, ignored, Embed, names.prefix)

@@ -20,10 +20,10 @@ class MistralConfig(RotaryWindowedConfig):
     max_position_embeddings: int = 131072
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them."""
-        given = super().own_fields(config, given)
-        return given | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
+        values = super().read_fields(config, values)
+        return values | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
 
 
 parameter_table = FAMILY.table

@@ -77,7 +77,7 @@ class Mixture(nn.Module):
         order, count = jnp.argsort(~hit), jnp.sum(hit)
         x = (jnp.concatenate([x, x]) if is_lone(tokens, self.dtype) else x).astype(self.dtype)
 
-        def one(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        def one_expert(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             index, total = carry
             pick = lambda leaf: lax.dynamic_index_in_dim(leaf, order[index], 0, False)  # noqa: E731
             into, back = jax.tree.map(pick, (gate_up, down))
@@ -85,7 +85,7 @@ class Mixture(nn.Module):
             return index + 1, total + out * lax.dynamic_slice_in_dim(share, order[index], 1, axis=1)
 
         begin = jnp.zeros((), jnp.int32), jnp.zeros((tokens, down.shape[1]), jnp.float32)
-        return lax.while_loop(lambda carry: carry[0] < count, one, begin)[1]
+        return lax.while_loop(lambda carry: carry[0] < count, one_expert, begin)[1]
 
 
 class MixtureBlock(rotary_decoder.RotaryBlock):

@@ -21,9 +21,9 @@ class MT5Config(T5Config):
     tie_word_embeddings: bool = False
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The head is its own, or what the checkpoint has of it; transformers ties it without scaling."""
-        return super().own_fields(config, given) | {"tie_word_embeddings": False}
+        return super().read_fields(config, values) | {"tie_word_embeddings": False}
 
 
 parameter_table = FAMILY.table
@@ -32,5 +32,5 @@ language_model, init_params, params_from_named, named_from_params = encoder_deco
 
 def example_config() -> MT5Config:
     """The smallest configuration that uses every part; tests ask every family for one."""
-    own = {"eos_token_ids": (2,), "relative_attention_num_buckets": 12, "relative_attention_max_distance": 30}
-    return MT5Config(61, 24, 40, 3, 3, num_encoder_layers=2, head_dim=6, max_position_embeddings=64, **own)
+    fields = {"eos_token_ids": (2,), "relative_attention_num_buckets": 12, "relative_attention_max_distance": 30}
+    return MT5Config(61, 24, 40, 3, 3, num_encoder_layers=2, head_dim=6, max_position_embeddings=64, **fields)

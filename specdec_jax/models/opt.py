@@ -80,13 +80,13 @@ class OPTConfig(LayerNorms, HFConfig):
         return self.enable_bias
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Embeddings as wide as the stream, where config.json does not say."""
         if not config.get("layer_norm_elementwise_affine", True):
             raise ValueError(
                 "models/opt.py serves layer norms with weights, and layer_norm_elementwise_affine is false"
             )
-        return {"word_embed_proj_dim": given.get("hidden_size"), **given}
+        return {"word_embed_proj_dim": values.get("hidden_size"), **values}
 
 
 FAMILY = layer_norm_decoder.family(NAMES)

@@ -32,17 +32,19 @@ class Phi3Config(RotaryWindowedConfig):
     @property
     def context(self) -> int:
         """Most tokens of a text."""
-        most = self.max_position_embeddings
-        return min(most, self.original_max_position_embeddings) if rope_type(self.rope_scaling) == "longrope" else most
+        slots = self.max_position_embeddings
+        return (
+            min(slots, self.original_max_position_embeddings) if rope_type(self.rope_scaling) == "longrope" else slots
+        )
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """All layers have the window, and `longrope` had other names."""
         config = {"original_max_position_embeddings": cls.original_max_position_embeddings, **config}
         for name in ("rope_scaling", "rope_parameters"):
             if config.get(name) and rope_type(config[name]) in OLD_NAMES:
                 config[name] = {**config[name], "rope_type": "longrope"}
-        return super().own_fields(config, given) | {"layer_types": None}
+        return super().read_fields(config, values) | {"layer_types": None}
 
 
 parameter_table = FAMILY.table

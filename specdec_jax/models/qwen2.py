@@ -26,14 +26,14 @@ class Qwen2Config(RotaryWindowedConfig):
     max_position_embeddings: int = 32768
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them."""
-        given = super().own_fields(config, given)
+        values = super().read_fields(config, values)
         if not config.get("use_sliding_window"):
-            return given | {"sliding_window": None, "layer_types": None}
+            return values | {"sliding_window": None, "layer_types": None}
         first, count = config.get("max_window_layers", FULL_LAYERS), config["num_hidden_layers"]
-        kinds = given.get("layer_types") or [SLIDING if i >= first else FULL for i in range(count)]
-        return {"sliding_window": WINDOW, **given, "layer_types": tuple(kinds)}
+        kinds = values.get("layer_types") or [SLIDING if i >= first else FULL for i in range(count)]
+        return {"sliding_window": WINDOW, **values, "layer_types": tuple(kinds)}
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that `from_hf` reads back."""

@@ -21,9 +21,9 @@ class Qwen3Config(AttentionBias, Qwen2Config):
     qk_norm: ClassVar[bool] = True
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them."""
-        return super().own_fields(config, given) | {"head_dim": config.get("head_dim") or HEAD_DIM}
+        return super().read_fields(config, values) | {"head_dim": config.get("head_dim") or HEAD_DIM}
 
 
 parameter_table = FAMILY.table

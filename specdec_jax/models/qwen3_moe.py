@@ -49,13 +49,15 @@ class Qwen3MoeConfig(Qwen3Config):
         return tuple(kind + DENSE * (i in dense or (i + 1) % every > 0) for i, kind in kinds)
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The fields as the family means them: all layers have the window, or none; heads share the width."""
-        heads = given.get("num_attention_heads")
-        width = config.get("head_dim") or (given.get("hidden_size", 0) // heads if heads else 0)
-        given = super().own_fields({**config, "max_window_layers": 0, "head_dim": width}, given | {"layer_types": None})
+        heads = values.get("num_attention_heads")
+        width = config.get("head_dim") or (values.get("hidden_size", 0) // heads if heads else 0)
+        values = super().read_fields(
+            {**config, "max_window_layers": 0, "head_dim": width}, values | {"layer_types": None}
+        )
         experts = config.get("num_experts") or config.get("num_local_experts") or cls.num_experts  # transformers 4, 5
-        return given | {"num_experts": experts, "mlp_only_layers": tuple(given.get("mlp_only_layers") or ())}
+        return values | {"num_experts": experts, "mlp_only_layers": tuple(values.get("mlp_only_layers") or ())}
 
 
 parameter_table = FAMILY.table

@@ -39,13 +39,13 @@ def check_scaling(scaling: Mapping[str, Any] | None) -> None:
     kind = rope_type(scaling)
     if kind not in NEEDED:
         raise ValueError(f"unknown rope type {kind!r}; there are {', '.join(NEEDED)}")
-    given = scaling or {}
-    numbers = {name: given[name] for name in NUMBERS if given.get(name)}
-    numbers |= {"attention_factor": given["attention_factor"]} if given.get("attention_factor") is not None else {}
-    for name, value in ({name: given.get(name) for name in NEEDED[kind]} | numbers).items():
+    entries = scaling or {}
+    numbers = {name: entries[name] for name in NUMBERS if entries.get(name)}
+    numbers |= {"attention_factor": entries["attention_factor"]} if entries.get("attention_factor") is not None else {}
+    for name, value in ({name: entries.get(name) for name in NEEDED[kind]} | numbers).items():
         if not _is_positive(value):
             raise ValueError(f"rope type {kind!r} needs a positive {name!r}, got {value!r}")
-    factors = given.get("short_factor")
+    factors = entries.get("short_factor")
     if kind == "longrope" and not (isinstance(factors, (list, tuple)) and factors and all(map(_is_positive, factors))):
         raise ValueError(f"rope type {kind!r} needs a list 'short_factor' of positive numbers, got {factors!r}")
 
@@ -74,13 +74,15 @@ def rope_from_hf(config: Mapping[str, Any], theta: float) -> tuple[dict[str, Any
     for name, value in (("rope_theta", theta), ("partial_rotary_factor", part)):
         if value is not None and not _is_positive(value):
             raise ValueError(f"{name} must be a number above 0, got {value!r}")
-    kind, most = rope_type(rope), config.get("max_position_embeddings")
+    kind, context = rope_type(rope), config.get("max_position_embeddings")
     rope.pop("type", None)
     if kind in ("longrope", "yarn"):
-        before = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or most
+        before = (
+            config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or context
+        )
         rope["original_max_position_embeddings"] = before
-        if rope.get("factor") is None and most and before:
-            rope["factor"] = most / before
+        if rope.get("factor") is None and context and before:
+            rope["factor"] = context / before
     scaling = None if kind == "default" else {**rope, "rope_type": kind}
     return {"rope_theta": float(theta), "rope_scaling": scaling}, part
 
@@ -105,14 +107,14 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
         return frequency.astype(np.float32)
     if kind == "longrope":
         return (frequency / np.asarray(scaling["short_factor"], np.float64)).astype(np.float32)
-    kept = 0.0  # 0: slow, fully scaled; 1: fast, left alone
+    unscaled = 0.0  # 0: slow, fully scaled; 1: fast, left alone
     if kind == "llama3":
         turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        unscaled = np.clip((turns - low) / (high - low), 0.0, 1.0)
     elif kind == "yarn":
-        kept = _kept_by_yarn(head_dim, theta, scaling)
-    return (kept * frequency + (1 - kept) * frequency / scaling["factor"]).astype(np.float32)
+        unscaled = _kept_by_yarn(head_dim, theta, scaling)
+    return (unscaled * frequency + (1 - unscaled) * frequency / scaling["factor"]).astype(np.float32)
 
 
 def _kept_by_yarn(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np.ndarray:
@@ -134,14 +136,14 @@ def attention_factor(scaling: Mapping[str, Any] | None) -> float:
     kind = rope_type(scaling)
     if scaling is None or kind not in ("longrope", "yarn"):
         return 1.0
-    given, factor = scaling.get("attention_factor"), scaling["factor"]
-    if given is not None or factor <= 1:
-        return 1.0 if given is None else float(given)
+    factor_given, factor = scaling.get("attention_factor"), scaling["factor"]
+    if factor_given is not None or factor <= 1:
+        return 1.0 if factor_given is None else float(factor_given)
     if kind == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(scaling["original_max_position_embeddings"]))
-    own, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if own and all_dim:
-        return (0.1 * own * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
+    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and all_dim:
+        return (0.1 * mscale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
     return 0.1 * math.log(factor) + 1
 
 

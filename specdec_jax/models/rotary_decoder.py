@@ -47,12 +47,12 @@ class RotaryConfig(RopeConfig):
             )
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """As many key heads as heads, which share the width, where config.json does not say."""
-        given = super().own_fields(config, given)
-        heads = given.get("num_attention_heads")
-        width = given.get("hidden_size", 0) // heads if heads else 0
-        return {"num_key_value_heads": heads, "head_dim": width, **given}
+        values = super().read_fields(config, values)
+        heads = values.get("num_attention_heads")
+        width = values.get("hidden_size", 0) // heads if heads else 0
+        return {"num_key_value_heads": heads, "head_dim": width, **values}
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class RotaryWindowedConfig(RotaryConfig):
         return self.layer_types or (usual,) * self.num_hidden_layers
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Kinds that can be hashed."""
-        given = super().own_fields(config, given)
-        return given | {"layer_types": tuple(given["layer_types"]) if given.get("layer_types") else None}
+        values = super().read_fields(config, values)
+        return values | {"layer_types": tuple(values["layer_types"]) if values.get("layer_types") else None}
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class RotaryBlock(nn.Module):
         c, dtype, norm = self.config, self.dtype, _norm(self.config, self.dtype)
         with jax.named_scope("attention"):
             heads, biases = (c.num_attention_heads, c.num_key_value_heads, c.head_dim), (c.qkv_bias, c.output_bias)
-            own = norm if c.qk_norm else None
-            attend = attention.Attention(*heads, *biases, dtype, own, c.scoring, name="attention")
+            head_norm = norm if c.qk_norm else None
+            attend = attention.Attention(*heads, *biases, dtype, head_norm, c.scoring, name="attention")
             out, keys, values = attend(norm(name="attention_norm")(x), keys, values, start, cos_sin, mask)
             x += norm(name="attention_post_norm")(out) if c.post_norms else out
         with jax.named_scope("mlp"):
@@ -193,7 +193,7 @@ def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
     return ignored
 
 
-def _told(config: Any, kind: str, positions: Array) -> tuple[Array, Array]:
+def _places(config: Any, kind: str, positions: Array) -> tuple[Array, Array]:
     """Cosines and sines."""
     del kind
     return rope(config, positions)
@@ -203,4 +203,4 @@ def _last_norm(config: Any, dtype: Any, name: str) -> nn.Module:
     return _norm(config, dtype)(name=name)
 
 
-FAMILY = Family(RotaryBlock, _last_norm, _told, parameter_table, _ignored, prefix="model.")
+FAMILY = Family(RotaryBlock, _last_norm, _places, parameter_table, _ignored, prefix="model.")

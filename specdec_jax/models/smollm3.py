@@ -49,17 +49,17 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
         return tuple(kind if rotary else kind + WITHOUT for kind, rotary in both)
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """Which layers have positions, and which windows, where config.json does not say."""
-        given = super().own_fields(config, given)
-        every, count = config.get("no_rope_layer_interval") or INTERVAL, given.get("num_hidden_layers") or 0
-        rotary = tuple(given.get("no_rope_layers") or (int((i + 1) % every != 0) for i in range(count)))
-        window = given.get("sliding_window") if config.get("use_sliding_window") else None
-        kinds = tuple(SLIDING if window is not None and not one else FULL for one in rotary)
-        return given | {
+        values = super().read_fields(config, values)
+        every, count = config.get("no_rope_layer_interval") or INTERVAL, values.get("num_hidden_layers") or 0
+        rotary = tuple(values.get("no_rope_layers") or (int((i + 1) % every != 0) for i in range(count)))
+        window = values.get("sliding_window") if config.get("use_sliding_window") else None
+        kinds = tuple(SLIDING if window is not None and not has_rope else FULL for has_rope in rotary)
+        return values | {
             "no_rope_layers": rotary,
             "sliding_window": window,
-            "layer_types": given["layer_types"] or kinds,
+            "layer_types": values["layer_types"] or kinds,
         }
 
     def to_hf(self) -> dict[str, Any]:
@@ -67,12 +67,12 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 
-def _told(config: SmolLM3Config, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
+def _places(config: SmolLM3Config, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
     """Cosines and sines, of layers with positions."""
     return None if kind.endswith(WITHOUT) else rope(config, positions)
 
 
-FAMILY = rotary_decoder.FAMILY._replace(told=_told)
+FAMILY = rotary_decoder.FAMILY._replace(places=_places)
 parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 

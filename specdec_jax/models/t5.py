@@ -93,20 +93,20 @@ class T5Config(HFConfig):
         return self.hidden_size**-0.5 if self.tie_word_embeddings else 1.0
 
     @classmethod
-    def own_fields(cls, config: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The activation by `feed_forward_proj`, where it stands, and what follows from other fields.
 
         A head is tied unless config.json says no: by `tie_word_embeddings`, or, as transformers 5 writes it, by
         `scale_decoder_outputs`.
         """
-        given.setdefault("num_encoder_layers", config.get("num_layers"))
-        given.setdefault("num_hidden_layers", given["num_encoder_layers"])
-        given.setdefault("decoder_start_token_id", given.get("pad_token_id", 0))
+        values.setdefault("num_encoder_layers", config.get("num_layers"))
+        values.setdefault("num_hidden_layers", values["num_encoder_layers"])
+        values.setdefault("decoder_start_token_id", values.get("pad_token_id", 0))
         if kind := config.get("feed_forward_proj"):
             act = "gelu_new" if kind == f"{GATED}gelu" else kind.removeprefix(GATED)
-            given |= {"hidden_act": act, "is_gated_act": kind.startswith(GATED)}
+            values |= {"hidden_act": act, "is_gated_act": kind.startswith(GATED)}
         tied = config.get("tie_word_embeddings") is not False and config.get("scale_decoder_outputs") is not False
-        return given | {"tie_word_embeddings": tied}
+        return values | {"tie_word_embeddings": tied}
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
@@ -256,8 +256,8 @@ def _block_table(c: Any, prefix: str, path: tuple[str, ...], crosses: bool) -> d
     table = {
         f"{prefix}{i}.layer_norm.weight": Parameter((*path, norm, "scale"), (width,)) for i, norm in enumerate(norms)
     }
-    own = [f"{prefix}0.SelfAttention.{name}" for name in "qkvo"]
-    table |= attention_table(own, (*path, "attention"), heads, width)
+    projections = [f"{prefix}0.SelfAttention.{name}" for name in "qkvo"]
+    table |= attention_table(projections, (*path, "attention"), heads, width)
     if crosses:
         table |= _cross_table(c, f"{prefix}1.EncDecAttention.", (*path, "cross"))
     inner, down = f"{prefix}{mlp}.DenseReluDense.wi", f"{prefix}{mlp}.DenseReluDense.wo"
@@ -297,6 +297,6 @@ language_model, init_params, params_from_named, named_from_params = encoder_deco
 
 def example_config() -> T5Config:
     """The smallest configuration that uses every part; tests ask every family for one."""
-    own = {"eos_token_ids": (2,), "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+    fields = {"eos_token_ids": (2,), "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
     gated = {"hidden_act": "gelu_new", "is_gated_act": True, "tie_word_embeddings": False}
-    return T5Config(61, 24, 40, 2, 4, num_encoder_layers=3, head_dim=8, max_position_embeddings=64, **own, **gated)
+    return T5Config(61, 24, 40, 2, 4, num_encoder_layers=3, head_dim=8, max_position_embeddings=64, **fields, **gated)

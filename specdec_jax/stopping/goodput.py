@@ -85,9 +85,9 @@ def acceptance(state: GoodputState) -> Array:
     return (prior + state.accepted) / (state.prior_weight + state.evaluated)
 
 
-def _best_length(state: GoodputState, passes: Array, most: int) -> Array:
+def _best_length(state: GoodputState, passes: Array, longest: int) -> Array:
     """The first k in least..most with the largest E(k) / T(k), [B] int32, a pass costing `passes` [B] usual ones."""
-    k = jnp.arange(most + 1, dtype=jnp.float32)[None, :]
+    k = jnp.arange(longest + 1, dtype=jnp.float32)[None, :]
     # Summed rather than (1 - a^(k+1)) / (1 - a), which is 0/0 at a = 1.
     tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
     cost = (state.drafter_cost * passes + state.verification_cost)[:, None]

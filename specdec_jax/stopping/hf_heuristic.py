@@ -42,9 +42,9 @@ def hf_heuristic() -> StoppingPolicy:
 
 
 def _update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:
-    most = draft.tokens.shape[1]
-    wanted = jnp.minimum(state.draft_length, most)
+    longest = draft.tokens.shape[1]
+    wanted = jnp.minimum(state.draft_length, longest)
     success = result.length - 1 == wanted
-    longer = jnp.minimum(wanted + jnp.minimum(state.increase, most), most)
+    longer = jnp.minimum(wanted + jnp.minimum(state.increase, longest), longest)
     new = jnp.where(success, longer, jnp.maximum(wanted - state.decrease, 1))
     return state._replace(draft_length=jnp.where(draft.length > 0, new, state.draft_length))

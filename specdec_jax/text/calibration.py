@@ -95,21 +95,21 @@ def read_calibration(path: str | Path) -> Calibration:
             raise ValueError(f"a JSON object is wanted, this is a {type(text).__name__}")
         if text.get("format", FORMAT) != FORMAT:
             raise ValueError(f"format {text['format']!r}, and this version reads {FORMAT}")
-        known = {name: text[name] for name in ("target", "drafter", "hyperparameters", "figures")}
+        fields = {name: text[name] for name in ("target", "drafter", "hyperparameters", "figures")}
         wanted = [(model, key) for model in ("target", "drafter") for key in ("name", "parameters", "scale")]
         missing = [f"{part}.{key}" for part, key in [*wanted, *(("hyperparameters", kind) for kind in KINDS)]
-                   if key not in known[part]]  # fmt: skip
+                   if key not in fields[part]]  # fmt: skip
         extra = {
             "variants": text.get("variants", {}),
             "any_static_options": text.get("any_static_options", ANY_STATIC_OPTIONS),
         }
-        missing += [f"{key} of a variant" for found in extra["variants"].values() for variant in found
+        missing += [f"{key} of a variant" for entry in extra["variants"].values() for variant in entry
                     for key in ("kind", "name", "static_options", "hyperparameters") if key not in variant]  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
     if missing:
         raise ValueError(f"{path} is no calibration: {missing[0]} is missing")
-    return Calibration(str(path), **known, **extra)
+    return Calibration(str(path), **fields, **extra)
 
 
 def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:

@@ -105,7 +105,7 @@ def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> in
     state = jax.eval_shape(lambda params, *more: drafter.init(params, batch, slots, *more), weights.drafter, *more)
     several = isinstance(state, MultiDrafterState)
     drafters = zip(weights.drafter, state.states, strict=True) if several else [(weights.drafter, state)]
-    return bytes_of_caches(weights.target, cache) + sum(bytes_of_caches(*one) for one in drafters)
+    return bytes_of_caches(weights.target, cache) + sum(bytes_of_caches(*it) for it in drafters)
 
 
 def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_slots: int = 0) -> int:
@@ -116,15 +116,15 @@ def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_s
     """
     if free is None:
         return batch
-    groups, one = row_groups(), cache_bytes(pair, 1, slots, source_slots)  # a prefilled row is whole on each device
+    groups, extra = row_groups(), cache_bytes(pair, 1, slots, source_slots)  # a prefilled row is whole on each device
     divided = cache_bytes(pair, groups, slots, source_slots)
-    most = next((rows for rows in range(batch, 0, -groups) if rows // groups * divided + one <= free), 0)
-    if not most:
+    fitting = next((rows for rows in range(batch, 0, -groups) if rows // groups * divided + extra <= free), 0)
+    if not fitting:
         raise ValueError(
-            f"{slots} cache slots take {one / 1e9:.2f} GB a row, two rows while one is prefilled, "
+            f"{slots} cache slots take {extra / 1e9:.2f} GB a row, two rows while one is prefilled, "
             f"and {free / 1e9:.2f} GB are free"
         )
-    return most
+    return fitting
 
 
 class _Waiting:
@@ -145,9 +145,9 @@ class _Waiting:
     def take(self, size: Size, smaller: bool) -> _Held | None:
         """The oldest request of this size, else perhaps of a smaller one."""
         self._look()
-        fitting = [one for one in self._queue if one.size == size]
+        fitting = [request for request in self._queue if request.size == size]
         if smaller and not fitting:
-            fitting = [one for one in self._queue if one.size.fits(size)]
+            fitting = [request for request in self._queue if request.size.fits(size)]
         if not fitting:
             return None
         self._queue.remove(fitting[0])
@@ -168,7 +168,7 @@ class _Waiting:
             self._queue.append(_Held(index, size_of(self._pair, request), request))
 
     def _oldest(self) -> int:
-        return min([*self._running, *(one.index for one in self._queue[:1]), self._next])
+        return min([*self._running, *(request.index for request in self._queue[:1]), self._next])
 
 
 def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_after: int) -> Iterator[Completed]:
@@ -178,7 +178,7 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
     state: DecodeState | None = None
     while True:
         for row in range(batch):
-            running = any(one is not None and one.size == size for one in held)
+            running = any(request is not None and request.size == size for request in held)
             taken = waiting.take(size, smaller=running) if held[row] is None else None
             if taken is None:
                 continue
@@ -191,17 +191,17 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
         busy = [row for row in range(batch) if held[row] is not None]
         if not busy or state is None:
             return
-        stops = [() if one is None else one.request.stop for one in held]
+        stops = [() if request is None else request.request.stop for request in held]
         leave = batch - len(busy) + min(refill_after, len(busy))
         state = decoder.run(pair.params, state, rounds=1 if any(stops) else None, leave=leave)
         state = end_at_stops(pair, state, stops) if any(stops) else state
         done = on_host(state.done)
         ended = [row for row in busy if done[row]]
         for row, result in zip(ended, _results(pair, state, ended, held), strict=True):
-            one, held[row] = held[row], None
-            assert one is not None
-            waiting.done(one.index)
-            yield Completed(one.index, batch, size.slots, result, size.source)
+            request, held[row] = held[row], None
+            assert request is not None
+            waiting.done(request.index)
+            yield Completed(request.index, batch, size.slots, result, size.source)
 
 
 def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[DecodeState, float]:
@@ -221,9 +221,9 @@ def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held |
     """The results of rows that are done, read without caches."""
     state, results = readable(state) if rows else state, []
     for row in rows:
-        one = held[row]
-        assert one is not None
+        request = held[row]
+        assert request is not None
         alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], state)
-        seconds = time.perf_counter() - one.since
-        results.append(finish(pair, one.request, alone, 0, seconds, Prefilled(alone, 0.0, one.compile_seconds)))
+        seconds = time.perf_counter() - request.since
+        results.append(finish(pair, request.request, alone, 0, seconds, Prefilled(alone, 0.0, request.compile_seconds)))
     return results

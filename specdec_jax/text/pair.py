@@ -71,8 +71,8 @@ class Pair(NamedTuple):
         """
         if self.first_drafter is None:
             return None
-        known = None if self.costs is None else self.costs.ratio
-        return known or _relative_size(self.first_drafter, self.params.target)
+        ratio = None if self.costs is None else self.costs.ratio
+        return ratio or _relative_size(self.first_drafter, self.params.target)
 
     def using(
         self, policy: StoppingPolicy | None = None, verifier: Verifier | None = None, monitor: Monitor | None = None
@@ -133,8 +133,8 @@ def build_pair(
     """
     if costs == MEASURED:
         raise ValueError("build_pair measures nothing: measure_costs(pair) does")
-    asked = ESTIMATED if costs is None else costs_asked(costs)
-    together = drafter is not None and not _one(drafter)
+    origin = ESTIMATED if costs is None else costs_asked(costs)
+    together = drafter is not None and not _is_drafter(drafter)
     monitor = PHASES if monitor is None and together else _watching(policy, verifier, monitor)
     loaded = "bfloat16" if dtype == "auto" else dtype
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
@@ -147,15 +147,15 @@ def build_pair(
         "max_draft_length": max_draft_length,
         "dtype": dtype,
         "verification_widths": verification_widths,
-        "costs": asked,
+        "costs": origin,
     }
     notices: list[str] = []
     if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
         drafter = ENCODER_DEFAULT
         notices.append(f"{drafter} drafts for {big.name}; a smaller model of its kind may too")
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
-    drafters = tuple(_found(big, one, dtype_of(big) if dtype == "auto" else dtype, notices) for one in each)
-    pair = _join(big, drafters, arguments, policy, verifier, monitor, asked if isinstance(asked, CostModel) else None)
+    drafters = tuple(_resolved(big, part, dtype_of(big) if dtype == "auto" else dtype, notices) for part in each)
+    pair = _join(big, drafters, arguments, policy, verifier, monitor, origin if isinstance(origin, CostModel) else None)
     return pair._replace(notices=tuple(notices))
 
 
@@ -177,7 +177,7 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
     pair = with_faster_dtype(pair)
     if not pair.drafters:
         return pair
-    model = next((one for one in pair.drafters if isinstance(one, LoadedModel)), None)
+    model = next((loaded for loaded in pair.drafters if isinstance(loaded, LoadedModel)), None)
     costs = measured(pair.target, model, batch, drafter_of=drafter_of)
     assert pair.arguments is not None  # with_faster_dtype looked
     strategies = pair.policy, pair.verifier, pair.monitor
@@ -212,13 +212,13 @@ def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, bat
             else measured.
         options: of `build_pair`.
     """
-    asked = costs_asked(costs)
-    pair = build_pair(*models, costs=ESTIMATED if asked == MEASURED else asked, **options)
+    origin = costs_asked(costs)
+    pair = build_pair(*models, costs=ESTIMATED if origin == MEASURED else origin, **options)
     for line in pair.notices:
         say(line)
-    if asked == ESTIMATED:
+    if origin == ESTIMATED:
         return pair
-    return measure_costs(pair, batch) if asked == MEASURED else with_faster_dtype(pair)
+    return measure_costs(pair, batch) if origin == MEASURED else with_faster_dtype(pair)
 
 
 def _join(
@@ -231,19 +231,19 @@ def _join(
     costs: CostModel | None,
 ) -> Pair:
     """The decoder of loaded models, by these costs where `arguments` of `build_pair` leave something open."""
-    costs, widths, most = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
-    most = _longest(costs, widths, policy) if most is None else most
-    together = arguments["drafter"] is not None and not _one(arguments["drafter"])
-    given = arguments["drafter_params"]
-    weights = _params_of_each(drafters, given) if together else [given]
-    pairs = [_drafter(big, one, own, most) for one, own in zip(drafters, weights, strict=False)]
+    costs, widths, limit = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
+    limit = _longest(costs, widths, policy) if limit is None else limit
+    together = arguments["drafter"] is not None and not _is_drafter(arguments["drafter"])
+    weights_given = arguments["drafter_params"]
+    weights = _params_of_each(drafters, weights_given) if together else [weights_given]
+    pairs = [_drafter(big, part, weight, limit) for part, weight in zip(drafters, weights, strict=False)]
     built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
     widest = _most_places(built.max_draft_length, policy, costs)
     widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
-    first_drafter = next((own for one, own in pairs if one.model is not None), None)
-    models, known = ModelParams(big.params, params), costs and between(costs, widths)
-    pair = Pair(big, decoder, models, policy, verifier, monitor, first_drafter, known, tuple(drafters), arguments)
+    first_drafter = next((weight for part, weight in pairs if part.model is not None), None)
+    models, priced = ModelParams(big.params, params), costs and between(costs, widths)
+    pair = Pair(big, decoder, models, policy, verifier, monitor, first_drafter, priced, tuple(drafters), arguments)
     return _checked(pair)
 
 
@@ -292,16 +292,16 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
     Raises:
         ValueError: as said.
     """
-    each: Sequence[Any] = [drafter] if drafter is None or _one(drafter) else drafter
-    for one in each:
-        if without_model(one):
-            own_file = name_in(one).endswith(".py")
-            parameters = inspect.signature(find_factory("drafter", name_in(one))).parameters if own_file else {}
+    each: Sequence[Any] = [drafter] if drafter is None or _is_drafter(drafter) else drafter
+    for part in each:
+        if without_model(part):
+            own_file = name_in(part).endswith(".py")
+            parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters if own_file else {}
             if {"vocab_size", "max_draft_length"} & parameters.keys():
                 continue  # called by `_drafter`, with the pair's own numbers
-            choose("drafter", one, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
-        elif isinstance(one, str) and one.endswith(")"):
-            name, _ = parse_call("drafter", one)
+            choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
+        elif isinstance(part, str) and part.endswith(")"):
+            name, _ = parse_call("drafter", part)
             raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")
 
 
@@ -333,7 +333,7 @@ def _bare(monitor: Monitor | None) -> Monitor | None:
     return None if monitor is None else monitor.bare
 
 
-def _one(drafter: Any) -> TypeGuard[OneDrafter]:
+def _is_drafter(drafter: Any) -> TypeGuard[OneDrafter]:
     return isinstance(drafter, (str, LoadedModel, Drafter))
 
 
@@ -341,7 +341,7 @@ def _modelless() -> list[str]:
     return [name for name in names("drafter") if name not in NEED_MODELS]
 
 
-def _found(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]) -> OneDrafter:
+def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]) -> OneDrafter:
     """A drafter as it was given, the model loaded that a name stands for, and checked against the target."""
     check_drafter(drafter, big.model.spec.vocab_size)
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
@@ -353,26 +353,28 @@ def _found(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]
     return small
 
 
-def _longest(known: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:
+def _longest(costs: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:
     """Most drafts a round where nobody says: what pays here or the policy was told, in the widths that are given."""
-    most, told = DRAFTS if known is None else longest_draft(known), policy.given.get("draft_length", 0)
-    most = max(most, told) if isinstance(told, int) else most
-    return max(min(most, max(widths) - 1), 1) if widths else most
+    longest, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
+    longest = max(longest, draft_length) if isinstance(draft_length, int) else longest
+    return max(min(longest, max(widths) - 1), 1) if widths else longest
 
 
-def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, most: int) -> tuple[Drafter, Params]:
+def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, max_draft_length: int) -> tuple[Drafter, Params]:
     """A drafter and its parameters."""
     if isinstance(drafter, LoadedModel):
-        return drafter_of(with_vocabulary(drafter.model, big.model.spec.vocab_size), most), drafter.params
+        return drafter_of(with_vocabulary(drafter.model, big.model.spec.vocab_size), max_draft_length), drafter.params
     if isinstance(drafter, Drafter):
         return drafter, params
-    return choose("drafter", drafter, max_draft_length=most, vocab_size=big.model.spec.vocab_size), params
+    return choose("drafter", drafter, max_draft_length=max_draft_length, vocab_size=big.model.spec.vocab_size), params
 
 
 def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Drafter, Params]:
     """Several drafters as one."""
-    params = tuple(own for _, own in pairs)
-    return multi_drafter(tuple(one for one, _ in pairs), tuple(_relative_size(own, target) for own in params)), params
+    params = tuple(weight for _, weight in pairs)
+    return multi_drafter(
+        tuple(part for part, _ in pairs), tuple(_relative_size(weight, target) for weight in params)
+    ), params
 
 
 def _loaded_drafter(source: str, dtype: str) -> LoadedModel:

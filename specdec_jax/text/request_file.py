@@ -153,8 +153,8 @@ def _check_hyperparameters(name: str, value: Any) -> None:
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object of hyperparameters, got {_short(value)}")
     for key, number in value.items():
-        for one in number if isinstance(number, list) and number else [number]:
-            _check_number(f"{_short(key)} of {name}", one)
+        for entry in number if isinstance(number, list) and number else [number]:
+            _check_number(f"{_short(key)} of {name}", entry)
 
 
 def _check_id(name: str, value: Any) -> None:

@@ -93,8 +93,8 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
             the wrong type or out of range, a factory that fails or returns something else, or a policy or verifier
             whose functions fail or do not answer each row. Errors of a user's file have its name and line.
     """
-    name, given = parse_call(kind, words, offered)
-    made = build(kind, name, given, offered)
+    name, arguments = parse_call(kind, words, offered)
+    made = build(kind, name, arguments, offered)
     if kind in ("policy", "verifier") or (kind == "monitor" and name.endswith(".py")):
         _check_answers(kind, name, made)
     return made
@@ -134,8 +134,8 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
     return name, named
 
 
-def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
-    """The strategy of a factory's name called with `given`, and with those of `offered` that it has.
+def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
+    """The strategy of a factory's name called with `arguments`, and with those of `offered` that it has.
 
     A text where the factory wants a strategy is words for one.
 
@@ -145,26 +145,26 @@ def build(kind: str, name: str, given: Mapping[str, Any], offered: Mapping[str, 
     factory = find_factory(kind, name)
     parameters = inspect.signature(factory).parameters
     offered = offered or {}
-    given = {key: value for key, value in offered.items() if key in parameters} | dict(given)
-    for key in given.keys() & parameters.keys():
-        if isinstance(given[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
-            given[key] = choose(kind, given[key], **offered)
-        _check_type(f"{kind} {name}: {key}", given[key], parameters[key].default)
+    arguments = {key: value for key, value in offered.items() if key in parameters} | dict(arguments)
+    for key in arguments.keys() & parameters.keys():
+        if isinstance(arguments[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
+            arguments[key] = choose(kind, arguments[key], **offered)
+        _check_type(f"{kind} {name}: {key}", arguments[key], parameters[key].default)
     try:
-        made = factory(**given)
+        made = factory(**arguments)
     except Exception as error:  # whatever a user's factory raises is one message
-        raise ValueError(_refusal(kind, name, error) + _variant_with(kind, name, given, error)) from error
+        raise ValueError(_refusal(kind, name, error) + _variant_with(kind, name, arguments, error)) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
     return made
 
 
-def _variant_with(kind: str, name: str, given: Mapping[str, Any], error: Exception) -> str:
+def _variant_with(kind: str, name: str, arguments: Mapping[str, Any], error: Exception) -> str:
     """'; VARIANT has KEY' after the refusal of an option that a variant of the name has, else nothing."""
     for variant in names(kind):
         if variant.startswith(f"{name}_"):
             made = find_factory(kind, variant)()
-            for key in given:
+            for key in arguments:
                 if f"has no option {key!r}" in str(error) and key in {*made.options, *made.hyperparameters}:
                     return f"; {variant} has {key!r}"
     return ""
@@ -215,15 +215,15 @@ def _refusal(kind: str, name: str, error: Exception) -> str:
     return f"{kind} {name}: {text.removeprefix('TypeError: ')}"
 
 
-def _check_type(what: str, value: Any, default: Any) -> None:
+def _check_type(argument: str, value: Any, default: Any) -> None:
     """A text where a switch is wanted would count as true: 'no' too."""
     if isinstance(default, bool) and not isinstance(value, bool):
-        raise ValueError(f"{what} must be true or false, got {value!r}")
+        raise ValueError(f"{argument} must be true or false, got {value!r}")
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, (int, float)) and not isinstance(default, bool) and not number:
-        raise ValueError(f"{what} must be a number, got {value!r}")
+        raise ValueError(f"{argument} must be a number, got {value!r}")
     if isinstance(default, int) and isinstance(value, float):
-        raise ValueError(f"{what} must be a whole number, got {value!r}")
+        raise ValueError(f"{argument} must be a whole number, got {value!r}")
 
 
 @functools.lru_cache(maxsize=64)

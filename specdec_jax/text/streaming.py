@@ -184,7 +184,7 @@ class _HeldText:
         self._tokenizer, self._stop = tokenizer, stop
         self._decoder = StreamDecoder(tokenizer)
         self._last: list[int] = []
-        self._text, self._given = "", 0  # decoded so far, and characters of it that were given out
+        self._text, self._released = "", 0  # decoded so far, and characters of it that were given out
         self._held: list[Piece] = []
         self._kind = "bonus"  # of the last token
         self.ended = False  # a stop string is complete
@@ -207,8 +207,8 @@ class _HeldText:
         cut = find_stop(self._text, self._stop)
         self.ended = cut is not None
         held = 0 if everything else _may_begin_a_stop(self._text, self._stop)
-        certain = (len(self._text) - held if cut is None else cut) - self._given  # characters to give out
-        self._given += max(certain, 0)
+        certain = (len(self._text) - held if cut is None else cut) - self._released  # characters to give out
+        self._released += max(certain, 0)
         ready = []
         while self._held and certain > 0:
             text, kind = self._held.pop(0)
@@ -245,7 +245,7 @@ def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
 def _chunks(state: DecodeState, played: int) -> list[Chunk]:
     """The rounds of row 0 of a `readable` state after the first `played`, their text still empty."""
     end = int(state.length[0])
-    rounds = recorded_rounds(state, known=played)
+    rounds = recorded_rounds(state, skipped=played)
     begin = end - sum(int(round_["emitted"]) for round_ in rounds)
     tokens = state.tokens[0].tolist()
     chunks = []

@@ -39,11 +39,11 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
     routine_names, reasoning_names = _hyperparameter_names(routine, reasoning)
 
     def init(batch: int, **hyperparameters: Any) -> ByPhaseState:
-        given = [
-            {own: hyperparameters[name] for name, own in names.items() if name in hyperparameters}
+        values = [
+            {inner_name: hyperparameters[name] for name, inner_name in names.items() if name in hyperparameters}
             for names in (routine_names, reasoning_names)
         ]
-        return ByPhaseState(routine.init(batch, **given[0]), reasoning.init(batch, **given[1]))
+        return ByPhaseState(routine.init(batch, **values[0]), reasoning.init(batch, **values[1]))
 
     def verify(
         state: ByPhaseState, draft: Draft, distributions: Distribution, context: RoundContext
@@ -75,9 +75,9 @@ def _hyperparameter_names(routine: Verifier, reasoning: Verifier) -> tuple[dict[
     """For each of the two the names its hyperparameters have outside, and their own."""
     of_routine, of_reasoning = routine.hyperparameters, reasoning.hyperparameters
     both = of_routine.keys() & of_reasoning.keys()
-    named = lambda prefix, names: {f"{prefix}_{own}" if own in both else own: own for own in names}  # noqa: E731
+    named = lambda prefix, names: {f"{prefix}_{key}" if key in both else key: key for key in names}  # noqa: E731
     return named("routine", of_routine), named("reasoning", of_reasoning)
 
 
 def _defaults(verifier: Verifier, names: dict[str, str]) -> dict[str, Any]:
-    return {name: verifier.hyperparameters[own] for name, own in names.items()}
+    return {name: verifier.hyperparameters[inner_name] for name, inner_name in names.items()}

@@ -31,9 +31,9 @@ def test_a_second_turn_reads_only_what_is_new_and_answers_as_if_all_were(chat_pa
 def test_the_kept_cache_is_what_the_next_turn_reads(session):
     """With other numbers in the kept cache the answer is another one: it was not read again behind our back."""
     ask(session, "hello")
-    kept = session._kept
+    kept = session._state
     turned = jax.tree.map(lambda leaf: -leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, kept.target_cache)
-    session._kept = kept._replace(target_cache=turned)
+    session._state = kept._replace(target_cache=turned)
     turn = ask(session, "and now?")
     assert turn.reused > 0 and turn.result.tokens != fresh(session, turn).tokens
 

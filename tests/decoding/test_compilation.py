@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.compilation_cache import kept
+from specdec_jax.compilation_cache import describe_cache
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -38,8 +38,8 @@ def compiled_programs(decoder):
 
 def test_what_waits_for_a_compilation_says_where_it_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert kept(tmp_path / "cache" / "xla") == "kept in ~/cache/xla for the next run"
-    assert f"kept in {ROOT} for" in kept(ROOT) and "every run" in kept(None)
+    assert describe_cache(tmp_path / "cache" / "xla") == "kept in ~/cache/xla for the next run"
+    assert f"kept in {ROOT} for" in describe_cache(ROOT) and "every run" in describe_cache(None)
 
 
 def test_a_sweep_over_every_number_compiles_once():

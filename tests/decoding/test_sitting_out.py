@@ -60,7 +60,7 @@ def played():
 
 def test_every_drafter_is_told_of_the_prompt(played):
     for first, *_ in played[2]:
-        np.testing.assert_array_equal(first.drafter.known, np.tile(first.length[:, None], 3))
+        np.testing.assert_array_equal(first.drafter.informed, np.tile(first.length[:, None], 3))
         for index in (WORSE, TARGET):
             assert (first.drafter.states[index].valid >= first.length - 2).all()
 
@@ -69,7 +69,7 @@ def test_who_drafted_is_told_of_what_was_accepted(played):
     for state in sum(played[2], []):
         rows, last = np.arange(3), state.statistics.num_rounds - 1
         drafted, who = state.record.drafted[rows, last] > 0, state.record.drafter_id[rows, last]
-        np.testing.assert_array_equal(state.drafter.known[rows, who][drafted], state.length[drafted])
+        np.testing.assert_array_equal(state.drafter.informed[rows, who][drafted], state.length[drafted])
 
 
 @pytest.mark.parametrize("index", [WORSE, TARGET])
@@ -78,7 +78,7 @@ def test_a_cache_is_one_pass_over_the_text(played, index):
     llama, params, conversations = played
     for states in conversations:
         for state in states:
-            drafter, known = state.drafter.states[index], state.drafter.known[:, index]
+            drafter, known = state.drafter.states[index], state.drafter.informed[:, index]
             assert (known - 2 <= drafter.valid).all() and (drafter.valid <= state.length - 1).all()
             tiny_llama.assert_filled(llama, params[index], drafter, states[-1].tokens)
 

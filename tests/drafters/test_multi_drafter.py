@@ -174,7 +174,7 @@ def test_nobody_catches_up_for_a_row_that_drafts_nothing():
     state = decode(
         joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_hyperparameters={"draft_length": MOST}
     )
-    told = state.drafter.known[0]
+    told = state.drafter.informed[0]
     assert told[1] == 2, "the prompt is all that the second was told of"
     assert told[0] >= int(state.length[0]) - 1
 

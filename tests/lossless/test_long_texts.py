@@ -62,7 +62,7 @@ def test_cheats_are_refused(name, monkeypatch, capsys):
     in_use, at_known_keys = [], long_texts._at_known_keys
 
     def both(*asked):
-        in_use.append(at_known_keys(*asked, known=False)[0])
+        in_use.append(at_known_keys(*asked, guessed=False)[0])
         return at_known_keys(*asked)
 
     monkeypatch.setattr(long_texts, "_at_known_keys", both)

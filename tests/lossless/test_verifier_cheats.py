@@ -78,7 +78,7 @@ VERDICTS = {
 
 @pytest.mark.parametrize("file", VERDICTS)
 def test_the_verdict_on_a_verifier(file, rows_and_sizes, capsys, monkeypatch):
-    monkeypatch.setattr(decoder, "_said", set())  # warnings are given once a process
+    monkeypatch.setattr(decoder, "_warned", set())  # warnings are given once a process
     code, says = VERDICTS[file]
     words = str(CHEATS / file) if file.endswith(".py") else file
     found, out, err = run(capsys, "--policy", "adaedl", "--verifier", words)

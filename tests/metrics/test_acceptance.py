@@ -94,7 +94,7 @@ def test_best_draft_length():
     assert (
         best_draft_length(0.2, 0.25) == 0 and best_draft_length(0.25, 0.25) == 0
     )  # a drafter that costs what it brings
-    assert best_draft_length(1.0, 0.1, most=9) == 9
+    assert best_draft_length(1.0, 0.1, longest=9) == 9
     lengths = [best_draft_length(a, 0.05) for a in (0.3, 0.5, 0.7, 0.9)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1] < 32
 
@@ -107,7 +107,7 @@ def test_best_draft_length():
         (lambda: expected_tokens(0.5, 2.5), "draft_length .* 2.5"),
         (lambda: expected_tokens(0.5, -1), "draft_length .* -1"),
         (lambda: expected_speedup(0.5, 1, -0.1), "cost_ratio .* -0.1"),
-        (lambda: best_draft_length(0.5, 0.1, most=-1), "most .* -1"),
+        (lambda: best_draft_length(0.5, 0.1, longest=-1), "most .* -1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(call, match):

@@ -269,7 +269,7 @@ def decoder_of(verifier):
 
 
 def test_lossy_says_so_once(monkeypatch):
-    monkeypatch.setattr(decoder, "_said", set())
+    monkeypatch.setattr(decoder, "_warned", set())
     with pytest.warns(LossyVerification) as found:
         decoder_of(lenience())
         decoder_of(lenience())
@@ -280,7 +280,7 @@ def test_lossy_says_so_once(monkeypatch):
 
 
 def test_a_command_says_it_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(decoder, "_said", set())
+    monkeypatch.setattr(decoder, "_warned", set())
     with warnings_in_one_line():
         decoder_of(easd())
     said = capsys.readouterr().err

@@ -107,8 +107,8 @@ def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
 def _with_options(kind: str, words: str, options: str) -> str:
     """The strategy in words, with other options."""
     _, changes = parse_call(kind, f"{kind}({options})")
-    name, given = parse_call(kind, words)
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**given, **changes}.items())})"
+    name, arguments = parse_call(kind, words)
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**arguments, **changes}.items())})"
 
 
 def _words(text: str) -> list[str]:
@@ -158,8 +158,8 @@ def _target(chat: Chat, text: str) -> RenderableType:
     words = _words(text)
     if len(words) > 2:
         raise ValueError(f"/target takes a target and perhaps its drafter, got {len(words)} words")
-    given: dict[str, Any] = dict(zip(("target", "drafter"), words, strict=False))
-    chat.session.change(**given)
+    sources: dict[str, Any] = dict(zip(("target", "drafter"), words, strict=False))
+    chat.session.change(**sources)
     return _shown(chat, "target", "drafter")
 
 
@@ -169,7 +169,7 @@ def _system(chat: Chat, text: str) -> RenderableType:
     return _shown(chat, "system")
 
 
-def _most(chat: Chat, text: str) -> RenderableType:
+def _max_draft_length(chat: Chat, text: str) -> RenderableType:
     if text:
         chat.session.change(max_draft_length=_number("max_draft_length", text, int))
     return Text(f"max-draft-length {chat.session.longest}")
@@ -241,7 +241,7 @@ _LIST = [
     Command("/gamma N", "static drafts of N tokens; /gamma auto applies the last suggestion", _gamma),
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
-    Command("/max-draft-length N", "most tokens drafted per round, whatever the policy", _most),
+    Command("/max-draft-length N", "most tokens drafted per round, whatever the policy", _max_draft_length),
     _set("drafter", str, "/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", LOADING),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, LOADING),
     Command("/verifier NAME(key=value)", "how drafts are verified", _rule("verifier")),

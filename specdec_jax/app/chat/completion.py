@@ -37,8 +37,8 @@ def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], It
     def offers(rest: str) -> Iterator[str]:
         call = CALL.fullmatch(rest)
         if call is not None:
-            given = re.findall(r"(\w+)\s*=", call["given"])
-            yield from (f"{name}=" for name in _options(kind, call["name"].strip()) if name not in given)
+            used = re.findall(r"(\w+)\s*=", call["given"])
+            yield from (f"{name}=" for name in _options(kind, call["name"].strip()) if name not in used)
         elif " " not in rest:
             yield from offered()
 

@@ -49,7 +49,7 @@ class Session:
         self.settings, self.pair = settings, _built(settings)
         self.messages: list[dict[str, str]] = []
         self.last: Turn | None = None
-        self._kept: DecodeState | None = None
+        self._state: DecodeState | None = None
         self._kept_models: tuple[str, ...] = ()
 
     @property
@@ -66,8 +66,8 @@ class Session:
         """
         if self.last is None or not self.last.ids:
             raise ValueError("there is no prompt to compare on yet: ask something first")
-        if not 1 <= length <= (most := self.longest):
-            raise ValueError(f"the static length must lie in 1 to max_draft_length, {most}, got {length}")
+        if not 1 <= length <= (longest := self.longest):
+            raise ValueError(f"the static length must lie in 1 to max_draft_length, {longest}, got {length}")
         ids, plain = self.last.ids, build_pair(self.pair.target, None)
         methods = [("plain", plain, self.request(ids, plain))]
         if self.settings.drafter == "none":
@@ -111,17 +111,17 @@ class Session:
         """
         pair, settings = pair or self.pair, self.settings
         context = pair.target.model.spec.context
-        room = min(settings.max_new_tokens, context - len(ids))
-        if room < 1:
+        new_tokens = min(settings.max_new_tokens, context - len(ids))
+        if new_tokens < 1:
             raise ValueError(
                 f"the conversation fills the target's context: {len(ids)} of {context} tokens, and none are left "
                 "for an answer. /reset begins a new one"
             )
-        slots = self._slots(len(ids), room, max(pair.decoder.parts.widths))
+        slots = self._slots(len(ids), new_tokens, max(pair.decoder.parts.widths))
         request = prepare(
             pair,
             ["-"],
-            dataclasses.replace(settings, max_new_tokens=room),
+            dataclasses.replace(settings, max_new_tokens=new_tokens),
             chat=False,
             calibration=settings.calibration,
             slots=slots,
@@ -129,14 +129,14 @@ class Session:
         )
         return request._replace(prompts=[ids])
 
-    def _slots(self, prompt: int, room: int, widest: int) -> int:
+    def _slots(self, prompt: int, new_tokens: int, widest: int) -> int:
         """As many cache slots as there are, or with more room than is needed: every size compiles anew."""
-        present = 0 if self._kept is None else self._kept.tokens.shape[1]
-        needed = slots_for(prompt, room, widest)
-        return present if needed <= present else max(slots_for(prompt, SPARE * room, widest), LEAST_SLOTS)
+        present = 0 if self._state is None else self._state.tokens.shape[1]
+        needed = slots_for(prompt, new_tokens, widest)
+        return present if needed <= present else max(slots_for(prompt, SPARE * new_tokens, widest), LEAST_SLOTS)
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
-        state, self._kept = self._kept, None  # donated from here on: if the start is interrupted, there is none
+        state, self._state = self._state, None  # donated from here on: if the start is interrupted, there is none
         state, why = self._usable(state, request)
         chunks = None
         try:
@@ -162,7 +162,7 @@ class Session:
 
     def _keep(self, messages: list[dict[str, str]], rendered: str, request: Request, chunks: Stream, why: str) -> None:
         result, ids = chunks.result(), request.prompts[0]
-        self._kept, self._kept_models = chunks.state, self._models()
+        self._state, self._kept_models = chunks.state, self._models()
         if result.tokens:
             self.messages = [*messages, {"role": "assistant", "content": result.text}]
             slots = request.options["slots"]

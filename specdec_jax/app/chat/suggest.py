@@ -47,8 +47,8 @@ def suggest(settings: Settings, longest: int, figures: Mapping[str, Any]) -> Sug
     if name_in(settings.policy) == "static":
         return _static(settings, longest, rate > HIGH)
     if rate > HIGH and mean > 0.8 * longest:
-        most = min(2 * longest, MOST)
-        return None if most <= longest else Suggestion("longer drafts", f"/max-draft-length {most}")
+        limit = min(2 * longest, MOST)
+        return None if limit <= longest else Suggestion("longer drafts", f"/max-draft-length {limit}")
     if name_in(settings.policy) == "adaedl":
         return _adaedl(settings, rate > HIGH)
     if rate > HIGH:

@@ -24,7 +24,7 @@ from specdec_jax.app.settings import Settings, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
 from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
-from specdec_jax.compilation_cache import enable, kept
+from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
 from specdec_jax.text.citations import citations
@@ -54,15 +54,15 @@ def talk(settings: Settings, cite: bool = False) -> int:
     if cite:
         print(citations(chat.session.pair), file=sys.stderr)
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
-        return Terminal(chat, kept(folder)).by_hand()
-    return Terminal(chat, kept(folder)).from_script(sys.stdin)
+        return Terminal(chat, describe_cache(folder)).by_hand()
+    return Terminal(chat, describe_cache(folder)).from_script(sys.stdin)
 
 
 class Terminal:
     """Prints what a Chat says: text to standard output, errors to standard error, in a script statistics too."""
 
-    def __init__(self, chat: Chat, kept: str):
-        self._chat, self._kept = chat, kept  # where compiled programs are, as it is said while one waits for them
+    def __init__(self, chat: Chat, cache_note: str):
+        self._chat, self._cache_note = chat, cache_note  # where compiled programs are, for a status
         self._console = Console(highlight=False)
         self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
         self._colours = shows_colours(self._console)
@@ -127,7 +127,7 @@ class Terminal:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
                 first = None
                 try:
-                    with self._waiting(f"Thinking; what compiles is {self._kept}"):
+                    with self._waiting(f"Thinking; what compiles is {self._cache_note}"):
                         first = next(chunks, None)
                 finally:
                     if first is not None:
@@ -231,5 +231,5 @@ class _FileHistory(FileHistory):
 
 class _Completer(Completer):
     def get_completions(self, document: Document, complete_event: Any) -> Iterable[Completion]:
-        for found in complete(document.text_before_cursor):
-            yield Completion(found.text, found.start, display_meta=found.about)
+        for completion in complete(document.text_before_cursor):
+            yield Completion(completion.text, completion.start, display_meta=completion.about)

@@ -14,19 +14,19 @@ TICKS = 4
 
 def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, Any]:
     """What the template draws: bars, crosses and paths, in pixels from the top left."""
-    most = nice(max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=1.0))
+    top = nice(max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=1.0))
     highest = max([1.0, *(t.threshold for t in tokens if math.isfinite(t.threshold))])
     column = max(NARROWEST, min(WIDEST, WIDTH // max(len(tokens), 1)))
     lower = TOP + STRIP + GAP  # the second strip begins
-    up = lambda value: round(TOP + STRIP * (1 - value / most), 1)  # noqa: E731
+    up = lambda value: round(TOP + STRIP * (1 - value / top), 1)  # noqa: E731
     down = lambda value: round(lower + STRIP * (1 - value / highest), 1)  # noqa: E731
     bars = [
-        {"kind": t.kind, "x": i * column + 1.5, "y": up(t.entropy), "width": column - 3, "height": _height(t, most)}
+        {"kind": t.kind, "x": i * column + 1.5, "y": up(t.entropy), "width": column - 3, "height": _height(t, top)}
         for i, t in enumerate(tokens)
         if math.isfinite(t.entropy)
     ]
     bounds = [bound(t.entropy, entropy_factor) if entropy_factor is not None else math.nan for t in tokens]
-    ticks = [{"y": up(most * k / TICKS), "label": f"{most * k / TICKS:g}"} for k in range(TICKS + 1)]
+    ticks = [{"y": up(top * k / TICKS), "label": f"{top * k / TICKS:g}"} for k in range(TICKS + 1)]
     ticks += [{"y": down(highest * k / 2), "label": f"{highest * k / 2:.3g}"} for k in range(3)]
     return {
         "left": LEFT,
@@ -41,7 +41,7 @@ def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, An
         "chance": _steps([t.max_prob for t in tokens], down, column),
         "bound": _steps(bounds, down, column),
         "limit": _steps([t.threshold for t in tokens], down, column),
-        "about": f"Above, the drafter's entropy of {len(tokens)} tokens, up to {most:g} nats; below, its largest "
+        "about": f"Above, the drafter's entropy of {len(tokens)} tokens, up to {top:g} nats; below, its largest "
         "probability and the policy's threshold. Every token's own figures are in its tooltip.",
     }
 
@@ -54,8 +54,8 @@ def nice(value: float) -> float:
     return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value)
 
 
-def _height(token: Token, most: float) -> float:
-    return max(round(STRIP * token.entropy / most, 1), 1.0)
+def _height(token: Token, top: float) -> float:
+    return max(round(STRIP * token.entropy / top, 1), 1.0)
 
 
 def _cross(x: float, y: float, size: float = 3.5) -> str:
@@ -66,8 +66,8 @@ def _steps(values: Sequence[float], place: Callable[[float], float], column: int
     """A line that is level over each token's column and broken where a value is unknown."""
     path, before = [], False
     for index, value in enumerate(values):
-        known = math.isfinite(value)
-        if known:
+        finite = math.isfinite(value)
+        if finite:
             path.append(f"{'L' if before else 'M'}{index * column} {place(value):g}H{(index + 1) * column}")
-        before = known
+        before = finite
     return "".join(path)

@@ -51,7 +51,7 @@ class Strips:
 
     def __init__(self, tokens: Sequence[Token]):
         self._tokens = tokens
-        self._most = max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=0.0)
+        self._highest = max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=0.0)
         limits = [t.threshold for t in tokens if math.isfinite(t.threshold)]
         self._limit = max([1.0, *limits])
 
@@ -59,26 +59,26 @@ class Strips:
         width = max(options.max_width - LABELS, 1)
         for begin in range(0, len(self._tokens), width):
             part = self._tokens[begin : begin + width]
-            yield self._line("H", [(t.entropy, self._most) for t in part], part)
+            yield self._line("H", [(t.entropy, self._highest) for t in part], part)
             yield self._line("max prob", [(t.max_prob, 1.0) for t in part], part)
             if any(math.isfinite(t.threshold) for t in part):
                 yield self._line("lambda", [(t.threshold, self._limit) for t in part], part)
         if self._tokens:
-            highest = f"{self._most:.2f} nats" if self._most else "unknown"
+            highest = f"{self._highest:.2f} nats" if self._highest else "unknown"
             yield Text(f"{'':{LABELS}}full blocks: H {highest}, max prob 1, lambda {self._limit:g}", "dim")
 
     def _line(self, label: str, values: Sequence[tuple[float, float]], tokens: Sequence[Token]) -> Text:
         line = Text(no_wrap=True)
         line.append(f"{label:{LABELS}}", "dim")
-        for (value, most), token in zip(values, tokens, strict=True):
+        for (value, top), token in zip(values, tokens, strict=True):
             style = STYLES["rejected"].replace("strike ", "") if token.rejected else STYLES[token.kind]
-            line.append(block(value, most), style + (f" {REASONING}" if token.phase else ""))
+            line.append(block(value, top), style + (f" {REASONING}" if token.phase else ""))
         return line
 
 
-def block(value: float, most: float) -> str:
-    """A block as high as `value` is between 0 and `most`; a dot where it is unknown."""
+def block(value: float, top: float) -> str:
+    """A block as high as `value` is between 0 and `top`; a dot where it is unknown."""
     if not math.isfinite(value):
         return "·"
-    share = min(max(value / most, 0.0), 1.0) if most else 0.0
+    share = min(max(value / top, 0.0), 1.0) if top else 0.0
     return BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)]

@@ -101,10 +101,10 @@ def summary(result: Generation, drafter_cost: float | None = None) -> str:
     return "[" + ", ".join([*parts, ENDS[result.finish_reason]]) + "]"
 
 
-def one_line(text: str, most: int = 80) -> str:
+def one_line(text: str, width: int = 80) -> str:
     """The text without line breaks, cut to so many characters."""
     line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def status(message: str) -> contextlib.AbstractContextManager[Any]:

@@ -86,17 +86,17 @@ def verify(
         raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {temperature:g}")
     if seed is not None and seed < 0:
         raise ValueError(f"a seed must be 0 or more, got {seed}")
-    most, seed = max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
+    draft_limit, seed = max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less by default
         with interrupts_end_here():
             modelless, toy = None, {"vocab_size": DRAFTER_VOCABULARY}
             if drafter is not None and target is None:
-                modelless = choose("drafter", drafter, max_draft_length=most, **toy)
-            check_on_toy(*rules, watches, most)
+                modelless = choose("drafter", drafter, max_draft_length=draft_limit, **toy)
+            check_on_toy(*rules, watches, draft_limit)
             if modelless is not None:
                 check_on_toy(*rules, watches, modelless.max_draft_length, drafter=modelless, **toy)
-            proof = _on_toys(*rules, watches, most, sequences, seed)
+            proof = _on_toys(*rules, watches, draft_limit, sequences, seed)
             if modelless is not None:
                 longest, few = modelless.max_draft_length, min(sequences, SEVERAL)
                 with status(f"Decoding {few} sequences with {modelless.name}"):
@@ -105,9 +105,9 @@ def verify(
                     report = _sampled_on_toy(*turns, watches, *sizes, QUOTES, drafter=modelless, **toy)
                 proof = proof._replace(drafter=report)
         if target is not None and drafter is not None:
-            most = max_draft_length or PAIR_DRAFTS
+            draft_limit = max_draft_length or PAIR_DRAFTS
             models = target, drafter, prompt, temperature
-            proof = proof._replace(pair=_sampled_on_pair(*rules, watches, *models, most, pair_sequences))
+            proof = proof._replace(pair=_sampled_on_pair(*rules, watches, *models, draft_limit, pair_sequences))
     scope = proof.scope(*rules)
     if json:
         print(as_json(proof, policy, verifier, scope, seed))
@@ -117,32 +117,32 @@ def verify(
 
 
 def _on_toys(
-    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, most: int, sequences: int, seed: int
+    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, longest: int, sequences: int, seed: int
 ) -> Proof:
     """All but the pair."""
-    strategies, to_the_end = (policy, verifier), (static(draft_length=most), verifier)
+    strategies, to_the_end = (policy, verifier), (static(draft_length=longest), verifier)
     warps: dict[str, Any] = {"warps": drawn_warps(seed), "monitor": monitor}
     with status("Enumerating all rounds of short drafts"):
         exact = prove_exactly(*strategies, monitor=monitor)
-    with status(f"Enumerating rounds of up to {most} drafts"):
-        rounds = prove_long_drafts(*strategies, monitor=monitor, max_draft_length=most)
-        rounds_to_the_end = prove_long_drafts(*to_the_end, monitor=monitor, max_draft_length=most, rounds=2)
-        together = prove_together(*strategies, **warps, max_draft_length=most)
+    with status(f"Enumerating rounds of up to {longest} drafts"):
+        rounds = prove_long_drafts(*strategies, monitor=monitor, max_draft_length=longest)
+        rounds_to_the_end = prove_long_drafts(*to_the_end, monitor=monitor, max_draft_length=longest, rounds=2)
+        together = prove_together(*strategies, **warps, max_draft_length=longest)
         alone = prove_verifier(verifier, **warps)
         real_size = prove_real_size(verifier, monitor=monitor)
     with status(f"Decoding {sequences} sequences on a toy, twice"):
-        some = (1, *default_widths(widest_draft(policy, most)))
-        sampled = _sampled_on_toy(*strategies, monitor, most, most + 1, sequences, widths=some)
-        every = range(1, most + 2)
-        rules = in_turn(most), verifier
-        sampled_in_turn = _sampled_on_toy(*rules, monitor, most, 2 * most + 2, sequences, widths=every)
+        some = (1, *default_widths(widest_draft(policy, longest)))
+        sampled = _sampled_on_toy(*strategies, monitor, longest, longest + 1, sequences, widths=some)
+        every = range(1, longest + 2)
+        rules = in_turn(longest), verifier
+        sampled_in_turn = _sampled_on_toy(*rules, monitor, longest, 2 * longest + 2, sequences, widths=every)
     several = None
     if policy.rounds is None or not policy.rounds.needs_one_model(policy):
         with status("Decoding with several drafters"):
             few = min(sequences, SEVERAL)
-            several = _sampled_on_toy(*strategies, monitor, most, most + 1, few, QUOTES, several=True)
+            several = _sampled_on_toy(*strategies, monitor, longest, longest + 1, few, QUOTES, several=True)
     with status("Decoding long texts on a toy, one by one and in batches"):
-        texts = prove_long_texts(*strategies, monitor=monitor, max_draft_length=most)
+        texts = prove_long_texts(*strategies, monitor=monitor, max_draft_length=longest)
     trees, of_trees = None, policy.rounds or verifier.rounds
     if of_trees is not None:
         with status("Enumerating rounds of trees"):
@@ -155,14 +155,14 @@ def _sampled_on_toy(
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor | None,
-    most: int,
+    longest: int,
     tokens: int,
     sequences: int,
     prompt: Sequence[int] = (0, 1),
     **toy: Any,
 ) -> SampledReport:
     """`toy`: further options of `toy_decoder`."""
-    decoder, params = toy_decoder(policy, verifier, most, monitor=monitor, distance=CLOSE, **toy)
+    decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, distance=CLOSE, **toy)
     warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
     return test_by_sampling(decoder, params, prompt, warp=warp, tokens=tokens, sequences=sequences)
 
@@ -175,11 +175,11 @@ def _sampled_on_pair(
     drafter: str,
     prompt: str,
     temperature: float,
-    most: int,
+    longest: int,
     sequences: int,
 ) -> SampledReport:
     """In float32: in bfloat16 one text's logits differ between batch shapes, and enough sequences show it."""
-    more: dict[str, Any] = {"max_draft_length": most, "dtype": "float32", "costs": ESTIMATED}
+    more: dict[str, Any] = {"max_draft_length": longest, "dtype": "float32", "costs": ESTIMATED}
     with interrupts_end_here():
         download(target, drafter)
         with status(f"Loading {target} and {drafter}"):
@@ -191,7 +191,7 @@ def _sampled_on_pair(
             pair.params,
             ids if reads is None else [reads.first_token],
             warp={"temperature": temperature},
-            tokens=most + 1,
+            tokens=longest + 1,
             joint=PAIR_JOINT,
             source=None if reads is None else ids,
             sequences=sequences,
@@ -319,7 +319,7 @@ def _coverage_table(report: RoundsReport) -> Table:
     for index in range(len(report.cases[0].coverage.asked)):
         counts = [(case.coverage.declined[index], case.coverage.asked[index]) for case in report.cases]
         table.add_row(
-            str(index + 1), *(f"{declined}/{asked}" if asked else "never asked" for declined, asked in counts)
+            str(index + 1), *(f"{declined}/{times}" if times else "never asked" for declined, times in counts)
         )
     return table
 

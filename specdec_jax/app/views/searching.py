@@ -32,17 +32,17 @@ def check_beams(command: Any, words: Sequence[str]) -> None:
     Raises:
         ValueError: one such option, named.
     """
-    given = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    used = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
     beams = command.beams.beams
     if beams is None:
         for option in ("--length-penalty", "--min-new-tokens"):
-            if option in given:
+            if option in used:
                 raise ValueError(f"{option} needs --beams: only a search has a use for it")
         return
     if beams < 1:
         raise ValueError(f"beams must be at least 1, got {beams}")
-    useless = [option for option in NO_USE if option in given]
-    if "--drafter" in given and command.models.drafter != "none":
+    useless = [option for option in NO_USE if option in used]
+    if "--drafter" in used and command.models.drafter != "none":
         useless.append(f"--drafter {command.models.drafter}")
     for name, off in DRAWING.items():
         value = getattr(command.decoding, name)

@@ -77,13 +77,13 @@ def bound(entropy: float, entropy_factor: float) -> float:
 
 def _texts(generation: Generation, tokenizer: Tokenizer) -> list[str]:
     """What each token adds to Generation.text; the end of sequence and what follows a stop string add nothing."""
-    decoder, texts, room = StreamDecoder(tokenizer), [], len(generation.text)
+    decoder, texts, remaining = StreamDecoder(tokenizer), [], len(generation.text)
     silent = 1 if generation.finish_reason == "stop" else 0
     shown = generation.tokens[: len(generation.tokens) - silent]
     for index, token in enumerate(shown):
         text = decoder.push([token]) + (decoder.flush() if index == len(shown) - 1 else "")
-        texts.append(text[:room])
-        room -= len(texts[-1])
+        texts.append(text[:remaining])
+        remaining -= len(texts[-1])
     return [*texts, *[""] * silent]
 
 

@@ -59,12 +59,12 @@ def retokenize(tables: Tables, tokens: Array, length: Array, vocab_size: int) ->
         tokens [B, K] int32, at most K of them; how many [B]; and how many of the drafter's [B, K] have ended with each,
         -1 where one goes on.
     """
-    most = tokens.shape[1]
-    size = jnp.where(jnp.arange(most)[None, :] < length[:, None], tables.size[tokens], 0)
+    width = tokens.shape[1]
+    size = jnp.where(jnp.arange(width)[None, :] < length[:, None], tables.size[tokens], 0)
     theirs = jnp.cumsum(size, axis=1)  # [B, K], bytes
     symbols = _symbols(tables, tokens, theirs, size)
     symbols = lax.while_loop(lambda now: now.more, lambda now: _merged(tables, now), symbols)
-    ids, end = symbols.token[:, :most], symbols.end[:, :most]
+    ids, end = symbols.token[:, :width], symbols.end[:, :width]
     valid = jnp.cumprod(((ids >= 0) & (ids < vocab_size)).astype(jnp.int32), axis=1)
     together = (theirs[:, None, :] == end[:, :, None]) & (size > 0)[:, None, :]  # [B, K, K]
     ended = jnp.where(jnp.any(together, axis=2), jnp.argmax(together, axis=2) + 1, -1)

@@ -48,11 +48,11 @@ class RetokenizedState(NamedTuple):
     """The drafter's own text, R slots, and how it lies along the row's."""
 
     cache: Cache
-    valid: Array  # [B] int32, entries of the cache that hold tokens of `own`
-    own: Array  # [B, R] int32
-    text: Array  # [B, S] int32, the row's tokens that `own` stands for
-    ends: Array  # [B, S + 1] int32, how many of `own` so many of `text` are; -1 where one of `own` goes on
-    known: Array  # [B] int32, how many of `text` count
+    valid: Array  # [B] int32, entries of the cache that hold tokens of `tokens`
+    tokens: Array  # [B, R] int32
+    text: Array  # [B, S] int32, the row's tokens that `tokens` stands for
+    ends: Array  # [B, S + 1] int32, how many of `tokens` so many of `text` are; -1 where one of `tokens` goes on
+    spelled: Array  # [B] int32, how many of `text` count
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,21 +85,21 @@ def retokenized(
     shared = with_shared_tokens(language_model, vocab_size)  # for scores and traces
     own_model = with_inner_params(language_model)
     drafts = model(own_model, max_draft_length, catch_up)  # in its own tokens
-    room = max_draft_length + FED  # slots of its own text that the target's never fills
+    extra_slots = max_draft_length + FED  # slots of its own text that the target's never fills
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> RetokenizedState:
         del source
-        own_slots = ROOM * slots + room
+        own_slots = ROOM * slots + extra_slots
         none, text = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32)
         cache = own_model.init_cache(params, batch, own_slots)
-        own, ends = jnp.zeros((batch, own_slots), jnp.int32), jnp.zeros((batch, slots + 1), jnp.int32)
-        return RetokenizedState(cache, none, own, text, ends, none)
+        own_tokens, ends = jnp.zeros((batch, own_slots), jnp.int32), jnp.zeros((batch, slots + 1), jnp.int32)
+        return RetokenizedState(cache, none, own_tokens, text, ends, none)
 
     def source(params: Params, state: RetokenizedState, tokens: Array, context: RoundContext) -> Source:
         state = spelled(params, state, tokens, context.length)
         length = own_length(state)
         before = ModelDrafterState(state.cache, state.valid)
-        inner = drafts.source(params, before, state.own, context._replace(length=length))
+        inner = drafts.source(params, before, state.tokens, context._replace(length=length))
 
         def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
             following, memory = inner.predict(memory, drafted, uniform)
@@ -125,20 +125,20 @@ def retokenized(
         """Spell the text, and feed it up to the last two tokens, which a pass feeds."""
         state = spelled(params, aligned(state, tokens, length), tokens, length)
         wanted = jnp.maximum(own_length(state) - FED, 0)
-        known = jnp.minimum(state.valid, wanted)
-        cache, valid = feed_long(own_model, params, state.cache, state.own, known, wanted, catch_up, WIDE)
+        spelled_tokens = jnp.minimum(state.valid, wanted)
+        cache, valid = feed_long(own_model, params, state.cache, state.tokens, spelled_tokens, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=jnp.maximum(state.valid, valid))
 
     def spelled(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
-        limit = state.own.shape[1] - room
+        limit = state.tokens.shape[1] - extra_slots
 
-        def one(state: RetokenizedState) -> RetokenizedState:
-            at = state.known[:, None] + jnp.arange(SPELLED, dtype=jnp.int32)[None, :]
+        def step(state: RetokenizedState) -> RetokenizedState:
+            at = state.spelled[:, None] + jnp.arange(SPELLED, dtype=jnp.int32)[None, :]
             read = jnp.take_along_axis(tokens, jnp.minimum(at, tokens.shape[1] - 1), axis=1)
             pieces, count = params.pieces[read], params.count[read]
             return with_spelling(state, read, pieces, jnp.where(at < length[:, None], count, 0), length, limit)
 
-        return lax.while_loop(lambda now: jnp.any(now.known < length), one, state)
+        return lax.while_loop(lambda now: jnp.any(now.spelled < length), step, state)
 
     return RetokenizedDrafter(init, source, commit, max_draft_length, shared, prefill=prefill)
 
@@ -182,17 +182,17 @@ def draft_with(language_model: LanguageModel) -> Callable[[LanguageModel, int], 
 
 def own_length(state: RetokenizedState) -> Array:
     """Tokens [B] of the drafter's own text."""
-    return jnp.take_along_axis(state.ends, state.known[:, None], axis=1)[:, 0]
+    return jnp.take_along_axis(state.ends, state.spelled[:, None], axis=1)[:, 0]
 
 
 def aligned(state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
     """What still holds when the text is the first `length` [B] of tokens [B, S], up to where both vocabularies end."""
     slot = jnp.arange(state.ends.shape[1], dtype=jnp.int32)[None, :]
-    held = jnp.minimum(state.known, length)[:, None]
+    held = jnp.minimum(state.spelled, length)[:, None]
     differs = (state.text != tokens) & (slot[:, :-1] < held)
     same = jnp.minimum(held, jnp.min(jnp.where(differs, slot[:, :-1], slot[:, -1:]), axis=1, keepdims=True))
-    known = jnp.max(jnp.where((state.ends >= 0) & (slot <= same), slot, 0), axis=1)
-    state = state._replace(known=known)
+    last = jnp.max(jnp.where((state.ends >= 0) & (slot <= same), slot, 0), axis=1)
+    state = state._replace(spelled=last)
     return state._replace(valid=jnp.minimum(state.valid, own_length(state)))
 
 
@@ -203,18 +203,18 @@ def with_spelling(
 
     A text that outgrows `limit` slots is read on without the pieces that have no room: drafts are worse then.
     """
-    rows, nowhere = jnp.arange(read.shape[0])[:, None], state.own.shape[1]
+    rows, nowhere = jnp.arange(read.shape[0])[:, None], state.tokens.shape[1]
     start, order = own_length(state)[:, None], jnp.arange(pieces.shape[2], dtype=jnp.int32)[None, None, :]
     ends = start + jnp.cumsum(count, axis=1)
     at = (ends - count)[:, :, None] + order
     at = jnp.where((order < count[:, :, None]) & (at < limit), at, nowhere)
-    slots = state.known[:, None] + jnp.arange(read.shape[1], dtype=jnp.int32)[None, :]
+    slots = state.spelled[:, None] + jnp.arange(read.shape[1], dtype=jnp.int32)[None, :]
     slots = jnp.where(slots < length[:, None], slots, nowhere)
     return state._replace(
-        own=state.own.at[rows[:, :, None], at].set(pieces, mode="drop"),
+        tokens=state.tokens.at[rows[:, :, None], at].set(pieces, mode="drop"),
         text=state.text.at[rows, slots].set(read, mode="drop"),
         ends=state.ends.at[rows, slots + 1].set(jnp.minimum(ends, limit), mode="drop"),
-        known=jnp.maximum(state.known, jnp.minimum(state.known + read.shape[1], length)),
+        spelled=jnp.maximum(state.spelled, jnp.minimum(state.spelled + read.shape[1], length)),
     )
 
 
@@ -226,11 +226,11 @@ def with_drafts(
     `ends` [B, K]: how many of them have ended with each of those, -1 where one goes on.
     """
     rows, order = jnp.arange(drafted.shape[0])[:, None], jnp.arange(drafted.shape[1], dtype=jnp.int32)[None, :]
-    slots = jnp.where(order < count[:, None], state.known[:, None] + order, state.own.shape[1])
+    slots = jnp.where(order < count[:, None], state.spelled[:, None] + order, state.tokens.shape[1])
     ends = jnp.where(ends > 0, length[:, None] + ends, -1)
     return state._replace(
-        own=state.own.at[rows, length[:, None] + order].set(drafted, mode="drop"),
+        tokens=state.tokens.at[rows, length[:, None] + order].set(drafted, mode="drop"),
         text=state.text.at[rows, slots].set(tokens, mode="drop"),
         ends=state.ends.at[rows, slots + 1].set(ends, mode="drop"),
-        known=state.known + count,
+        spelled=state.spelled + count,
     )

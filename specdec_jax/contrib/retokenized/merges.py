@@ -46,9 +46,9 @@ def tables(target: Tokenizer, drafter: Tokenizer, rows: int) -> Tables:
     text, size, whole = _texts(drafter, target, rows)
     ids = ids_by_key(target)
     single = np.array([ids.get(bytes([byte]), NONE) for byte in range(256)], np.int32)
-    start, merges, most = _by_hash(_merges(target, single))
+    start, merges, longest = _by_hash(_merges(target, single))
     kinds = np.array([_kind(byte) for byte in range(256)], np.int32)
-    probes = np.arange(most, dtype=np.int32)
+    probes = np.arange(longest, dtype=np.int32)
     return Tables(*map(jnp.asarray, (text, size, whole, single, kinds, _splits(target), start, merges, probes)))
 
 
@@ -73,8 +73,8 @@ def _merges(tokenizer: Tokenizer, single: np.ndarray) -> Merges:
     unions = dict(_runs(tokenizer, single))
     unions |= {} if is_byte_level(tokenizer) else dict(_characters(tokenizer, single))
     for merge in json.loads(tokenizer.backend.model.__getstate__())["merges"]:
-        one, other = merge.split(" ") if isinstance(merge, str) else merge
-        left, right, union = vocabulary[one], vocabulary[other], vocabulary[one + other]
+        first, other = merge.split(" ") if isinstance(merge, str) else merge
+        left, right, union = vocabulary[first], vocabulary[other], vocabulary[first + other]
         if added.isdisjoint((left, right, union)):  # those are taken out of a text before anything merges
             unions.setdefault((left, right), union)
     return {pair: (rank, union) for rank, (pair, union) in enumerate(unions.items())}
@@ -138,10 +138,10 @@ def _splits(tokenizer: Tokenizer) -> np.ndarray:
     normalizer, splitter = tokenizer.backend.normalizer, tokenizer.backend.pre_tokenizer
     if splitter is None:
         return splits
-    for before, one in PROBES.items():
+    for before, text_ in PROBES.items():
         for here, other in PROBES.items():
             for after, third in (PROBES | {KINDS: ""}).items():
-                probe = one + other + third
+                probe = text_ + other + third
                 normal = probe if normalizer is None else normalizer.normalize_str(probe)
                 at = len(normal) - len(other + third)  # something may be put in front
                 splits[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult, Wanted
 from specdec_jax.decoding.answers import (
-    Asked,
+    Probe,
     Sizes,
     array,
     context_shapes,
     dims,
     distribution_shapes,
     draft_shapes,
-    said,
+    words,
 )
 from specdec_jax.types import (
     Draft,
@@ -48,8 +48,8 @@ def as_chain(policy: TreePolicy) -> StoppingPolicy:
 
     def update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
         none = jnp.zeros_like(draft.tokens)
-        tree = TreeDraft(*draft, siblings=jnp.zeros((*none.shape, policy.siblings), jnp.int32), beside=none)
-        learnt_from: Any = tree, TreeResult(*result, beside=jnp.zeros_like(result.length))
+        tree = TreeDraft(*draft, siblings=jnp.zeros((*none.shape, policy.siblings), jnp.int32), sibling_counts=none)
+        learnt_from: Any = tree, TreeResult(*result, extra_tokens=jnp.zeros_like(result.length))
         return policy.update(state, *learnt_from)
 
     fields = {field.name: getattr(policy, field.name) for field in dataclasses.fields(StoppingPolicy) if field.init}
@@ -95,7 +95,7 @@ def draws_siblings(drafter: Drafter) -> bool:
 
 
 def check_answers(
-    asked: Asked, policy: TreePolicy, sizes: Sizes, context: RoundContext, keep_log_q: bool
+    probe: Probe, policy: TreePolicy, sizes: Sizes, context: RoundContext, keep_log_q: bool
 ) -> tuple[TreeDraft, TreeResult]:
     """Refuses a policy whose `beside` or `expand` answers something else; gives the shapes that `update` gets.
 
@@ -105,19 +105,19 @@ def check_answers(
     batch, expansions = sizes.batch, _expansions(policy, sizes)
     whole = array(jnp.int32, batch)
     parent = array(jnp.int32, batch, expansions) if expansions else None
-    wanted = asked.result("beside", asked.state, whole, whole, context, parent)
+    wanted = probe.result("beside", probe.state, whole, whole, context, parent)
     siblings, children = (dims(getattr(wanted, name, None)) for name in Wanted._fields)
     whole_numbers = all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(wanted))
     is_wanted = isinstance(wanted, Wanted) and whole_numbers and len(siblings) == 2 and siblings[0] == batch
     if not is_wanted or (expansions and children != (batch, expansions)):
         text = f"Wanted(siblings int32[{batch},N]" + (f", children int32[{batch},{expansions}])" if expansions else ")")
-        asked.refuse("beside", f"must return {text}; it returns {said(wanted)}")
+        probe.refuse("beside", f"must return {text}; it returns {words(wanted)}")
     if policy.expand is not None:
-        worth = asked.result("expand", asked.state, whole, context)
+        worth = probe.result("expand", probe.state, whole, context)
         shape = dims(worth)
         if len(shape) != 3 or (shape[0], shape[2]) != (batch, policy.siblings):
             text = f"float32[{batch},N,{policy.siblings}], a number for each sibling of the first N drafts"
-            asked.refuse("expand", f"must answer {text}; it answers {said(worth)}")
+            probe.refuse("expand", f"must answer {text}; it answers {words(worth)}")
     result = TreeResult(array(jnp.int32, batch, sizes.max_draft_length + 1), whole, whole)
     return _shapes(policy, sizes, sizes.max_draft_length, keep_log_q), result
 
@@ -128,14 +128,14 @@ def check_verifier(
     """Refuses a verifier's `outcomes` that returns something else, for drafts of `held` tokens. Raises ValueError."""
     if getattr(verifier, "outcomes", None) is None or not held:
         return
-    batch, vocab, most = sizes.batch, sizes.vocab_size, policy.siblings
-    asked, draft = Asked.of("verifier", verifier, state, batch), _shapes(policy, sizes, held, verifier.needs_log_q)
+    batch, vocab, siblings = sizes.batch, sizes.vocab_size, policy.siblings
+    probe, draft = Probe.of("verifier", verifier, state, batch), _shapes(policy, sizes, held, verifier.needs_log_q)
     target = distribution_shapes(batch, vocab, held + 1)
-    ends = asked.result("outcomes", draft, target, array(jnp.int32, batch), context_shapes(batch, monitor))
-    shapes = SiblingOutcomes((batch, most + 1), (batch, most), (batch, vocab))  # type: ignore[arg-type]
-    wanted = f"SiblingOutcomes(float32[{batch},{most + 1}], int32[{batch},{most}], float32[{batch},{vocab}])"
+    ends = probe.result("outcomes", draft, target, array(jnp.int32, batch), context_shapes(batch, monitor))
+    shapes = SiblingOutcomes((batch, siblings + 1), (batch, siblings), (batch, vocab))  # type: ignore[arg-type]
+    wanted = f"SiblingOutcomes(float32[{batch},{siblings + 1}], int32[{batch},{siblings}], float32[{batch},{vocab}])"
     if not isinstance(ends, SiblingOutcomes) or tuple(map(dims, ends)) != shapes:
-        asked.refuse("outcomes", f"must return {wanted}; it returns {said(ends)}")
+        probe.refuse("outcomes", f"must return {wanted}; it returns {words(ends)}")
 
 
 def _expansions(policy: TreePolicy, sizes: Sizes) -> int:
@@ -145,9 +145,13 @@ def _expansions(policy: TreePolicy, sizes: Sizes) -> int:
 
 def _shapes(policy: TreePolicy, sizes: Sizes, held: int, keep_log_q: bool) -> TreeDraft:
     """A draft of at most `held` tokens with all that may stand beside it."""
-    whole, most, count = functools.partial(array, jnp.int32, sizes.batch), policy.siblings, _expansions(policy, sizes)
+    whole, siblings, count = (
+        functools.partial(array, jnp.int32, sizes.batch),
+        policy.siblings,
+        _expansions(policy, sizes),
+    )
     children = None
     if count:
         log_q = array(jnp.float32, sizes.batch, count, sizes.vocab_size) if keep_log_q else None
-        children = Children(whole(count), whole(count, most), log_q, whole(count))
-    return TreeDraft(*draft_shapes(sizes, held, keep_log_q), whole(held, most), whole(held), children)
+        children = Children(whole(count), whole(count, siblings), log_q, whole(count))
+    return TreeDraft(*draft_shapes(sizes, held, keep_log_q), whole(held, siblings), whole(held), children)

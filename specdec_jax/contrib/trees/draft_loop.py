@@ -92,12 +92,12 @@ def _draft_one(
     siblings = loop.siblings
     if source.chosen is not True:  # what is looked up has no further candidates
         with jax.named_scope("draft_draw"):
-            beside = _beside(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
-        siblings = lax.dynamic_update_slice_in_dim(siblings, beside[:, None], index, axis=1)
+            further = _siblings(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
+        siblings = lax.dynamic_update_slice_in_dim(siblings, further[:, None], index, axis=1)
     return _TreeLoop(chain, siblings, children)
 
 
-def _beside(
+def _siblings(
     distribution: Distribution,
     token: Array,
     context: RoundContext,
@@ -130,7 +130,7 @@ def _expanded(
         token = draw_token(distribution, context.warp, uniform(index + first * BY_CANDIDATE))
         if policy.siblings == 1:
             return token[:, None]
-        others = _beside(distribution, token, context, policy.siblings - 1, uniform, index, first)
+        others = _siblings(distribution, token, context, policy.siblings - 1, uniform, index, first)
         return jnp.concatenate([token[:, None], others], axis=1)
 
     with jax.named_scope("draft_draw"):

@@ -14,7 +14,7 @@ from specdec_jax.types import RoundContext, VerificationResult
 
 def without_extras(setting: Setting, count: int) -> np.ndarray:
     """[N, E] int32, the siblings that `count` (N) drafts have expanded, as `Children.parent`: none."""
-    return np.full((count, policy_of(setting).expanded * (setting.most - 1)), -1, np.int32)
+    return np.full((count, policy_of(setting).expanded * (setting.longest - 1)), -1, np.int32)
 
 
 def before_pass(setting: Setting, context: RoundContext, branches: Branches, step: int) -> Branches:
@@ -33,11 +33,11 @@ def enumerate_round(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes
     outcomes = verified_combs(setting, nodes, branches, draft)
     chosen, leaf = comb_leaves(setting, nodes, branches, outcomes)
     branch, accepted, _ = chosen
-    tokens, index = tokens_of(branches, chosen), np.arange(setting.most + 1)[None, :]
+    tokens, index = tokens_of(branches, chosen), np.arange(setting.longest + 1)[None, :]
     for step, other in enumerate((leaf.sibling, leaf.child)):
         here = (other >= 0)[:, None] & (index == accepted[:, None] + step)
         tokens = np.where(here, other[:, None], tokens)
-    beside = host(np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32))
-    result = TreeResult(host(tokens), host((accepted + 1).astype(np.int32)), beside)
+    extra = host(np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32))
+    result = TreeResult(host(tokens), host((accepted + 1).astype(np.int32)), extra)
     emitted = VerificationResult(result.tokens, result.emitted)
     return advance(setting, nodes, branches, outcomes, branch, leaf.chance, result, emitted)

@@ -25,8 +25,8 @@ class Fed(NamedTuple):
 def no_children(batch: int, expansions: int, siblings: int, log_q: Array | None) -> Children:
     """None yet of so many expansions (E) of a round; with room for their distributions where drafts have `log_q`."""
     zeros = jnp.zeros((batch, expansions), jnp.int32)
-    kept = None if log_q is None else jnp.full((*zeros.shape, log_q.shape[2]), -jnp.inf, log_q.dtype)
-    return Children(zeros - 1, jnp.zeros((*zeros.shape, siblings), jnp.int32), kept, zeros)
+    no_log_q = None if log_q is None else jnp.full((*zeros.shape, log_q.shape[2]), -jnp.inf, log_q.dtype)
+    return Children(zeros - 1, jnp.zeros((*zeros.shape, siblings), jnp.int32), no_log_q, zeros)
 
 
 def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:
@@ -40,9 +40,9 @@ def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:
     """
     flat = worth.reshape(worth.shape[0], -1)
     index = jnp.arange(flat.shape[1], dtype=jnp.int32)[None, :]
-    known = (index // worth.shape[2] < drafted[:, None]) & (flat > 0)
+    drawn = (index // worth.shape[2] < drafted[:, None]) & (flat > 0)
     fresh = ~jnp.any(parent[:, :, None] == index[:, None, :], axis=1)
-    value, chosen = jnp.where(known & fresh, flat, 0.0), []
+    value, chosen = jnp.where(drawn & fresh, flat, 0.0), []
     for _ in range(count):
         best = jnp.argmax(value, axis=1).astype(jnp.int32)
         chosen.append(jnp.where(jnp.max(value, axis=1) > 0, best, -1))
@@ -62,19 +62,19 @@ def with_children(children: Children, at: Array, chosen: Array, tokens: Array, l
     def put(buffer: Array, value: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(buffer, value.astype(buffer.dtype), at, axis=1)
 
-    kept = children.log_q
-    if kept is not None and log_q is not None:
-        kept = put(kept, log_q)
-    return Children(put(children.parent, chosen), put(children.tokens, tokens), kept, children.count)
+    all_log_q = children.log_q
+    if all_log_q is not None and log_q is not None:
+        all_log_q = put(all_log_q, log_q)
+    return Children(put(children.parent, chosen), put(children.tokens, tokens), all_log_q, children.count)
 
 
 def child_of(children: Children, sibling: Array) -> Array:
     """Which expansion is of that sibling [B] int32, as `parent` counts, [B] int32; -1: it was not expanded."""
-    found = (children.parent == sibling[:, None]) & (sibling >= 0)[:, None]
-    return jnp.where(jnp.any(found, axis=1), jnp.argmax(found, axis=1).astype(jnp.int32), -1)
+    is_parent = (children.parent == sibling[:, None]) & (sibling >= 0)[:, None]
+    return jnp.where(jnp.any(is_parent, axis=1), jnp.argmax(is_parent, axis=1).astype(jnp.int32), -1)
 
 
-def of_verified(children: Children, beside: Array, siblings: int) -> Array:
-    """[B, E] bool, expansions of siblings that are verified: the first `beside` [B, K] of each draft's M."""
+def of_verified(children: Children, sibling_counts: Array, siblings: int) -> Array:
+    """[B, E] bool, expansions of siblings that are verified: the first `sibling_counts` [B, K] of each draft's M."""
     depth, index = jnp.maximum(children.parent, 0) // siblings, children.parent % siblings
-    return (children.parent >= 0) & (index < jnp.take_along_axis(beside, depth, axis=1, mode="clip"))
+    return (children.parent >= 0) & (index < jnp.take_along_axis(sibling_counts, depth, axis=1, mode="clip"))

@@ -42,15 +42,15 @@ class _Rows(NamedTuple):
 
 def beside_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     """(context, state, draft) -> the draft with as many siblings beside it as the policy wants."""
-    return _beside(policy.bare, batch)
+    return _wanted_of(policy.bare, batch)
 
 
 @functools.lru_cache(maxsize=64)
-def _beside(policy: TreePolicy, batch: int) -> Callable[..., Any]:
+def _wanted_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     def wanted(context: RoundContext, state: Any, draft: TreeDraft) -> TreeDraft:
         assert policy.beside is not None
-        room, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
-        return fitted(draft, policy.beside(state, draft.length, room, context, parent), room)
+        free, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
+        return fitted(draft, policy.beside(state, draft.length, free, context, parent), free)
 
     return in_batches(wanted, batch)
 
@@ -70,29 +70,29 @@ def _to_expand(policy: TreePolicy, batch: int) -> Callable[..., Any]:
 
 
 def every_order(
-    draft: TreeDraft, is_greedy: bool, own: Callable[[np.ndarray, Any, Any], np.ndarray]
+    draft: TreeDraft, is_greedy: bool, weights_at: Callable[[np.ndarray, Any, Any], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every way in which what is beside drafts can be drawn: (whose [N], tokens [N, K+E, M] int32, chance [N]).
 
     Args:
-        own: (branch [N], depth, token [N] in place of the one before, or None) -> weights [N, V] that candidates are
+        weights_at: (branch [N], depth, token [N] in place of the last, or None) -> weights [N, V] that candidates are
             drawn from, at temperature 0 ranked by.
     """
     assert draft.siblings is not None
-    tokens, length, beside = (np.asarray(leaf) for leaf in (draft.tokens, draft.length, draft.beside))
-    branch, (depths, most) = np.arange(len(tokens)), draft.siblings.shape[1:]
+    tokens, length, sibling_counts = (np.asarray(leaf) for leaf in (draft.tokens, draft.length, draft.sibling_counts))
+    branch, (depths, siblings) = np.arange(len(tokens)), draft.siblings.shape[1:]
     parent = np.zeros((len(tokens), 0), np.int32) if draft.children is None else np.asarray(draft.children.parent)
-    drawn = np.zeros((len(tokens), depths + parent.shape[1], most), np.int32)
+    drawn = np.zeros((len(tokens), depths + parent.shape[1], siblings), np.int32)
     rows = _Rows(branch, np.ones(len(tokens)), drawn, branch, np.zeros((0, 0)))
     for depth in range(depths):
-        count = np.where(depth < length, beside[:, depth], 0)[rows.branch]
-        left = own(rows.branch, depth, None)
+        count = np.where(depth < length, sibling_counts[:, depth], 0)[rows.branch]
+        left = weights_at(rows.branch, depth, None)
         left[np.arange(len(left)), tokens[rows.branch, depth]] = 0.0
         rows = _all_drawn(rows._replace(count=count, left=left), is_greedy, depth)
     for expansion in range(parent.shape[1]):
         assert draft.children is not None
-        before, index = np.divmod(np.maximum(parent[rows.branch, expansion], 0), most)
-        left = own(rows.branch, before + 1, rows.siblings[np.arange(len(before)), before, index])
+        before, index = np.divmod(np.maximum(parent[rows.branch, expansion], 0), siblings)
+        left = weights_at(rows.branch, before + 1, rows.siblings[np.arange(len(before)), before, index])
         count = np.asarray(draft.children.count)[rows.branch, expansion]
         rows = _all_drawn(rows._replace(count=count, left=left), is_greedy, depths + expansion)
     return rows.branch, rows.siblings, rows.chance
@@ -119,19 +119,19 @@ def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
     return rows._replace(chance=rows.chance * chance[row, token])
 
 
-def decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+def decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
     """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], `SiblingOutcomes` [M, K+1, ...], state."""
-    return _decided(verifier.bare, batch, most)
+    return _decided(verifier.bare, batch, longest)
 
 
 @functools.lru_cache(maxsize=64)
-def _decided(verifier: Verifier, batch: int, most: int) -> Callable[..., Any]:
+def _decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
     def decide(context: RoundContext, state: Any, draft: TreeDraft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)  # type: ignore[arg-type]
-        found = []
-        for accepted in (jnp.full((batch,), k, jnp.int32) for k in range(most + 1)):
-            found.append(outcomes(verifier, next_distribution, draft, distributions, accepted, context))
-        chances, rests = (jnp.stack(leaves, axis=1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
+        ends = []
+        for accepted in (jnp.full((batch,), k, jnp.int32) for k in range(longest + 1)):
+            ends.append(outcomes(verifier, next_distribution, draft, distributions, accepted, context))
+        chances, rests = (jnp.stack(leaves, axis=1) for leaves in ([o.chance for o in ends], [o.rest for o in ends]))
         return log_prob_accepted, chances, rests, state
 
     return in_batches(decide, batch)
@@ -185,10 +185,10 @@ def leaves(
         if decided_children is None:
             ends(sibling, none, chance, following)
             continue
-        found = decided_children(branch, accepted, candidate - 1, following)
-        ends(sibling, none, chance * found.chance[:, 0], np.asarray(found.rest))
-        for index in range(found.tokens.shape[1]):
-            child = np.asarray(found.tokens[:, index])
-            ends(sibling, child, chance * found.chance[:, 1 + index], after(branch, accepted, sibling, child))
+        children = decided_children(branch, accepted, candidate - 1, following)
+        ends(sibling, none, chance * children.chance[:, 0], np.asarray(children.rest))
+        for index in range(children.tokens.shape[1]):
+            child = np.asarray(children.tokens[:, index])
+            ends(sibling, child, chance * children.chance[:, 1 + index], after(branch, accepted, sibling, child))
     branch, accepted, token, sibling, child, chance = joined([tuple(part) for part in parts])
     return (branch, accepted, token), Leaf(sibling, child, chance)

@@ -8,7 +8,16 @@ from specdec_jax.contrib.trees.leaves import Leaf, beside_of, children_decided, 
 from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import take
-from specdec_jax.lossless.nodes import Branches, Nodes, Setting, asked, context_of, draft_of, drawn_distribution, pair
+from specdec_jax.lossless.nodes import (
+    Branches,
+    Nodes,
+    Setting,
+    context_of,
+    draft_of,
+    drawn_distribution,
+    pair,
+    rule_answers,
+)
 from specdec_jax.types import Distribution
 
 
@@ -41,23 +50,23 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         text, depth = branches.text[branch], np.broadcast_to(depth, len(branch))
         last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
         last_two[:, 1] = last_two[:, 1] if token is None else token
-        number = np.minimum(depth, setting.most - 1)  # beyond it nothing is drawn
-        read = ((branches.table[branch] // vocab**2 * setting.most + number) * vocab + text[:, 0]) * vocab**2
+        number = np.minimum(depth, setting.longest - 1)  # beyond it nothing is drawn
+        read = ((branches.table[branch] // vocab**2 * setting.longest + number) * vocab + text[:, 0]) * vocab**2
         return read + pair(last_two, vocab)
 
     siblings = host(np.zeros((*draft.tokens.shape, policy_of(setting).siblings), np.int32))
     draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
     context = take(context_of(setting, nodes), branches.node)
     draft = beside_of(policy_of(setting), setting.batch)(context, branches.policy, draft)
-    whose, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
-    draft = take(draft, whose)._replace(siblings=host(drawn[:, : setting.most]))
+    branch_of, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
+    draft = take(draft, branch_of)._replace(siblings=host(drawn[:, : setting.longest]))
     if draft.children is not None:
         before, index = np.divmod(np.maximum(np.asarray(draft.children.parent), 0), siblings.shape[2])
         tokens = drawn[np.arange(len(drawn))[:, None], before, index]  # the expanded siblings, [N, E]
-        each = [seen.log_prob[place(whose, before[:, e] + 1, tokens[:, e])] for e in range(tokens.shape[1])]
+        each = [seen.log_prob[place(branch_of, before[:, e] + 1, tokens[:, e])] for e in range(tokens.shape[1])]
         log_q = None if draft.children.log_q is None else host(np.stack(each, axis=1))
-        draft = draft._replace(children=draft.children._replace(tokens=host(drawn[:, setting.most :]), log_q=log_q))
-    branches = take(branches, whose)
+        draft = draft._replace(children=draft.children._replace(tokens=host(drawn[:, setting.longest :]), log_q=log_q))
+    branches = take(branches, branch_of)
     return branches._replace(chance=branches.chance * chance), draft
 
 
@@ -74,12 +83,12 @@ def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Chil
 
 def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: TreeDraft) -> CombOutcomes:
     """Every outcome of every draft, of every number of accepted drafts and of what is beside them."""
-    told = asked(setting, nodes, branches, draft)  # type: ignore[arg-type]
-    log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.most)(*told)
+    answers = rule_answers(setting, nodes, branches, draft)  # type: ignore[arg-type]
+    log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.longest)(*answers)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     reached = branches.chance[:, None] * lengths
-    return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, told[3], state)
+    return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, answers[3], state)
 
 
 def comb_leaves(
@@ -100,8 +109,8 @@ def comb_leaves(
         assert draft.children is not None and draft.siblings is not None
         sibling = (accepted * draft.siblings.shape[2] + index).astype(np.int32)
         context = take(context_of(setting, nodes), branches.node[branch])
-        found = children_decided(setting.batch)(context, following, take(draft.children, branch), sibling)
-        return found._replace(chance=drawn_distribution(found.chance), rest=drawn_distribution(found.rest))
+        outcome = children_decided(setting.batch)(context, following, take(draft.children, branch), sibling)
+        return outcome._replace(chance=drawn_distribution(outcome.chance), rest=drawn_distribution(outcome.rest))
 
     siblings = np.asarray(draft.siblings)
     trees = None if draft.children is None else decided_children

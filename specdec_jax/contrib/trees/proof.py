@@ -86,26 +86,26 @@ def _round(setting: Setting, prompts: np.ndarray) -> tuple[float, np.ndarray]:
     nodes = enumeration.first_nodes(setting, prompts)
     branches, draft = with_siblings(setting, nodes, enumeration.draft_tree(setting, nodes))
     chosen, leaf = comb_leaves(setting, nodes, branches, verified_combs(setting, nodes, branches, draft))
-    taken = np.bincount(chosen[1], weights=leaf.chance * (leaf.sibling >= 0), minlength=setting.most + 1)
-    return _error(setting, nodes, branches, chosen, leaf), taken[: setting.most] / len(prompts)
+    taken = np.bincount(chosen[1], weights=leaf.chance * (leaf.sibling >= 0), minlength=setting.longest + 1)
+    return _error(setting, nodes, branches, chosen, leaf), taken[: setting.longest] / len(prompts)
 
 
 def _error(setting: Setting, nodes: Nodes, branches: Branches, chosen: tuple[np.ndarray, ...], leaf: Leaf) -> float:
     """As of `long_drafts.round_error`; tables hold every sequence, [N, V, V, ...] by the last two tokens before it."""
     branch, accepted, token = chosen
     target = np.exp(setting.target_distributions.log_prob)
-    vocab, prompts, longest = target.shape[-1], nodes.tokens[:, :2], setting.most + 1
+    vocab, prompts, longest = target.shape[-1], nodes.tokens[:, :2], setting.longest + 1
     target = target.reshape(vocab, vocab, vocab)
-    beside, index = leaf.sibling >= 0, np.arange(longest)[None, :]
+    has_sibling, index = leaf.sibling >= 0, np.arange(longest)[None, :]
     text = np.pad(branches.text[branch, 2:], ((0, 0), (0, 1))).astype(np.int64)
-    text = np.where(beside[:, None] & (index == accepted[:, None]), leaf.sibling[:, None], text)
-    length = accepted + beside + 1
+    text = np.where(has_sibling[:, None] & (index == accepted[:, None]), leaf.sibling[:, None], text)
+    length = accepted + has_sibling + 1
     text = np.where(index == length[:, None] - 1, token[:, None], text)
     distribution, goal = np.zeros(len(prompts)), np.ones(len(prompts))
     for size in range(1, longest + 1):
         shape = (len(prompts), *(vocab,) * size)
         following = _following(target, prompts, size)
-        distribution, goal = (np.broadcast_to(one[..., None] * following, shape).copy() for one in (distribution, goal))
+        distribution, goal = (np.broadcast_to(p[..., None] * following, shape).copy() for p in (distribution, goal))
         here = length == size
         place = (branches.node[branch[here]], *text[here, :size].T)
         np.add.at(distribution, place, leaf.chance[here])

@@ -24,10 +24,10 @@ def runs(trace: Trace) -> np.ndarray:
     """[N, T+1] int64, drafts accepted of a round that begins there and drafts K, the text's end not counted."""
     if trace.run is not None:
         return trace.run.astype(np.int64)
-    found = np.zeros(trace.accepted.shape, np.int64)
-    for at in range(found.shape[1] - 2, -1, -1):
-        found[:, at] = np.where(trace.accepted[:, at], found[:, at + 1] + 1, 0)
-    return np.minimum(found, trace.max_draft_length)
+    lengths = np.zeros(trace.accepted.shape, np.int64)
+    for at in range(lengths.shape[1] - 2, -1, -1):
+        lengths[:, at] = np.where(trace.accepted[:, at], lengths[:, at + 1] + 1, 0)
+    return np.minimum(lengths, trace.max_draft_length)
 
 
 def candidates(trace: Trace) -> np.ndarray:
@@ -72,8 +72,8 @@ def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, 
     Args:
         right: [R] of Rejections.candidate; text: [R], whose they are, of so many texts.
     """
-    found = []
+    rows = []
     for candidate in range(1, CANDIDATES):
         tried = (right == 0) | (right >= candidate)
-        found.append(tuple(np.bincount(text[of], minlength=texts) for of in (tried & (right == candidate), tried)))
-    return found
+        rows.append(tuple(np.bincount(text[of], minlength=texts) for of in (tried & (right == candidate), tried)))
+    return rows

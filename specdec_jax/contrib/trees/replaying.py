@@ -29,22 +29,22 @@ def end_round(
 ) -> tuple[TreeDraft, TreeResult, Array, Array]:
     """(draft, result, tokens verified [R] after the first, tokens emitted [R]) of rounds that end with their rows."""
     assert policy.beside is not None  # check_parts looked
-    size, most = rows.at.shape[0], draft.one_hot.shape[1]
-    siblings = jnp.zeros((size, most, policy.siblings), jnp.int32)  # which tokens they are is not read
-    room = most_places - rows.drafted
-    wanted = policy.beside(rows.policy, rows.drafted, room, context, None)
-    tree = fitted(TreeDraft(*draft, siblings=siblings), wanted, room)
+    size, longest = rows.at.shape[0], draft.one_hot.shape[1]
+    siblings = jnp.zeros((size, longest, policy.siblings), jnp.int32)  # which tokens they are is not read
+    free = most_places - rows.drafted
+    wanted = policy.beside(rows.policy, rows.drafted, free, context, None)
+    tree = fitted(TreeDraft(*draft, siblings=siblings), wanted, free)
     right = _sibling_is_right(texts, rows, tree).astype(jnp.int32)
-    tokens: Any = unrecorded("the emitted tokens", (size, most + 1))
+    tokens: Any = unrecorded("the emitted tokens", (size, longest + 1))
     result = TreeResult(tokens, rows.accepted + 1, right)
     return tree, result, places(tree), result.emitted
 
 
 def _sibling_is_right(texts: Texts, rows: Rows, draft: TreeDraft) -> Array:
     """[R] bool, whether one of the siblings beside the first rejected draft is the text's token."""
-    assert texts.candidate is not None and draft.beside is not None  # check_replay looked
+    assert texts.candidate is not None and draft.sibling_counts is not None  # check_replay looked
     at = rows.at if texts.run is not None else rows.at + rows.accepted
     right = texts.candidate[texts.text, jnp.minimum(at, texts.candidate.shape[1] - 1)].astype(jnp.int32)
-    depth = jnp.minimum(rows.accepted, draft.beside.shape[1] - 1)
-    count = jnp.take_along_axis(draft.beside, depth[:, None], axis=1)[:, 0]
+    depth = jnp.minimum(rows.accepted, draft.sibling_counts.shape[1] - 1)
+    count = jnp.take_along_axis(draft.sibling_counts, depth[:, None], axis=1)[:, 0]
     return (rows.accepted < rows.drafted) & (right > 0) & (right <= count)

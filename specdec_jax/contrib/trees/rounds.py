@@ -45,7 +45,7 @@ class _Chance(NamedTuple):
 
     accepted: Array  # [B] float32
     following: Array  # [B, K+1] float32, by how many drafts were accepted
-    beside: Array  # [B, N] float32, of a sibling, and of its child; N: 1 or 2, as the rule wants them
+    siblings: Array  # [B, N] float32, of a sibling, and of its child; N: 1 or 2, as the rule wants them
 
 
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
@@ -63,16 +63,16 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         if policy.expanded:
             slots = state.tokens.shape[1]
             source, predict_beside = expanding(source, parts.drafter, params.drafter, context, slots)
-        uniform, most = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
-        size = state.tokens.shape[0], most, parts.target.spec.vocab_size
+        uniform, longest = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
+        size = state.tokens.shape[0], longest, parts.target.spec.vocab_size
         log_q = empty_log_q(source, *size, parts.verifier.needs_log_q)
-        drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, most, log_q)
+        drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, longest, log_q)
         drafter, to_verify = source.close(drafted.chain)
         chain = draft_of(to_verify)
-        room = parts.widths[-1] - 1 - chain.length
+        free = parts.widths[-1] - 1 - chain.length
         parent = None if drafted.children is None else drafted.children.parent
-        wanted = policy.beside(drafted.chain.policy, chain.length, room, context, parent)
-        draft = fitted(TreeDraft(*chain, siblings=drafted.siblings, children=drafted.children), wanted, room)
+        wanted = policy.beside(drafted.chain.policy, chain.length, free, context, parent)
+        draft = fitted(TreeDraft(*chain, siblings=drafted.siblings, children=drafted.children), wanted, free)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, places(draft))
         branches = [_verification(parts, width) for width in parts.widths]
@@ -91,9 +91,9 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
-        beside = jnp.clip(emitted - (result.length - 1), 0, result.beside)
+        extra_tokens = jnp.clip(emitted - (result.length - 1), 0, result.extra_tokens)
         counts = count_round(state.statistics, context.alive, measured)
-        more = jnp.where(context.alive[:, None], jnp.stack([places(draft) - draft.length, beside], axis=1), 0)
+        more = jnp.where(context.alive[:, None], jnp.stack([places(draft) - draft.length, extra_tokens], axis=1), 0)
         return state._replace(
             tokens=tokens,
             length=length,
@@ -114,42 +114,42 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
 def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:
     steps = 2 if getattr(parts.policy, "expanded", 0) else 1
     index = [jnp.int32(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
-    beside = [uniforms(key, context.emitted, each, ACCEPT) for each in index]
-    return _Chance(*uniforms_of_verification(parts, key, context), jnp.stack(beside, axis=1))
+    siblings = [uniforms(key, context.emitted, each, ACCEPT) for each in index]
+    return _Chance(*uniforms_of_verification(parts, key, context), jnp.stack(siblings, axis=1))
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
-    most = parts.drafter.max_draft_length
-    held = min(width - 1, most)  # drafts this width can hold
+    longest = parts.drafter.max_draft_length
+    held = min(width - 1, longest)  # drafts this width can hold
 
     def verify(
         params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, chance: _Chance
     ) -> Verified:
         draft = _first(draft, held)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
-        shown = held + 1 if draft.beside is None else width
+        shown = held + 1 if draft.sibling_counts is None else width
         logits, hidden = jax.tree.map(lambda leaf: leaf[:, :shown], (logits, hidden))
         target = distributions(logits, state.warp)
         chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)  # type: ignore[arg-type]
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
-        if draft.beside is None:  # a width without room for a draft
+        if draft.sibling_counts is None:  # a width without room for a draft
             path = Path(jnp.zeros_like(accepted), *[jnp.zeros((accepted.shape[0], 0), jnp.int32)] * 2)
             after = next_distribution(accepted)
         else:
             ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
             is_sampled = context.warp.temperature > 0
-            path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.beside)
+            path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.siblings)
             logits, target, hidden = along_path((logits, target, hidden), accepted, path)
             cache = _moved(cache, context.length - 1, accepted, path)
-        result = _result(draft.tokens, accepted, path, draw(after, following), most)
+        result = _result(draft.tokens, accepted, path, draw(after, following), longest)
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
         taken = take(parts.drafter, params.drafter, hidden, target)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
-        return Verified(result, cache, verifier, monitor, padded(taken, most + 1))  # type: ignore[arg-type]
+        return Verified(result, cache, verifier, monitor, padded(taken, longest + 1))  # type: ignore[arg-type]
 
     return verify
 
@@ -158,9 +158,11 @@ def _first(draft: TreeDraft, held: int) -> TreeDraft:
     """The first `held` drafts, which no row exceeds, with their siblings."""
     log_q = None if draft.log_q is None else draft.log_q[:, :held]
     few = TreeDraft(draft.tokens[:, :held], log_q, draft.one_hot[:, :held], draft.length)
-    if draft.siblings is None or draft.beside is None or held == 0:
+    if draft.siblings is None or draft.sibling_counts is None or held == 0:
         return few
-    return few._replace(siblings=draft.siblings[:, :held], beside=draft.beside[:, :held], children=draft.children)
+    return few._replace(
+        siblings=draft.siblings[:, :held], sibling_counts=draft.sibling_counts[:, :held], children=draft.children
+    )
 
 
 def _target_pass(
@@ -172,7 +174,7 @@ def _target_pass(
     cache = parts.target.with_length(state.target_cache, start)
     missing = width - 1 - draft.tokens.shape[1]
     fed, comb = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing))), ()
-    if draft.beside is not None:
+    if draft.sibling_counts is not None:
         fed, *comb = laid_out(last[:, 0], draft, start, width, state.tokens.shape[1])
     with jax.named_scope("target_pass"):
         return apply_observed(parts.target, parts.drafter.layers, params.target, fed, cache, *comb)
@@ -204,8 +206,8 @@ def _step(
     candidate = draw(ends.chance, uniform)
     token = jnp.take_along_axis(ends.tokens, jnp.maximum(candidate - 1, 0)[:, None], axis=1)[:, 0]
     place = jnp.clip(place_of_candidate(candidate), 0, log_p.shape[1] - 1)
-    own = jnp.take_along_axis(log_p, place[:, None, None], axis=1)[:, 0]
-    return candidate, token, place, jnp.where((candidate > 0)[:, None], jnp.exp(own), ends.rest)
+    log_p_there = jnp.take_along_axis(log_p, place[:, None, None], axis=1)[:, 0]
+    return candidate, token, place, jnp.where((candidate > 0)[:, None], jnp.exp(log_p_there), ends.rest)
 
 
 def _moved(cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
@@ -225,21 +227,21 @@ def with_slot_moved(cache: Cache, source: Array, slot: Array) -> Cache:
     table's tokens [B, S] by axis 1. Lengths [B] stay.
     """
 
-    def one(leaf: Array) -> Array:
+    def copied(leaf: Array) -> Array:
         if leaf.ndim == 4:
             return write(leaf, jnp.take_along_axis(leaf, source[:, None, None, None], axis=2), slot)
         rows = jnp.arange(slot.shape[0], dtype=jnp.int32)
         return leaf if leaf.ndim == 1 else leaf.at[rows, slot].set(leaf[rows, source])
 
-    return jax.tree.map(one, cache)
+    return jax.tree.map(copied, cache)
 
 
-def _result(drafts: Array, accepted: Array, path: Path, token: Array, most: int) -> TreeResult:
+def _result(drafts: Array, accepted: Array, path: Path, token: Array, longest: int) -> TreeResult:
     held = drafts.shape[1]
-    index = jnp.arange(most + 1, dtype=jnp.int32)[None, :]
-    tokens = jnp.pad(drafts, ((0, 0), (0, most + 1 - held)))
+    index = jnp.arange(longest + 1, dtype=jnp.int32)[None, :]
+    tokens = jnp.pad(drafts, ((0, 0), (0, longest + 1 - held)))
     after = token[:, None]
-    for step, beside in enumerate(jnp.unstack(path.tokens, axis=1)):
+    for step, there in enumerate(jnp.unstack(path.tokens, axis=1)):
         here = (step < path.length)[:, None] & (index == accepted[:, None] + step)
-        after = jnp.where(here, beside[:, None], after)
+        after = jnp.where(here, there[:, None], after)
     return TreeResult(jnp.where(index < accepted[:, None], tokens, after), accepted + 1, path.length)

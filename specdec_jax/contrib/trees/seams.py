@@ -36,7 +36,7 @@ class TreeDraft(NamedTuple):
     length: Array  # [B] int32, 0..K
     siblings: Array | None = None
     # [B, K, M] int32, drawn without replacement from the same distributions; None: a width without room for drafts
-    beside: Array | None = None  # [B, K] int32, 0..M, how many of these are verified beside each draft
+    sibling_counts: Array | None = None  # [B, K] int32, 0..M, siblings verified after each draft
     children: Children | None = None  # of rules that expand siblings
 
 
@@ -45,12 +45,12 @@ class TreeResult(NamedTuple):
 
     tokens: Array  # [B, K+1] int32
     length: Array  # [B] int32, 1..K+1; accepted drafts of the chain = length - 1
-    beside: Array  # [B] int32, tokens accepted after these drafts and emitted besides: a sibling, and its child
+    extra_tokens: Array  # [B] int32, tokens accepted after these drafts and emitted besides: a sibling, and its child
 
     @property
     def emitted(self) -> Array:
         """Tokens [B] int32 of `tokens`, before the end-of-sequence cut."""
-        return self.length + self.beside
+        return self.length + self.extra_tokens
 
 
 class SiblingOutcomes(NamedTuple):
@@ -71,12 +71,12 @@ class Wanted(NamedTuple):
 class Beside(Protocol):
     """What to verify beside the draft, which is complete.
 
-    `length` [B] int32 are its tokens, `room` [B] int32 the most that fit beside them, `parent` as `Children` has it,
+    `length` [B] int32 are its tokens, `free` [B] int32 how many siblings fit, `parent` as `Children` has it,
     None of rules that expand nothing. Decided before it is known which tokens they are.
     """
 
     def __call__(
-        self, state: PolicyState, length: Array, room: Array, context: RoundContext, parent: Array | None, /
+        self, state: PolicyState, length: Array, free: Array, context: RoundContext, parent: Array | None, /
     ) -> Wanted: ...
 
 

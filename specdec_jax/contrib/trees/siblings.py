@@ -46,7 +46,7 @@ def further_candidates(
             left = without(left, last, 0.0)
             last = draw(left, uniform(candidate))
             draws.append(last)
-        return [jnp.where(is_sampled, one, other) for one, other in zip(draws, ranked(), strict=True)]
+        return [jnp.where(is_sampled, sampled, other) for sampled, other in zip(draws, ranked(), strict=True)]
 
     return jnp.stack(lax.cond(jnp.any(is_sampled), drawn, ranked), axis=1)
 
@@ -77,9 +77,9 @@ def sibling_outcomes(following: Array, draft: TreeDraft, accepted: Array, is_sam
             normalised.
         draft: with siblings, and how many of them are beside each draft.
     """
-    assert draft.siblings is not None and draft.beside is not None
-    token, tokens, beside = at_depth((draft.tokens, draft.siblings, draft.beside), accepted)
-    count = jnp.where(accepted < draft.length, beside, 0)
+    assert draft.siblings is not None and draft.sibling_counts is not None
+    token, tokens, sibling_count = at_depth((draft.tokens, draft.siblings, draft.sibling_counts), accepted)
+    count = jnp.where(accepted < draft.length, sibling_count, 0)
 
     def left() -> Array:
         if draft.log_q is None:  # for verifiers that read no distributions
@@ -170,8 +170,8 @@ def by_candidate(accepts: Array, last: Array | float = 1.0) -> Array:
 def at_depth(tree: Any, depth: Array) -> Any:
     """Leaves [B, K, ...] at depth [B]; beyond the end the last."""
 
-    def one(leaf: Array) -> Array:
+    def entry(leaf: Array) -> Array:
         index = jnp.minimum(depth, leaf.shape[1] - 1)
         return jnp.take_along_axis(leaf, index.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(entry, tree)

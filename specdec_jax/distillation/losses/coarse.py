@@ -15,11 +15,11 @@ def coarse_distributions(top_log_prob: Array, drafter_log_prob: Array) -> tuple[
     the true one, and their acceptance an upper bound. The rest is at least 1e-6 on both sides, so that labels that hold
     all of the mass leave a logarithm and its gradient finite; the bounds hold to about that much.
     """
-    kept = jnp.isfinite(top_log_prob)
-    return _with_rest(top_log_prob, kept), _with_rest(drafter_log_prob, kept)
+    stored = jnp.isfinite(top_log_prob)
+    return _with_rest(top_log_prob, stored), _with_rest(drafter_log_prob, stored)
 
 
-def _with_rest(log_prob: Array, kept: Array) -> Array:
-    inside = jnp.sum(jnp.where(kept, jnp.exp(jnp.where(kept, log_prob, 0.0)), 0.0), axis=-1, keepdims=True)
+def _with_rest(log_prob: Array, stored: Array) -> Array:
+    inside = jnp.sum(jnp.where(stored, jnp.exp(jnp.where(stored, log_prob, 0.0)), 0.0), axis=-1, keepdims=True)
     rest = jnp.log(jnp.maximum(1.0 - inside, LEAST_REST))
-    return jnp.concatenate([jnp.where(kept, log_prob, -jnp.inf), rest], axis=-1)
+    return jnp.concatenate([jnp.where(stored, log_prob, -jnp.inf), rest], axis=-1)

@@ -36,14 +36,14 @@ def sentencepiece_backend(file: GGUF, tokens: list[str], vocabulary: dict[str, i
 
 def merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
     """Every two pieces that make up a third, those of the highest score first."""
-    found = [
+    ranked = [
         (score, piece[:i], piece[i:])
         for piece, score in pieces.items()
         for i in range(1, len(piece))
         if piece[:i] in pieces and piece[i:] in pieces
     ]
-    found.sort(key=lambda merge: merge[0], reverse=True)
-    return [(left, right) for _, left, right in found]
+    ranked.sort(key=lambda merge: merge[0], reverse=True)
+    return [(left, right) for _, left, right in ranked]
 
 
 def normalizer(prefix: bool) -> Any:

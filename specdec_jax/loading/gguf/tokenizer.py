@@ -56,10 +56,10 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     metadata = file.metadata
     kind, name = (metadata.get(f"tokenizer.ggml.{entry}") for entry in ("model", "pre"))
     if kind not in (BYTE_LEVEL, SENTENCEPIECE):
-        what = "has no tokenizer" if kind is None else f"has a tokenizer of kind {kind!r}"
+        problem = "has no tokenizer" if kind is None else f"has a tokenizer of kind {kind!r}"
         raise ValueError(
-            f"{file.path} {what}; byte-level BPE ({BYTE_LEVEL!r}) and SentencePiece ({SENTENCEPIECE!r}) are what can "
-            "be rebuilt from a GGUF file. Load the Hugging Face folder of the model, which has a tokenizer.json"
+            f"{file.path} {problem}; byte-level BPE ({BYTE_LEVEL!r}) and SentencePiece ({SENTENCEPIECE!r}) are what "
+            "can be rebuilt from a GGUF file. Load the Hugging Face folder of the model, which has a tokenizer.json"
         )
     if kind == BYTE_LEVEL and name not in PRE_TOKENIZERS:
         raise ValueError(f"{file.path} has pre-tokenizer {name!r}; known are {listed(PRE_TOKENIZERS)}")
@@ -127,5 +127,5 @@ def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
 
 def _roles(metadata: Any) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    found = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
-    return {role: id_ for role, id_ in found.items() if id_ is not None}
+    ids = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
+    return {role: id_ for role, id_ in ids.items() if id_ is not None}

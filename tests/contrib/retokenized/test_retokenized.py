@@ -107,19 +107,19 @@ def test_the_end_is_drafted_by_its_role():
 def readings(state, target, drafter):
     """At every place where both end: what the drafter's own text says, and what it stands for, in bytes."""
     ours, theirs = keys_of(target), keys_of(drafter)
-    for row in range(state.known.shape[0]):
-        for place in range(int(state.known[row]) + 1):
+    for row in range(state.spelled.shape[0]):
+        for place in range(int(state.spelled[row]) + 1):
             end = int(state.ends[row, place])
             if end >= 0:
-                pair = (state.own[row, :end].tolist(), theirs), (state.text[row, :place].tolist(), ours)
+                pair = (state.tokens[row, :end].tolist(), theirs), (state.text[row, :place].tolist(), ours)
                 yield [b"".join(keys[token] for token in tokens) for tokens, keys in pair]
 
 
 def checked_own_text(own, target, drafter):
     """That a state's own text is that of its row, and that its cache is what was fed of it."""
     assert all(one == other for one, other in readings(own, target, drafter))
-    held = np.arange(own.own.shape[1])[None, :] < own.valid[:, None]
-    assert (own.cache.tokens == own.own)[held].all() and (own.valid <= own_length(own)).all()
+    held = np.arange(own.tokens.shape[1])[None, :] < own.valid[:, None]
+    assert (own.cache.tokens == own.tokens)[held].all() and (own.valid <= own_length(own)).all()
 
 
 def badly(text):
@@ -141,8 +141,8 @@ def test_after_rejections_it_goes_on_where_both_vocabularies_end(name):
         state = decoder.run(params, state, rounds=1)
         own = jax.tree.map(np.asarray, state.drafter)
         checked_own_text(own, target, drafter)
-        assert (np.asarray(state.length) - own.known <= MOST + 1).all()
-        across += sum(int((own.ends[row, : own.known[row]] < 0).sum()) for row in range(2))
+        assert (np.asarray(state.length) - own.spelled <= MOST + 1).all()
+        across += sum(int((own.ends[row, : own.spelled[row]] < 0).sum()) for row in range(2))
     statistics = state.statistics
     assert 0 < int(statistics.num_accepted_tokens.sum()) < int(statistics.num_draft_tokens.sum())
     assert across, "its own tokens across several of the target's stay as it drafted them"
@@ -156,13 +156,13 @@ def test_a_text_that_is_cut_back_is_read_from_the_last_place_where_both_end():
     state = decoder.prefill(params, [tokens[:6]] * 2, max_new_tokens=[NEW, 8], stop_ids=(), record_rounds=64)
     state = decoder.run(params, state)
     ends = np.asarray(state.drafter.ends[0])
-    inside = int(np.flatnonzero(ends[: int(state.drafter.known[0])] < 0)[0])  # in the middle of one of its own tokens
+    inside = int(np.flatnonzero(ends[: int(state.drafter.spelled[0])] < 0)[0])  # in the middle of one of its own tokens
     cut = aligned(state.drafter, state.tokens, jnp.asarray([inside, 3], jnp.int32))
-    back = int(cut.known[0])
+    back = int(cut.spelled[0])
     assert back < inside and (ends[back + 1 : inside + 1] < 0).all() and ends[back] >= 0
     assert int(own_length(cut)[0]) == ends[back] >= int(cut.valid[0])
     changed = state.tokens.at[0, 9].set(0)
-    assert int(aligned(state.drafter, changed, state.length).known[0]) <= 9
+    assert int(aligned(state.drafter, changed, state.length).spelled[0]) <= 9
 
 
 def llama_of(tokenizer, seed, rows=0):
@@ -201,7 +201,7 @@ def test_what_it_reads_is_in_its_cache():
     loaded = llama_of(PAIRS[name]()[1], 2, rows=5)
     for _ in range(3):
         within = state.drafter._replace(valid=state.drafter.valid.at[-1].set(0))  # the last has outgrown its own
-        assert_filled(loaded.model, loaded.params, within, state.drafter.own)
+        assert_filled(loaded.model, loaded.params, within, state.drafter.tokens)
         assert (state.drafter.valid[:-1] > 0).all() or len(prompts[2]) == 1
         state = decoder.run(params, state, rounds=1)
 

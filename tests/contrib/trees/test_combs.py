@@ -159,10 +159,10 @@ def test_rows_of_different_shapes_lie_in_one_pass():
 def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     draft = draft_of([3, 2], [[0] * 3] * 2)
     wanted = Wanted(jnp.array([[5, 1], [1, 1]]))
-    assert layout.fitted(draft, wanted, jnp.array([9, 9])).beside.tolist() == [[2, 1, 0], [1, 1, 0]]
-    assert layout.fitted(draft, wanted, jnp.array([2, 0])).beside.tolist() == [[2, 0, 0], [0, 0, 0]]
+    assert layout.fitted(draft, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[2, 1, 0], [1, 1, 0]]
+    assert layout.fitted(draft, wanted, jnp.array([2, 0])).sibling_counts.tolist() == [[2, 0, 0], [0, 0, 0]]
     chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))
-    assert layout.fitted(chosen, wanted, jnp.array([9, 9])).beside.tolist() == [[0, 1, 0], [0, 1, 0]]
+    assert layout.fitted(chosen, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
 def test_what_cannot_have_siblings_is_refused():

@@ -80,8 +80,10 @@ def test_a_sibling_left_out_by_its_token_is_found_out(monkeypatch):
         branches, draft = real(*asked)
         stays = np.asarray(draft.siblings)[:, :1, 0] != 0
         children = draft.children._replace(count=np.where(stays, draft.children.count, 0))
-        first = np.arange(draft.beside.shape[1]) == 0
-        return branches, draft._replace(beside=np.where(first & ~stays, 0, draft.beside), children=children)
+        first = np.arange(draft.sibling_counts.shape[1]) == 0
+        return branches, draft._replace(
+            sibling_counts=np.where(first & ~stays, 0, draft.sibling_counts), children=children
+        )
 
     monkeypatch.setattr(enumeration, "with_siblings", choosy)
     report = proof(comb(1, 1, links=2, siblings=(1, 1)), toys=TOYS[:1])

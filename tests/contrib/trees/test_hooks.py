@@ -26,7 +26,7 @@ def test_a_rule_of_trees_learns_from_a_chain_as_from_a_tree_without_siblings():
     seen = []
 
     def update(state, draft, result):
-        seen.append((draft.beside.sum(), result.beside.sum(), result.emitted.tolist()))
+        seen.append((draft.sibling_counts.sum(), result.extra_tokens.sum(), result.emitted.tolist()))
         return state
 
     tokens = jnp.zeros((2, 3), jnp.int32)

@@ -219,10 +219,10 @@ def test_children_of_siblings_that_are_not_verified_are_left_out():
     draft = draft_of([[3, 0], [1, -1]], [[0, 0]] * 2, beside=None, lengths=(3, 3))
     wanted = Wanted(jnp.array([[1, 1, 0], [2, 0, 0]]), jnp.full((2, 2), 2))
     found = layout.fitted(draft, wanted, jnp.array([9, 3]))
-    assert found.beside.tolist() == [[1, 1, 0], [2, 0, 0]]
+    assert found.sibling_counts.tolist() == [[1, 1, 0], [2, 0, 0]]
     assert found.children.count.tolist() == [[0, 2], [1, 0]]  # the second sibling is not verified; one place is left
     found = layout.fitted(draft, wanted, jnp.array([1, 1]))
-    assert found.beside.tolist() == [[1, 0, 0]] * 2 and found.children.count.tolist() == [[0, 0]] * 2
+    assert found.sibling_counts.tolist() == [[1, 0, 0]] * 2 and found.children.count.tolist() == [[0, 0]] * 2
 
 
 def test_the_best_siblings_are_expanded_once():

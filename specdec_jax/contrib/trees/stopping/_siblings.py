@@ -57,10 +57,10 @@ def ranks(worth: Array) -> Array:
     return jnp.sum(before, axis=2, dtype=jnp.int32).reshape(worth.shape)
 
 
-def sums(worth: Array, rank: Array, most: int) -> Array:
-    """What the best 0, 1, 2 ... N (`most`) bring together, [B, N+1]."""
+def sums(worth: Array, rank: Array, limit: int) -> Array:
+    """What the best 0, 1, 2 ... N (`limit`) bring together, [B, N+1]."""
     flat, place = (leaf.reshape(leaf.shape[0], 1, -1) for leaf in (worth, rank))
-    count = jnp.arange(most + 1, dtype=jnp.int32)[None, :, None]
+    count = jnp.arange(limit + 1, dtype=jnp.int32)[None, :, None]
     return jnp.sum(jnp.where(place < count, flat, 0.0), axis=2)
 
 

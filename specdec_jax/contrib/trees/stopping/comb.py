@@ -48,8 +48,8 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
         follow = per_row(batch, children, "children", low=0, high=most, dtype=np.int32)
         return CombState(length, wanted.astype(jnp.int32), follow)
 
-    def beside(state: CombState, length: Array, room: Array, context: RoundContext, parent: Array | None) -> Wanted:
-        del length, room, context
+    def beside(state: CombState, length: Array, free: Array, context: RoundContext, parent: Array | None) -> Wanted:
+        del length, free, context
         children = None if parent is None else jnp.broadcast_to(state.children[:, None], parent.shape)
         return Wanted(state.siblings, children)
 

@@ -105,9 +105,9 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
         return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
 
     def beside(
-        state: SurvivalTreeState, length: Array, room: Array, context: RoundContext, parent: Array | None
+        state: SurvivalTreeState, length: Array, free: Array, context: RoundContext, parent: Array | None
     ) -> Wanted:
-        return _wanted(state.policy, length, room, context, right(state, context), parent)
+        return _wanted(state.policy, length, free, context, right(state, context), parent)
 
     def expand(state: SurvivalTreeState, drafted: Array, context: RoundContext) -> Array:
         return worths(state.policy.predicted, drafted, right(state, context))
@@ -152,13 +152,13 @@ def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
 
 
 def _wanted(
-    state: SurvivalState, length: Array, room: Array, context: RoundContext, right: Array, parent: Array | None
+    state: SurvivalState, length: Array, free: Array, context: RoundContext, right: Array, parent: Array | None
 ) -> Wanted:
     """How many siblings of each draft are worth their places, [B, P] int32, and how many children.
 
     A child is never worth more than its sibling, nor that more than those before it, so the best are a tree.
     """
-    worth, most = worths(state.predicted, length, right), right.shape[1]
+    worth, siblings_each = worths(state.predicted, length, right), right.shape[1]
     flat = worth.reshape(worth.shape[0], -1)
     if parent is not None:
         first = state.forecast[:, LEVELS, 0]  # a child comes after a rejected draft, as a round's first token does
@@ -167,9 +167,9 @@ def _wanted(
     rank, spaces, siblings = ranks(flat), state.predicted.shape[1], worth[0].size
     count = jnp.arange(spaces + 1, dtype=jnp.int32)[None, :]
     time = time_of(state, length[:, None] + count) - time_of(state, length[:, None])
-    net = jnp.where(count <= room[:, None], sums(flat, rank, spaces) - rate_of(state)[:, None] * time, -jnp.inf)
+    net = jnp.where(count <= free[:, None], sums(flat, rank, spaces) - rate_of(state)[:, None] * time, -jnp.inf)
     chosen = (rank < jnp.argmax(net, axis=1)[:, None]) & (flat > 0)
     counts = jnp.sum(chosen[:, :siblings].reshape(worth.shape), axis=2, dtype=jnp.int32)
     if parent is None:
         return Wanted(counts)
-    return Wanted(counts, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, most), axis=2, dtype=jnp.int32))
+    return Wanted(counts, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, siblings_each), axis=2, dtype=jnp.int32))

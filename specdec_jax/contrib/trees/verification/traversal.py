@@ -43,7 +43,7 @@ def traversal() -> TreeVerifier:
         state: tuple[()], draft: TreeDraft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
         lengths, next_distribution, state = chain.verify(state, draft, distributions, context)  # type: ignore[arg-type]
-        if getattr(draft, "beside", None) is None:
+        if getattr(draft, "sibling_counts", None) is None:
             return lengths, next_distribution, state
         nodes, weight = _nodes(draft, distributions, context)
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), nodes)
@@ -71,12 +71,12 @@ def traversal() -> TreeVerifier:
 
 def _nodes(draft: TreeDraft, distributions: Distribution, context: RoundContext) -> tuple[_Node, Array]:
     """The prefixes of 0 .. K-1 drafts, leaves [B, K, ...]; and the weights of all, [B, K+1]."""
-    assert draft.siblings is not None and draft.beside is not None
+    assert draft.siblings is not None and draft.sibling_counts is not None
     log_p = distributions.log_prob
     log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)  # type: ignore[arg-type]
     weight = prefix_weights(log_p_token - log_q_token)
-    width, most = draft.siblings.shape[1:]
-    tried = positions(most)[None, None, :] < draft.beside[:, :, None]
+    width, siblings = draft.siblings.shape[1:]
+    tried = positions(siblings)[None, None, :] < draft.sibling_counts[:, :, None]
     is_sampled = jnp.broadcast_to((context.warp.temperature > 0)[:, None], draft.tokens.shape)
     p, q = jnp.exp(log_p[:, :width]), jnp.exp(log_q)
     return _Node(p, q, weight[:, :width], draft.tokens, draft.siblings, tried, is_sampled), weight
