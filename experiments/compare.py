@@ -30,8 +30,7 @@ from experiments.lib.plots import speedup_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.quality import judge_of, quality, quality_tables
 from experiments.lib.run_folder import RunFolder, read_manifest
-from experiments.lib.summary import doubts_of_rows, summarise
-from experiments.lib.table import against_table, methods_tables
+from experiments.lib.summary import against_table, doubts_of_rows, methods_tables, summarise
 from experiments.lib.terminal import publish
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live

@@ -144,7 +144,7 @@ def test_imports_point_downwards(relative):
         ("drafters/new.py", "from specdec_jax.decoding import draft_loop"),
         ("decoding/rounds.py", "from specdec_jax.contrib.trees import comb"),
         ("decoding/decoder.py", "def f():\n    from specdec_jax.stopping import static"),
-        ("metrics/new.py", "from experiments.lib.table import cells"),
+        ("metrics/new.py", "from experiments.lib.summary import cells"),
         ("types/values.py", "import flax"),
         ("costs/new.py", "from specdec_jax.drafters.model import model"),
         ("replay/new.py", "from specdec_jax.metrics.intervals import bootstrap"),

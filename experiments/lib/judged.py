@@ -20,6 +20,7 @@ from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import MT_BENCH, Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
+from experiments.step_cost import StepCost, measure_passes
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.metrics.judging import answers, judge
@@ -125,8 +126,6 @@ def as_json(figures: TaskFigures) -> dict[str, Any]:
 
 def step_cost(target: LoadedModel, drafter: LoadedModel, console: Console) -> dict[str, Any]:
     """Milliseconds of a target pass over one token and of a drafter step, greedy, and their ratio c."""
-    from experiments.step_cost import StepCost, measure_passes  # which compares dtypes by this module
-
     with console.status("Measuring a drafter step against a target pass"):
         costs = measure_passes(StepCost(dtypes=("served",), widths=(1,)), {"served": target}, drafter)
     pass_ms, step_ms = 1e3 * costs["target served 1"].median, 1e3 * costs["drafter 0"].median

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
 from experiments.lib.commands import command
-from experiments.lib.judged import encoded, written
 from experiments.lib.options import Output, Smoke, check_least
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
@@ -34,7 +33,9 @@ from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.metrics.intervals import mean_interval
+from specdec_jax.metrics.judging import answers
 from specdec_jax.sharding import bytes_here
+from specdec_jax.text.generation import encode
 
 PASSES = 4  # of a timed run
 TINY: dict[str, Any] = {"target": "tiny", "widths": (1, 2), "max_new_tokens": 8, "limit": 2, "repeats": 3}
@@ -86,9 +87,11 @@ def study(config: PrecisionStudy, console: Console) -> None:
                 for dtype in config.dtypes
             }
         first = models[config.dtypes[0]]
-        tokens = encoded(first, prompts)
-        texts = list(zip(tokens, written(first, tokens, 0.0, config.max_new_tokens, 0, console), strict=True))
+        tokens = [encode(first, prompt.turns[0]) for prompt in prompts]
+        with console.status("Writing the answers"):
+            texts = answers(first, tokens, max_new_tokens=config.max_new_tokens, warp={"temperature": 0.0})
         with console.status("Comparing distributions"):
+            texts = list(zip(tokens, texts, strict=True))
             changes = {dtype: compared(first, model, texts) for dtype, model in models.items()}
         with console.status("Measuring passes"):
             seconds = timed(config, models)

@@ -149,9 +149,14 @@ def _generate(command: Generate) -> int:
         print_beams(beams, output.json, output.statistics)
         return 0
     from specdec_jax.app.views.printing import print_json, print_stream, profiled, status
-    from specdec_jax.app.views.saving import check_output, save_drawing
+    from specdec_jax.loading.new_folder import check_file, writable_folder
 
-    check_output(output)
+    if output.record and not output.json:
+        raise ValueError("--record needs --json: there is no other place for it")
+    if output.profile is not None:
+        writable_folder(output.profile, "profile folder")
+    if output.page is not None:
+        check_file(output.page, (".html", ".htm"))
     with interrupts_end_here():
         chunks = _begin(command, prompt, settings, policy, verifier)
     with profiled(output.profile):
@@ -159,7 +164,10 @@ def _generate(command: Generate) -> int:
             finished = print_json(chunks, output.record)
         else:
             finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
-    save_drawing(command, prompt, policy, chunks)
+    if output.page is not None:
+        from specdec_jax.app.views.page import save_drawing
+
+        save_drawing(command, prompt, policy, chunks)
     if command.cite:
         from specdec_jax.text.citations import citations
 

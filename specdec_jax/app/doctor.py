@@ -21,7 +21,6 @@ from rich.text import Text
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import plain, status
-from specdec_jax.app.views.saving import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
@@ -32,7 +31,7 @@ from specdec_jax.loading.across import said_of, way_for
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.intersection import probability_shared
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import check_file, replacing
 from specdec_jax.loading.precision import INT8
 from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.advice import advise, engine_options

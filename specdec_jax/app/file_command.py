@@ -17,11 +17,11 @@ from specdec_jax import __version__
 from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress
-from specdec_jax.app.views.saving import check_file
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
+from specdec_jax.loading.new_folder import check_file
 from specdec_jax.processes import Share, from_first, is_first, together
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint

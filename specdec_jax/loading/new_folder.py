@@ -49,6 +49,24 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuses a file that could not be written.
+
+    Raises:
+        ValueError: a folder of that name, no folder to hold it, no right to write there, or another suffix.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: it is a folder")
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write {str(path)!r}: its name must end in {' or '.join(suffixes)}")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
+
+
 def writable_folder(path: Path, kind: str) -> None:
     """Makes the folder unless it is there. Raises ValueError naming it and its kind where nothing can be written."""
     try:

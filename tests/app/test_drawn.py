@@ -17,10 +17,10 @@ from tiny_pair import write_pair
 from specdec_jax.app.views.coloured import render
 from specdec_jax.app.views.page import page, save_page
 from specdec_jax.app.views.printing import plain
-from specdec_jax.app.views.saving import check_file
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
 from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
+from specdec_jax.loading.new_folder import check_file
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.sampling_params import SamplingParams
 

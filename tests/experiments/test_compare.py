@@ -8,8 +8,7 @@ from tiny_pair import write_pair
 
 from experiments import compare
 from experiments.compare import equality_summary, main
-from experiments.lib.summary import summarise
-from experiments.lib.table import against_table
+from experiments.lib.summary import against_table, summarise
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.text import generation, pair
 from specdec_jax.text.generation import build_pair, generate

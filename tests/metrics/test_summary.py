@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from experiments.lib.plots import speedup_figure
-from experiments.lib.summary import doubts_of_rows, summarise
-from experiments.lib.table import COLUMNS, methods_tables
+from experiments.lib.summary import COLUMNS, doubts_of_rows, methods_tables, summarise
 from experiments.lib.terminal import Whole
 from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdec_jax.app.views.charting import chart
-from specdec_jax.app.views.printing import ENDS
-from specdec_jax.app.views.saving import check_file
+from specdec_jax.app.views.printing import ENDS, one_line
 from specdec_jax.app.views.tokens import PHASES, Token, phases_of, tokens_of
 from specdec_jax.loading import Tokenizer
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import check_file, replacing
 from specdec_jax.text.generation import Generation
+from specdec_jax.text.streaming import Stream
+from specdec_jax.types import StoppingPolicy
 
 KINDS = {
     "accepted": "accepted draft",
@@ -23,6 +25,24 @@ KINDS = {
     "recovered": "the target's, in place of a rejected draft",
     "bonus": "the target's own",
 }
+
+
+def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
+    """The page that the `generate` command asks for, with all that was decoded."""
+    models, rules, decoding = command.models, command.rules, command.decoding
+    details = {
+        "prompt": prompt,
+        "target": models.target,
+        "drafter": models.drafter,
+        "policy": rules.policy,
+        "verifier": rules.verifier,
+        "temperature": f"{decoding.temperature:g}",
+        "seed": str(decoding.seed),
+    }
+    # Other rules than AdaEDL have no factor: their threshold is of another kind.
+    factor = float(policy.hyperparameters["entropy_factor"]) if policy.name == "adaedl" else None
+    drawn: dict[str, Any] = {"title": one_line(prompt), "details": details, "entropy_factor": factor}
+    print("page:", save_page(command.output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
 
 
 def save_page(
