@@ -169,7 +169,9 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
         costs = decided["costs"]
-        fields: dict[str, Any] = {name: _frozen(value) for name, value in (costs or {}).items()}
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in (costs or {}).items()
+        }
         costs = costs and CostModel(**fields)
         more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
         more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
@@ -191,11 +193,6 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         }
         results.decide(decided)
     return pair
-
-
-def _frozen(value: Any) -> Any:
-    """A list of a JSON file as the tuple that was written."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:

@@ -142,7 +142,8 @@ def _measure(
 
     def table() -> CostModel:
         times = alternate(programs, REPEATS, per, seconds=SECONDS)
-        doubts = spread_doubts({_called(name): cost for name, cost in times.items()})
+        named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
+        doubts = spread_doubts(named)
         step = times.pop("drafter").median if drafter is not None else 0.0
         passes = {int(width): cost.median for width, cost in times.items()}
         slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
@@ -153,10 +154,6 @@ def _measure(
     steady = steadiest(table)
     alone = batch == 1 and mesh_here() is None  # as when dtypes were compared
     return steady._replace(doubts=busy + steady.doubts + (probe_doubts(target, steady.plain_pass) if alone else ()))
-
-
-def _called(name: str) -> str:
-    return f"a pass of {name} tokens" if name.isdigit() else f"a {name} step"
 
 
 def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:

@@ -72,6 +72,9 @@ def drafter_config(shape: Shape, target: Any) -> Any:
         if shape.layers > target.num_hidden_layers:
             raise ValueError(f"the target has {target.num_hidden_layers} layers, {shape.layers} were asked for")
         return dataclasses.replace(target, num_hidden_layers=shape.layers)
+    scaling = getattr(target, "rope_scaling", None)
+    if rope_type(scaling) == "longrope":  # which is of its heads' width, and begins beyond its context
+        scaling = None
     inherited = {
         "vocab_size": target.vocab_size,
         "hidden_size": shape.width,
@@ -80,7 +83,7 @@ def drafter_config(shape: Shape, target: Any) -> Any:
         **{field: getattr(shape, name) for name, field in FIELDS.items()},
         "rms_norm_eps": getattr(target, "rms_norm_eps", None),  # families with layer norms have none
         "rope_theta": shape.rope_theta or getattr(target, "rope_theta", None),  # nor all positions
-        "rope_scaling": _scaling(target),
+        "rope_scaling": scaling,
         "max_position_embeddings": target.context,
         "tie_word_embeddings": True,
         "bos_token_id": target.bos_token_id,
@@ -104,12 +107,6 @@ def _check_fits(shape: Shape, config: Any) -> None:
     paths = {entry.path for entry in family(shape.family).parameter_table(config).values()}
     if any(("layer_0", *part, "kernel") not in paths for part in ADDED):
         raise ValueError(f"a drafter's layers have one MLP each, those of shape.family {shape.family!r} do not")
-
-
-def _scaling(target: Any) -> dict[str, Any] | None:
-    """The target's, but for LongRoPE's, which is of its heads' width and begins beyond its context."""
-    scaling = getattr(target, "rope_scaling", None)
-    return None if rope_type(scaling) == "longrope" else scaling
 
 
 def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any, seed: int) -> Params:

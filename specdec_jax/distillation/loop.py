@@ -68,7 +68,9 @@ def train(
             batch = order.at(at + 1) if at + 1 < steps else None  # made while the device works
             at += 1
             lines.append(metrics)
-            over = bool(intervals.minutes) and _first_says(time.monotonic() > ends)
+            over = bool(intervals.minutes) and time.monotonic() > ends
+            if intervals.minutes and jax.process_count() > 1:  # the first process decides for all
+                over = bool(multihost_utils.broadcast_one_to_all(over))
             saves = at % intervals.save_every == 0 or batch is None or over
             if at % intervals.log_every == 0 or saves:
                 jax.block_until_ready(lines)
@@ -87,11 +89,6 @@ def train(
         return state
     finally:
         checkpoints.close()
-
-
-def _first_says(word: bool) -> bool:
-    """What the first process says, for all."""
-    return word if jax.process_count() == 1 else bool(multihost_utils.broadcast_one_to_all(word))
 
 
 def keep_metrics(path: Path, last: int) -> None:

@@ -106,7 +106,8 @@ class ShardFolder:
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
         entry["labels"] = shard.top.shape[1]
-        with FileLock(_lock_file(self.path)):
+        folder = self.path.resolve()  # by whatever name it is given: its manifest has one lock
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
             self.refresh()
             others = [entry_ for entry_ in self.entries if entry_["file"] != path.name]
             self.entries = sorted([*others, entry | _plain(facts)], key=lambda entry_: entry_["file"])
@@ -166,12 +167,6 @@ class ShardFolder:
         content = {"format": FORMAT, "about": self.about, "tokens": self.num_tokens, "shards": self.entries}
         with replacing(file) as temporary:
             temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _lock_file(folder: Path) -> Path:
-    """The lock of its manifest, by whatever name the folder is given."""
-    folder = folder.resolve()
-    return folder.with_name(f".{folder.name}.lock")
 
 
 def _sha256(path: Path) -> str:

@@ -222,7 +222,8 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
         each, after = [], []
         for source, mine, before in zip(sources, rows, memory, strict=True):
             run = partial(source.predict, before, drafted, uniform)
-            following, left = run() if _is_free(source) else _if_any(mine, run, before)
+            is_free = isinstance(source.cost, float) and source.cost == 0
+            following, left = run() if is_free else _if_any(mine, run, before)
             each.append(following)
             after.append(left)
         return _by_row(rows, each, vocab_size), tuple(after)
@@ -250,10 +251,6 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
         each = [jnp.asarray(source.chosen) & mine for source, mine in zip(sources, rows, strict=True)]
         chosen = functools.reduce(jnp.logical_or, each)
     return Source(open, predict, keep, close, chosen=chosen)  # type: ignore[arg-type]
-
-
-def _is_free(source: Source) -> bool:
-    return isinstance(source.cost, float) and source.cost == 0
 
 
 def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None) -> Next:

@@ -21,7 +21,10 @@ def in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
         count = len(context.length)
         index = np.arange(-(-max(count, 1) // size) * size)
         if count == 0:
-            return jax.tree.map(lambda leaf: leaf[:0], call(*_one_row_of_zeros((context, *rest))))
+            one_row = jax.tree.map(
+                lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), (context, *rest)
+            )
+            return jax.tree.map(lambda leaf: leaf[:0], call(*one_row))
         context, *others = take((context, *rest), index % count)
         alive = context.alive & (index < count)
         context = context._replace(alive=alive, budget=np.where(alive, context.budget, 0))
@@ -29,19 +32,11 @@ def in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
         for begin in range(0, len(index), size):
             rows = take((context, *others), slice(begin, begin + size))
             grouped = jax.tree.map(lambda leaf: leaf.reshape(GROUPS, batch, *leaf.shape[1:]), rows)
-            results.append(jax.tree.map(_flattened, compiled(grouped)))
+            flat = lambda leaf: np.asarray(leaf).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # noqa: E731
+            results.append(jax.tree.map(flat, compiled(grouped)))
         return take(joined(results), slice(0, count))
 
     return call
-
-
-def _flattened(leaf: Any) -> np.ndarray:
-    return np.asarray(leaf).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
-
-
-def _one_row_of_zeros(rows: Any) -> Any:
-    """One row of zeros with the shapes of no rows at all."""
-    return jax.tree.map(lambda leaf: np.zeros((1, *np.shape(leaf)[1:]), np.asarray(leaf).dtype), rows)
 
 
 def take(rows: Any, index: Any) -> Any:

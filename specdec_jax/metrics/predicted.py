@@ -5,7 +5,7 @@ have the distribution of live ones (`replay/replay.py`); their time is the cost 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,9 @@ def predicted(
     watched = pair._replace(policy=rule, monitor=PHASES if rule.needs_phases else None)
     learnt = learnt_hyperparameters(watched, calibration, float(trace.temperature.max()), slots)
     phases = phase_path(trace, **learnt.get("monitor_hyperparameters", {})) if rule.needs_phases else None
-    hyperparameters = {name: _one_setting(value) for name, value in learnt.get("policy_hyperparameters", {}).items()}
+    # `replay` takes a vector for as many settings as it is long: here it is one.
+    values = learnt.get("policy_hyperparameters", {}).items()
+    hyperparameters = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in values}
     replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
     return _summed(rule, replayed, costs.at(slots))
 
@@ -74,11 +76,6 @@ def as_fast(predictions: Sequence[Predicted]) -> list[bool]:
     """Of every rule: whether it is as fast as the best of them, or the texts do not tell them apart."""
     best = max(predictions, key=lambda prediction: prediction.speedup.estimate)
     return [prediction is best or not faster(prediction, best).high < 1 for prediction in predictions]
-
-
-def _one_setting(value: Any) -> Any:
-    """A hyperparameter as `replay` takes it: a vector is a setting, not as many as it is long."""
-    return np.asarray(value)[None] if np.ndim(value) else value
 
 
 def _summed(rule: StoppingPolicy, replayed: Replay, costs: CostModel) -> Predicted:

@@ -115,7 +115,9 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         if source is None:
             raise ValueError(f"a model of type {c.model_type!r} has an encoder: its cache begins with a source")
         tokens, length = source
-        encoded = _encoded(family, c, dtype, params, tokens, length)
+        with jax.named_scope(ENCODER):
+            encoder, embedded = Encoder(family, c, dtype), _embedded(params, tokens)
+            encoded: Any = encoder.apply({"params": params[ENCODER]}, embedded, length)
         blocks = [params[DECODER][f"layer_{i}"] for i in range(c.num_hidden_layers)]
         cross_keys, cross_values = zip(*(family.read(c, dtype, block, encoded) for block in blocks), strict=True)
         text = init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
@@ -140,13 +142,6 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
 
 def _embedded(params: Any, tokens: Array) -> Array:
     return constrain(as_float32(rows(params["embedding"], tokens)), DATA)
-
-
-def _encoded(family: Family, config: Any, dtype: Any, params: Any, tokens: Array, length: Array) -> Array:
-    """What the encoder makes of the source, [B, E, D] float32."""
-    with jax.named_scope(ENCODER):
-        encoder = Encoder(family, config, dtype)
-        return encoder.apply({"params": params[ENCODER]}, _embedded(params, tokens), length)  # type: ignore[return-value]
 
 
 def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat16):

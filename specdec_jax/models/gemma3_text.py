@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-import jax
-
 from specdec_jax.models import decoder_only, gemma2
 from specdec_jax.models.attention import Scoring
 from specdec_jax.models.config import FULL, SLIDING
@@ -61,12 +59,11 @@ class Gemma3TextConfig(Gemma2Config):
         return super().to_hf() | {"rope_parameters": rotary}
 
 
-def _places(config: Gemma3TextConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the layers of a kind."""
-    return rope(config, positions, config.rope_local_base_freq if kind == SLIDING else None)
-
-
-FAMILY = gemma2.FAMILY._replace(places=_places)
+FAMILY = gemma2.FAMILY._replace(
+    places=lambda config, kind, positions: rope(
+        config, positions, config.rope_local_base_freq if kind == SLIDING else None
+    )
+)
 parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 

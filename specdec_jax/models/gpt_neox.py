@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-import jax
-
 from specdec_jax.models import decoder_only, layer_norm_decoder
 from specdec_jax.models.config import RopeConfig
 from specdec_jax.models.layer_norm_decoder import LayerNorms, Names
@@ -54,13 +52,7 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
         return super().to_hf() | {"rotary_pct": self.partial_rotary_factor, "rotary_emb_base": self.rope_theta}
 
 
-def _places(config: GPTNeoXConfig, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the part of a head that is rotated."""
-    del kind
-    return rope(config, positions)
-
-
-FAMILY = layer_norm_decoder.family(NAMES, places=_places)
+FAMILY = layer_norm_decoder.family(NAMES, places=lambda config, kind, positions: rope(config, positions))
 parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 

@@ -160,12 +160,7 @@ def _ignored(config: Any, names: Names) -> Mapping[str, tuple[int, ...] | None]:
     return ignored
 
 
-def _nothing(config: Any, kind: str, positions: Array) -> None:
-    """Of families whose blocks know of no positions."""
-    del config, kind, positions
-
-
-def family(names: Names, places: Callable[..., Any] = _nothing) -> Family:
-    """The family of these names."""
+def family(names: Names, places: Callable[..., Any] = lambda config, kind, positions: None) -> Family:
+    """The family of these names; without `places` its blocks know of no positions."""
     table, ignored = functools.partial(_table, names=names), functools.partial(_ignored, names=names)
     return Family(LayerNormBlock, End, places, table, ignored, Embed, names.prefix)

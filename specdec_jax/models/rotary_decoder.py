@@ -193,14 +193,11 @@ def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
     return ignored
 
 
-def _places(config: Any, kind: str, positions: Array) -> tuple[Array, Array]:
-    """Cosines and sines."""
-    del kind
-    return rope(config, positions)
-
-
-def _last_norm(config: Any, dtype: Any, name: str) -> nn.Module:
-    return _norm(config, dtype)(name=name)
-
-
-FAMILY = Family(RotaryBlock, _last_norm, _places, parameter_table, _ignored, prefix="model.")
+FAMILY = Family(
+    RotaryBlock,
+    norm=lambda config, dtype, name: _norm(config, dtype)(name=name),
+    places=lambda config, kind, positions: rope(config, positions),
+    table=parameter_table,
+    ignored=_ignored,
+    prefix="model.",
+)

@@ -287,11 +287,15 @@ def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
     return ignored | {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": None}
 
 
-def _last_norm(config: Any, dtype: Any, name: str) -> nn.Module:
-    return RMSNorm(config.layer_norm_epsilon, dtype, name=name)
-
-
-FAMILY = Family(EncoderBlock, DecoderBlock, Positions, _last_norm, read, parameter_table, _ignored)
+FAMILY = Family(
+    EncoderBlock,
+    DecoderBlock,
+    Positions,
+    norm=lambda config, dtype, name: RMSNorm(config.layer_norm_epsilon, dtype, name=name),
+    read=read,
+    table=parameter_table,
+    ignored=_ignored,
+)
 language_model, init_params, params_from_named, named_from_params = encoder_decoder.functions(FAMILY)
 
 

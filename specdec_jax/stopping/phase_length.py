@@ -38,7 +38,8 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     Raises:
         ValueError: `policy` has a hyperparameter of one of these names already.
     """
-    inner = _unbounded() if policy is None else policy
+    # Without a rule inside, one that never says no: the caps alone decide.
+    inner = static(draft_length=np.iinfo(np.int32).max).replace(hyperparameters={}) if policy is None else policy
 
     def init(
         batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **hyperparameters: Any
@@ -82,8 +83,3 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
 def _capped(context: RoundContext, length: Array) -> RoundContext:
     """The cap as the rule inside sees it: as a budget, so that it plans no further."""
     return context._replace(budget=jnp.minimum(context.budget, length))
-
-
-def _unbounded() -> StoppingPolicy:
-    """A rule without hyperparameters that never says no: the caps alone decide."""
-    return static(draft_length=np.iinfo(np.int32).max).replace(hyperparameters={})

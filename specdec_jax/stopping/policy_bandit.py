@@ -66,8 +66,11 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         )
 
     def begin(state: PolicyBanditState, context: RoundContext) -> tuple[Array, PolicyBanditState]:
-        ranked = samples(state.arms, _normal(context, len(rules))) if method == "thompson" else None
-        arm = best(upper_bounds(state.arms, UCB_WIDTH) if ranked is None else ranked)
+        if method == "thompson":  # by standard normals of the row's own, whoever its neighbours are
+            normal = ndtri(jnp.clip(policy_uniforms(context, len(rules)), 1e-7, 1.0 - 1e-7))
+            arm = best(samples(state.arms, normal))
+        else:
+            arm = best(upper_bounds(state.arms, UCB_WIDTH))
         state = state._replace(arms=state.arms._replace(arm=arm), passes=jnp.zeros_like(state.passes))
         return ask(state, "begin", context)
 
@@ -98,18 +101,14 @@ def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, .
         keeping = max_confidence(keep_checked_token=True), svip()
         return (*keeping, adaedl(), adaedl(keep_checked_token=True), static())
     if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
-        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {_described(policies)}")
+        got = len(policies) if isinstance(policies, (list, tuple)) else f"a {type(policies).__name__}"
+        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {got}")
     for policy in policies:
         if isinstance(policy, StoppingPolicy) and policy.rounds is not None:
             raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
         if not isinstance(policy, StoppingPolicy):
             raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
     return tuple(policies)
-
-
-def _described(policies: Any) -> str:
-    names = type(policies).__name__
-    return f"{len(policies)}" if isinstance(policies, (list, tuple)) and names != "StoppingPolicy" else f"a {names}"
 
 
 def _ask(
@@ -123,8 +122,3 @@ def _ask(
         answers = jnp.where(chosen, answer, answers)
         policies.append(select_rows(chosen, after, inner))
     return answers, state._replace(policies=tuple(policies))
-
-
-def _normal(context: RoundContext, count: int) -> Array:
-    """Standard normals [B, count] float32 of the row's own, whoever its neighbours are."""
-    return ndtri(jnp.clip(policy_uniforms(context, count), 1e-7, 1.0 - 1e-7))

@@ -238,7 +238,9 @@ def _join(
     weights = _params_of_each(drafters, weights_given) if together else [weights_given]
     pairs = [_drafter(big, part, weight, limit) for part, weight in zip(drafters, weights, strict=False)]
     built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
-    widest = _most_places(built.max_draft_length, policy, costs)
+    longest = built.max_draft_length
+    measured_drafts = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
+    widest = max(longest, min(widest_draft(policy, longest), measured_drafts))  # a tree may fill the widest pass
     widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
     first_drafter = next((weight for part, weight in pairs if part.model is not None), None)
@@ -264,12 +266,6 @@ def _answered(parts: Parts) -> set[bool]:
     """Empty until these parts have been checked."""
     del parts
     return set()
-
-
-def _most_places(longest: int, policy: StoppingPolicy, costs: CostModel | None) -> int:
-    """Tokens of a draft that are worth a width, up to what was measured."""
-    measured = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
-    return max(longest, min(widest_draft(policy, longest), measured))
 
 
 def split_drafters(words: str) -> list[str]:

@@ -89,7 +89,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
         BlockingIOError: another process writes it.
         OSError: it cannot be written.
     """
-    lock = FileLock(lock_of(path))
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -160,8 +160,3 @@ def whole_lines(path: Path) -> Whole:
             if line.endswith(b"\n"):
                 lines, refused, size = lines + 1, refused + (ERROR in line), size + len(line)
     return Whole(lines, refused, size)
-
-
-def lock_of(path: Path) -> Path:
-    """The file that is locked while a process writes `path`."""
-    return path.with_name(f".{path.name}.lock")

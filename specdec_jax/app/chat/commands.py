@@ -66,7 +66,7 @@ def find(line: str) -> tuple[Command, str]:
     return COMMANDS[name], rest.strip()
 
 
-def _set(field: str, kind: type, usage: str, about: str, slow: str = "") -> Command:
+def _set(field: str, kind: Callable[[str], Any], usage: str, about: str, slow: str = "") -> Command:
     """A command for one number or text of the settings; alone it shows the value."""
 
     def change(chat: Chat, text: str) -> RenderableType:
@@ -77,7 +77,7 @@ def _set(field: str, kind: type, usage: str, about: str, slow: str = "") -> Comm
     return Command(usage, about, change, slow)
 
 
-def _number(name: str, text: str, kind: type) -> Any:
+def _number(name: str, text: str, kind: Callable[[str], Any]) -> Any:
     try:
         return kind(text)
     except ValueError:
@@ -163,12 +163,6 @@ def _target(chat: Chat, text: str) -> RenderableType:
     return _shown(chat, "target", "drafter")
 
 
-def _system(chat: Chat, text: str) -> RenderableType:
-    if text:
-        chat.session.change(system=None if text == "none" else text)
-    return _shown(chat, "system")
-
-
 def _max_draft_length(chat: Chat, text: str) -> RenderableType:
     if text:
         chat.session.change(max_draft_length=_number("max_draft_length", text, int))
@@ -189,15 +183,9 @@ def _tokens(chat: Chat, text: str) -> RenderableType:
     return Text(f"tokens {chat.tokens or TOKENS[0]}")
 
 
-def _reset(chat: Chat, text: str) -> RenderableType:
-    _nothing("/reset", text)
+def _reset(chat: Chat) -> RenderableType:
     chat.session.reset()
     return Text("A new conversation.")
-
-
-def _stats(chat: Chat, text: str) -> RenderableType:
-    _nothing("/stats", text)
-    return reports.stats(chat.session)
 
 
 def _phases(chat: Chat, text: str) -> RenderableType:
@@ -209,12 +197,7 @@ def _phases(chat: Chat, text: str) -> RenderableType:
     return Text("Phases are watched from the next answer on." if text == "on" else "phases off")
 
 
-def _save(chat: Chat, text: str) -> RenderableType:
-    return reports.save(chat.session, text)
-
-
-def _quit(chat: Chat, text: str) -> None:
-    _nothing("/quit", text)
+def _quit(chat: Chat) -> None:
     chat.ended = True
 
 
@@ -231,9 +214,15 @@ def _help(chat: Chat, text: str) -> RenderableType:
     return grid
 
 
-def _nothing(name: str, text: str) -> None:
-    if text:
-        raise ValueError(f"{name} takes nothing after it, got {text!r}")
+def _alone(name: str, about: str, action: Callable[[Chat], RenderableType | None]) -> Command:
+    """A command that takes nothing after it."""
+
+    def run(chat: Chat, text: str) -> RenderableType | None:
+        if text:
+            raise ValueError(f"{name} takes nothing after it, got {text!r}")
+        return action(chat)
+
+    return Command(name, about, run)
 
 
 _LIST = [
@@ -251,14 +240,21 @@ _LIST = [
     _set("min_p", float, "/min-p X", "only tokens of this share of the largest probability; 0 is off"),
     _set("max_new_tokens", int, "/max-new-tokens N", "most tokens of an answer"),
     _set("seed", int, "/seed N", "the same seed gives the same tokens"),
-    Command("/system TEXT", "the system prompt; none: the template's own", _system),
+    _set(
+        "system",
+        lambda text: None if text == "none" else text,
+        "/system TEXT",
+        "the system prompt; none: the template's own",
+    ),
     Command("/compare [N]", "the last prompt with plain, static N and the current policy", _compare, "Comparing"),
-    Command("/stats", "the settings and the statistics of the last answer", _stats),
+    _alone("/stats", "the settings and the statistics of the last answer", lambda chat: reports.stats(chat.session)),
     Command("/tokens all|on|off", "colour tokens: accepted, recovered, bonus; all: rejected drafts too", _tokens),
     Command("/phases [on|off]", "watch routine and reasoning phases; alone it shows the last answer's", _phases),
-    Command("/save FILE.html", "the last answer as a page", _save, "Saving"),
-    Command("/reset", "begin a new conversation", _reset),
+    Command(
+        "/save FILE.html", "the last answer as a page", lambda chat, text: reports.save(chat.session, text), "Saving"
+    ),
+    _alone("/reset", "begin a new conversation", _reset),
     Command("/help [COMMAND]", "this list", _help),
-    Command("/quit", "leave", _quit),
+    _alone("/quit", "leave", _quit),
 ]
 COMMANDS = {command.usage.split()[0]: command for command in _LIST}

@@ -20,7 +20,7 @@ from specdec_jax.lossless.exact import TOLERANCE, monitor_for, warps_for
 from specdec_jax.lossless.long_drafts import RAREST
 from specdec_jax.lossless.nodes import Branches, Nodes, Setting
 from specdec_jax.lossless.toys import narrow_pair
-from specdec_jax.types import StoppingPolicy, Verifier
+from specdec_jax.types import Verifier
 
 SIBLINGS = 3
 DRAFTS = 4  # the third and fourth are what the sum over all rounds leaves out
@@ -71,14 +71,11 @@ def prove_comb_rounds(
             prompts = PROMPTS if warp["temperature"] else np.indices((SIBLINGS + 3,) * 2).reshape(2, -1).T
             for shape in shapes:
                 policy = comb(links=drafts, siblings=tuple(shape.tolist()), most=SIBLINGS)
-                error, taken = _round(_setting(policy, verifier, warp, drafts), prompts.astype(np.int32))
+                strategies, size = (policy, verifier, monitor_for(policy, verifier)), drafts + 2
+                setting = enumeration.setting_of(*strategies, drafts, warp, [TOY], tokens=size, limit=size)
+                error, taken = _round(setting, prompts.astype(np.int32))
                 worst, accepted = max(worst, error), np.maximum(accepted, taken)
     return CombRoundsReport(worst, drafts, SIBLINGS, len(shapes), tuple(accepted.tolist()), worst < TOLERANCE)
-
-
-def _setting(policy: StoppingPolicy, verifier: Verifier, warp: Mapping[str, Any], drafts: int) -> Setting:
-    strategies = policy, verifier, monitor_for(policy, verifier)
-    return enumeration.setting_of(*strategies, drafts, warp, [TOY], tokens=drafts + 2, limit=drafts + 2)
 
 
 def _round(setting: Setting, prompts: np.ndarray) -> tuple[float, np.ndarray]:

@@ -9,7 +9,6 @@ from specdec_jax.contrib.trees.expansion import Fed
 from specdec_jax.drafters.model import FED, at_end, next_of
 from specdec_jax.types import (
     Array,
-    Cache,
     Distribution,
     Drafted,
     Drafter,
@@ -81,25 +80,11 @@ def _with_siblings(draft_model: DraftModel, params: Params, context: RoundContex
                 state = reading.stand_in(params, at_end(hidden, end)[:, None])[:, 0]
                 here = jnp.arange(states.shape[1], dtype=jnp.int32)[None, :, None] == drafted[:, None, None]
                 states, inner = jnp.where(here, state[:, None], states), inner._replace(cache=cache, stand_in=state)
-        following, after = _each(draft_model, params, cache, logits, end, context, uniform)
-        return following, after, (inner, states)
+        each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]  # after the text, and after each sibling
+        first, *others = (next_of(draft_model.head, params, cache, here, context, uniform) for here in each)
+        return first, tuple(other.distribution for other in others), (inner, states)
 
     return predict
-
-
-def _each(
-    draft_model: DraftModel,
-    params: Params,
-    cache: Cache,
-    logits: Array,
-    end: Array,
-    context: RoundContext,
-    uniform: Array,
-) -> tuple[Next, tuple[Distribution, ...]]:
-    """What follows texts of `end` [B], and the distribution after each sibling, by logits [B, FED + W, V]."""
-    each = [at_end(logits, end), *jnp.unstack(logits[:, FED:], axis=1)]
-    first, *others = (next_of(draft_model.head, params, cache, here, context, uniform) for here in each)
-    return first, tuple(other.distribution for other in others)
 
 
 def _where_fed(length: Array, start: Array, fed: Fed, slots: int) -> tuple[Array, Array]:

@@ -75,7 +75,9 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     special = {f"{role}_token": tokens[int(id_)] for role, id_ in _roles(metadata).items() if int(id_) < len(tokens)}
     adds = metadata.get("tokenizer.ggml.add_bos_token", kind == SENTENCEPIECE or name in ADD_BOS)
     if adds and "bos_token" in special:
-        backend.post_processor = bos_processor(special["bos_token"], backend)  # pyright: ignore[reportAttributeAccessIssue]
+        bos = special["bos_token"]
+        template = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))])
+        backend.post_processor = template  # pyright: ignore[reportAttributeAccessIssue]
     chat, tools = metadata.get(CHAT_TEMPLATE), metadata.get(TOOL_TEMPLATE)
     return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
 
@@ -88,11 +90,6 @@ def pre_tokenizer(kind: str) -> Any:
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == DIGIT_BY_DIGIT)
     return pre_tokenizers.Sequence([split, bytes_])
-
-
-def bos_processor(bos: str, backend: Backend) -> Any:
-    """Puts `bos` in front when special tokens are asked for."""
-    return processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))])
 
 
 def _byte_level(file: GGUF, tokens: list[str], vocabulary: dict[str, int]) -> Backend:
