@@ -1,4 +1,4 @@
-"""What an experiment is told: frozen dataclasses, a file loader, and overrides on the command line.
+"""Configs of experiments: frozen dataclasses, a file loader, and overrides on the command line.
 
 A config is a Python file that sets `config = CompareConfig(...)`. A policy in it is an import, not a string, so a
 misspelt one fails at its line and a fork's own policy needs no registration.
@@ -89,7 +89,7 @@ class CompareConfig(Models):
     max_new_tokens: int = 64
     """Most tokens a prompt."""
     seed: int = SamplingParams.seed
-    """Of the first pass, the same for every method."""
+    """Seed of the first pass, the same for every method."""
     repeats: int = 1
     """Timed passes per prompt and method, after one that is not timed; each with the next seed."""
     max_draft_length: int = 7
@@ -208,7 +208,7 @@ def describe(value: Any) -> Any:
     """
     if isinstance(value, Strategy):
         if value.call is None:
-            raise ValueError(f"{value!r} was made by no factory under @strategy: nothing tells it from another")
+            raise ValueError(f"{value!r} was made by no factory under @strategy: nothing distinguishes it from another")
         factory = f"{value.call.factory.__module__}:{value.call.name}"
         return {"strategy": factory, "options": describe(value.options), "hyperparameters": describe(value.given)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""What a distillation is told. `configs/distill_smollm2.py` is one; copy it for your own target."""
+"""The config of a distillation. `configs/distill_smollm2.py` is one; copy it for your own target."""
 
 import dataclasses
 import re
@@ -80,11 +80,11 @@ class DistillConfig:
     judge_tokens: int = 128
     """Most tokens of an answer."""
     judge_temperatures: tuple[float, ...] = (0.0, 0.7)
-    """Of the answers."""
+    """Temperatures of the answers."""
     dtype: str = "bfloat16"
-    """Of matrix products: bfloat16 or float32. Master weights are float32."""
+    """Dtype of matrix products: bfloat16 or float32. Master weights are float32."""
     seed: int = 0
-    """Of everything."""
+    """Seed of everything."""
     mesh: str | None = None
     """Devices, as data=4,model=2: rows of what is written, labelled and trained on are divided over data, the target's
     weights over model, which training leaves idle. None: the first device."""
@@ -150,7 +150,7 @@ class VariantsConfig:
     variants: tyro.conf.Suppress[tyro.conf.Fixed[Mapping[str, Mapping[str, Any]]]]
     """Set in the file: what each of them changes."""
     seconds: float = 150.0
-    """Of training each, compilation left out; the schedule is stretched to what fits."""
+    """Training time of each, compilation left out; the schedule is stretched to what fits."""
     texts: int = 60
     """Conversations of the shards held out that each is judged along."""
     only: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ Time:      10 minutes; interrupted, the same command with --out goes on
 Expected:  total speed-up over plain 1.52 whole; 1.67, 1.61, 1.63, 1.60, 1.48 with 2,048 to 16,384 tokens; nano 1.36,
            with 8,192 tokens 1.38 (a CPU without AMX; a faster one 1.68; 1.89, 1.86, 1.89, 1.87, 1.84; 1.62, 1.72)
 
-The calibrating half: it is what the size in configs/entropy_aware.py was chosen on. Survival is told the measured cost
+The calibrating half: it is what the size in configs/entropy_aware.py was chosen on. Survival gets the measured cost
 of the whole drafters (their calibrations have it), and of the others what a pass reads of the target's bytes.
 """
 

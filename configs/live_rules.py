@@ -8,7 +8,7 @@ Expected:  total speed-up over plain, greedy / 0.7 / 1: survival 1.64 / 1.34 / 1
            best static length 1.54 / 1.31 / 1.19 (docs/results.md, "By the clock")
 
 Static lengths, thresholds and lambda's start are those that replays choose on configs/prompts. The survival rule is
-told the costs of the machine it runs on.
+given the costs of the machine it runs on.
 """
 
 from configs.base import CompareConfig, Method

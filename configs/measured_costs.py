@@ -5,8 +5,8 @@ Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      10 minutes; interrupted, the same command with --out goes on
 Expected:  docs/performance.md, "Costs of the machine at hand"
 
-`measured` is told c and V(k) of this machine. `by-bytes` is told what `costs="estimated"` gives: the drafter's share of
-the bytes that a target pass reads, and 2 % of a pass for every further token; `defaults` is told c = 0.1. All decode
+`measured` gets c and V(k) of this machine. `by-bytes` gets what `costs="estimated"` gives: the drafter's share of
+the bytes that a target pass reads, and 2 % of a pass for every further token; `defaults` gets c = 0.1. All decode
 with one longest draft and the same verification widths.
 """
 

@@ -6,7 +6,7 @@ Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      10 minutes; interrupted, the same command with --out goes on
 Expected:  docs/drafters.md has the table
 
-Every drafter has a draft vocabulary; `survival` is told the measured cost of each.
+Every drafter has a draft vocabulary; `survival` gets the measured cost of each.
 """
 
 from configs.base import CompareConfig, Method

@@ -1,4 +1,4 @@
-"""What would trees bring where verification is flat? Rules are told that it is; what counts is tokens and passes.
+"""What would trees bring where verification is flat? Rules take it to be; what counts is tokens and passes.
 
 Command:   python -m experiments.compare configs/trees.py
 Hardware:  any; only seconds depend on it, and on 2 cores they say nothing of a machine whose passes are flat

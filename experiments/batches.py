@@ -68,15 +68,15 @@ class Batches(Output, Models):
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Rows decoded at once."""
     temperatures: tuple[float, ...] = (0.0, 0.7)
-    """Of all rows."""
+    """Temperatures of all rows."""
     max_new_tokens: int = 64
     """Tokens of every row."""
     repeats: int = 5
-    """Of every figure."""
+    """Repeats of every figure."""
     only: tuple[str, ...] = ()
     """Names of methods besides plain decoding; none: all."""
     dtype: str = "bfloat16"
-    """Of both models."""
+    """Dtype of both models."""
     costs: str | None = None
     """As everywhere; none: measured, for each batch."""
 

@@ -62,7 +62,7 @@ class Calibrate(Output, Served):
     split: str | None = "calibrate"
     """Only prompts of this half, so that the other can judge; None: all."""
     temperatures: tuple[float, float] = (0.0, 0.7)
-    """Of the greedy hyperparameters (0) and of the sampled ones."""
+    """Temperatures of the greedy hyperparameters (0) and of the sampled ones."""
     max_new_tokens: int = 128
     """Most tokens of an answer."""
     max_draft_length: int = 7
@@ -72,7 +72,7 @@ class Calibrate(Output, Served):
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
     seed: int = 0
-    """Of the answers."""
+    """Seed of the answers."""
 
     def __post_init__(self) -> None:
         check_sampling(self)

@@ -60,7 +60,7 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells its row from others."""
+        """Identifies its row."""
         return self.temperature, self.prompt.id, self.repeat, self.method.name
 
 

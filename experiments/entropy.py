@@ -62,7 +62,7 @@ class Entropy(TraceOptions):
     entropy_factor: float = 0.2
     """The paper's gamma."""
     bins: int = 8
-    """Of entropy, with equally many tokens each."""
+    """Bins of entropy, with equally many tokens each."""
 
     def check(self) -> None:
         """Raises ValueError where options make no sense."""
@@ -75,7 +75,7 @@ class Entropy(TraceOptions):
 class Positions(NamedTuple):
     """Positions of some texts, [P] each."""
 
-    text: np.ndarray  # whose
+    text: np.ndarray  # index of the text
     entropy: np.ndarray  # nats
     acceptance: np.ndarray  # expected
     accepted: np.ndarray  # bool, the drafter's token

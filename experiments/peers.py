@@ -60,7 +60,7 @@ class Contender(NamedTuple):
     peer: str
     dtype: str
     mode: str
-    process: str = ""  # what tells processes of one peer and dtype apart
+    process: str = ""  # distinguishes processes of one peer and dtype
     drafter: str = ""  # in place of the exported one
 
 
@@ -89,7 +89,7 @@ class Peers(Output, Models):
     own_drafter: str | None = None
     """Another drafter, for this project alone: smollm2-drafter-reading@8192."""
     dtype: str = "bfloat16"
-    """Of all sides; transformers also in float32."""
+    """Dtype of all sides; transformers also in float32."""
     prompts: str = "configs/prompts/demo.jsonl:2"
     """As in experiments.compare."""
     limit: int | None = None
@@ -103,7 +103,7 @@ class Peers(Output, Models):
     only: tuple[str, ...] = ()
     """Peers that this project is compared with: transformers, llama.cpp, vllm; none: all."""
     threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    """Of every peer; this project's processes use the cores they may use."""
+    """Threads of every peer; this project's processes use the cores they may use."""
     python: str = sys.executable
     """The interpreter that makes the environments."""
     environments: str = "runs/environments"

@@ -11,7 +11,7 @@ import jax
 
 
 def describe_cache(folder: Path | None) -> str:
-    """What `enable` arranged, for whoever waits for a compilation."""
+    """What `enable` arranged, in words, for a message while something compiles."""
     if folder is None:
         return "kept nowhere: every run compiles again"
     return f"kept in {shown(folder)} for the next run"

@@ -66,7 +66,7 @@ def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: floa
             try:
                 if name in missing():  # else another has done it in between
                     yield name
-                Path(lock.lock_file).unlink(missing_ok=True)  # whoever takes it anew finds the piece done
+                Path(lock.lock_file).unlink(missing_ok=True)  # a process that takes it anew finds the piece done
             finally:
                 lock.release()
             break

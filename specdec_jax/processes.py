@@ -25,7 +25,7 @@ from specdec_jax.locks import held
 VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 LOOK = 5.0  # seconds between two looks at the others
 GRACE = 60.0  # seconds in which all others begin, or leave
-ALIKE = 3.0  # seconds after its error that a process keeps its lock: others with the same error are not told it is lost
+ALIKE = 3.0  # seconds after its error that a process keeps its lock, so that others with the same error are not misled
 SAID = 8.0  # seconds in which all others notice that the first one has let go of its lock, or say their own error
 LEFT = 30.0  # seconds in which a launch that was ended lets go of its locks
 AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
@@ -39,7 +39,7 @@ class Share(NamedTuple):
 
     @property
     def others(self) -> list["Share"]:
-        """Of the other processes."""
+        """Shares of the other processes."""
         return [Share(index, self.count) for index in range(self.count) if index != self.index]
 
 

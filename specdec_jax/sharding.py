@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 DATA, MODEL = "data", "model"
 CACHES = ("keys", "values", "cross_keys", "cross_values")  # of what has rows, heads, slots and width
 ANY = PartitionSpec.UNCONSTRAINED
-"""Of an array's axis that the compiler may lay as it likes."""
+"""Sharding of an axis that the compiler may lay as it likes."""
 
 
 def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
@@ -57,7 +57,7 @@ def make_spanning_mesh(words: str | None) -> Mesh:
 
 
 def mesh_sizes(words: str) -> tuple[int, int]:
-    """Of `data` and `model` in `data=2,model=4`. Raises ValueError."""
+    """Sizes of `data` and `model` in `data=2,model=4`. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in words.split(","):
         match = re.fullmatch(rf"\s*({DATA}|{MODEL})\s*=\s*([1-9]\d*)\s*", part, re.ASCII)

@@ -156,7 +156,7 @@ def _read(config: llama.LlamaConfig, rows: int, int8: bool) -> int:
 
 
 def bytes_of(tree: Any) -> int:
-    """Of all leaves of shapes."""
+    """Bytes of all leaves of shapes."""
     return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

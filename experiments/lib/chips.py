@@ -21,7 +21,7 @@ class Chip:
     topologies: dict[int, str]
     """Slices that the compiler takes, by how many chips they have; a program is compiled for the first of them."""
     bandwidth: float
-    """Of its memory, bytes a second."""
+    """Bandwidth of its memory, bytes a second."""
     memory: float
     """Bytes."""
     clock: float = 0.0

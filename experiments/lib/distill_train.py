@@ -183,7 +183,7 @@ def _validation(config: DistillConfig, drafter: Any, batches: list[Batch]) -> An
 
 
 def _write_settings(where: Path, config: DistillConfig) -> None:
-    """Refuses to go on with other settings: weights trained half this way and half that are nobody's recipe."""
+    """Refuses to go on with other settings: weights trained half this way and half that have no recipe."""
     fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
     settings = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
     path = where / SETTINGS

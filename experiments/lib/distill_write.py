@@ -73,7 +73,7 @@ def _kind(config: DistillConfig, number: int) -> tuple[str, Pool]:
 
 
 def _blocks_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
-    """Blocks that are surely needed, whoever writes them: those before may have as many tokens as fit into them."""
+    """Blocks that are surely needed, whichever process writes them: those before may have as many tokens as fit."""
     data.refresh()
     there = {entry["file"]: entry["tokens"] for entry in data.entries}
     tokens, number, missing = 0, 0, []

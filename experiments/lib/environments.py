@@ -107,7 +107,7 @@ def _run(command: Sequence[str], failed: str, seconds: float) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Of a requirements file and those that it includes."""
+    """Requirements of a file and those that it includes."""
     text = path.read_text(encoding="utf-8")
     included = [line[3:].strip() for line in text.splitlines() if line.startswith("-r ")]
     parts = [text, *(_digest(path.parent / name) for name in included), sys.version]

@@ -35,7 +35,7 @@ class Judge(Output, Served):
     prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
     temperatures: tuple[float, ...] = (0.0, 0.7)
-    """Of the answers."""
+    """Temperatures of the answers."""
     max_new_tokens: int = 128
     """Most tokens of an answer."""
     seed: int = 0

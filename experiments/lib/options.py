@@ -45,7 +45,7 @@ class Served(Models):
     """A pair of models as served."""
 
     dtype: str = "bfloat16"
-    """Of both models: bfloat16, float16, float32 or int8."""
+    """Dtype of both models: bfloat16, float16, float32 or int8."""
 
     def load(self, console: Console, encoders: bool = False) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.

@@ -48,7 +48,7 @@ class PrecisionStudy(Output, Smoke):
     target: str = "smollm2"
     """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id (org/name, org/name@revision)."""
     dtypes: tuple[str, ...] = ("bfloat16", "int8", "float32")
-    """Of the weights; the others are compared with the first."""
+    """Dtypes of the weights; the others are compared with the first."""
     prompts: str = "configs/prompts/demo.jsonl"
     """A JSONL file, FILE:n for every n-th prompt, or hub:NAME."""
     limit: int | None = None

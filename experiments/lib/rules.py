@@ -1,7 +1,7 @@
 """Every stopping rule at its published setting, and the grid its best setting is looked for on.
 
 One list for all experiments that compare rules. A setting that the sources leave open is the file's default in
-specdec_jax/stopping. Rules that weigh time are told the costs of the machine they are replayed for.
+specdec_jax/stopping. Rules that weigh time get the costs of the machine they are replayed for.
 """
 
 import itertools

@@ -51,7 +51,7 @@ class TraceFiles(Output, Smoke):
     """Traces, or folders of them, that experiments.record wrote, or SpecDecode-Bench's logs; several drafters
     are compared side by side."""
     seed: int = 0
-    """Of the halves of the prompts."""
+    """Seed of the halves of the prompts."""
     tokens: int | None = None
     """Only the first tokens of every text, as if generation had ended there."""
 

@@ -89,7 +89,7 @@ def study(options: Waiting, console: Console) -> None:
 
 
 def _speedups(options: Waiting, trace: Trace, machine: Machine) -> list[float]:
-    """Of survival, goodput and fixed lengths, in the table's order."""
+    """Speed-ups of survival, goodput and fixed lengths, in the table's order."""
     factors = np.asarray(options.factors)
     more = factors[:, None] * (machine.costs.verification_times(LONGEST) - 1.0)
     step = factors * machine.costs.ratio

@@ -167,7 +167,7 @@ class Probe(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, strategy: Any, state: Any, batch: int) -> "Probe":
-        """Of a strategy and the state that its `init` gave, every leaf of it [B, ...]."""
+        """The probe of a strategy and the state that its `init` gave, every leaf of it [B, ...]."""
         probe = cls(kind, strategy, jax.tree.map(_shape, state), batch)
         for path, leaf in jax.tree.leaves_with_path(probe.state):
             if leaf.shape[:1] != (batch,):
@@ -343,7 +343,7 @@ def _result(sizes: Sizes) -> VerificationResult:
 
 @functools.lru_cache(maxsize=64)
 def distribution_shapes(batch: int, vocab_size: int, positions: int | None = None) -> Distribution:
-    """Of every row, or of every row's positions."""
+    """Shape of a value for every row, or for every row's positions."""
     row = jax.eval_shape(distribution, array(jnp.float32, batch, vocab_size), _warp(batch))
     if positions is None:
         return row

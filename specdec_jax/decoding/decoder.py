@@ -109,7 +109,7 @@ def build_decoder(
         verification_widths: ascending widths the target verifies in; the narrowest that holds the batch's longest draft
             runs. One width makes a row's float32 arithmetic independent of its neighbours. None: `default_widths`.
         prefill_chunk: prompt tokens a target pass takes.
-        compiler_options: what `jax.jit` is told. None: a CUDA graph of each whole program where the default backend can
+        compiler_options: of `jax.jit`. None: a CUDA graph of each whole program where the default backend can
             (`one_graph.py`; an `xla_gpu_enable_command_buffer` in XLA_FLAGS overrules it).
 
     Raises:

@@ -1,6 +1,6 @@
 """How programs are compiled. On an NVIDIA GPU a whole generation is one CUDA graph, its loops included.
 
-XLA captures kernels by itself, but a loop whose length is not known, such as the draft loop, only when told to. Without
+XLA captures kernels by itself, but a loop whose length is not known, such as the draft loop, only by an option. Without
 that every turn of a loop and every conditional copies its predicate to the host and waits for it. Compiled programs say
 that all of `run` is captured (experiments.accelerators); whether it is faster has not been timed on a device.
 """
@@ -20,7 +20,7 @@ OPTIONS: Mapping[str, Any] = {FLAG: CAPTURED}
 
 
 def compiler_options(platform: str, version: str, flags: str = "") -> dict[str, Any]:
-    """What `jax.jit` is told for a platform: the capture of loops on CUDA 12.3 or newer, nothing elsewhere.
+    """Compiler options of `jax.jit` for a platform: the capture of loops on CUDA 12.3 or newer, nothing elsewhere.
 
     Args:
         version: of the platform as jax's client says it, such as `cuda 12090`.

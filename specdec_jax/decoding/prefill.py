@@ -34,7 +34,7 @@ def target_prefill(
     what `observer` takes of them, leaves [B, S, ...]), jitted. An encoder reads its source here.
 
     A program by itself, without what a policy brings: all decoders of a target share it, and those whose drafters read
-    it with whoever reads the same.
+    it with others that read the same.
     """
 
     def prefill(params: Params, reader: Params, tokens: Array, length: Array, source: Any = None) -> tuple[Cache, Any]:

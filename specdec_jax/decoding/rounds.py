@@ -223,7 +223,7 @@ def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> Verif
 
 
 def cut(state: DecodeState, tokens: Array, length: Array, context: RoundContext) -> tuple[Array, Array]:
-    """Of tokens [B, T], the first `length` [B] of which were verified: how many are emitted [B] after the
+    """How many of tokens [B, T], the first `length` [B] of which were verified, are emitted [B] after the
     end-of-sequence cut and the limit, and whether a stop token is among them.
     """
     size = tokens.shape[1]

@@ -247,7 +247,7 @@ def policy_seeds(seed: Array) -> Array:
 def policy_uniforms(context: RoundContext, count: int) -> Array:
     """`count` float32 uniforms in [0, 1) a row, [B, count], for a policy, verifier or monitor that needs chance.
 
-    A function of the request and the tokens emitted when the round began, whoever the row's neighbours are; the same
+    A function of the request and the tokens emitted when the round began, and not of other rows; the same
     ones all through a round.
     """
     columns = [uniforms(context.policy_seed, context.emitted, jnp.int32(index), 0) for index in range(count)]
@@ -281,7 +281,7 @@ class _Summary(NamedTuple):
 
 
 def _summary(scores: Array) -> _Summary:
-    """Of the distribution that [..., V] scores stand for, the largest of which is 0 and ruled out ones minus infinity.
+    """Statistics of the distribution of scores [..., V], the largest of which is 0 and ruled out ones minus infinity.
 
     All sums and maxima read the scores alone, none another's result, so that a compiler can make them in one pass.
     """

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     log_prob: np.ndarray  # [N, k] float32, -inf where a label is no candidate
     candidates: np.ndarray  # [C] int32, the tokens whose logits are computed
     correction: np.ndarray  # [C] float32, log of how many tokens a candidate stands for
-    hidden: np.ndarray | None = None  # [R, T, F, D] bfloat16, the target's at the position before, for who reads it
+    hidden: np.ndarray | None = None  # [R, T, F, D] bfloat16, the target's at the position before, for reading drafters
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Temperatures:
-    """Of what the target writes: answers take one of `answer` by `weights`, invented users' turns have `user`."""
+    """Temperatures of texts: answers take one of `answer` by `weights`, invented users' turns have `user`."""
 
     answer: tuple[float, ...] = (0.0, 0.3, 0.7, 1.0)
     weights: tuple[float, ...] = (0.45, 0.15, 0.3, 0.1)

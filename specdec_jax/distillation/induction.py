@@ -58,7 +58,7 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
     """`params` with the circuit. `content` [V, width - reserved] float32: what embeddings start from."""
     rng = np.random.default_rng(seed)
     vocab, content_size = content.shape
-    # Of equal length: the norm divides by it, and the place is found by comparing numbers it divides.
+    # All of equal length: the norm divides by it, and the place is found by comparing numbers it divides.
     spread, length = content.std(), np.linalg.norm(content, axis=1, keepdims=True)
     content = content * (spread * np.sqrt(content_size) / np.maximum(length, 1e-6))
     constant = CONSTANT * spread

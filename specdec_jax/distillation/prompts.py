@@ -126,7 +126,7 @@ class RequestSource:
 
 
 class HeldOut:
-    """Texts that may not come near the data: whoever shares `WINDOW` words in a row with one of them is refused."""
+    """Texts that may not come near the data: data that shares `WINDOW` words in a row with one of them is refused."""
 
     def __init__(self, texts: Iterable[str]):
         self._windows = {window for text in texts for window in _windows(text)}

@@ -138,7 +138,7 @@ class ShardFolder:
         """How many labels a position of one shard has. Raises ValueError as `load`."""
         if "labels" in self.entries[index]:
             return self.entries[index]["labels"]
-        path = self.path / self.entries[index]["file"]  # written before the manifest told it
+        path = self.path / self.entries[index]["file"]  # written before the manifest names it
         try:
             with safe_open(path, "numpy") as file:
                 return file.get_slice("top").get_shape()[1]

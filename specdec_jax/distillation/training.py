@@ -78,8 +78,8 @@ class TrainState(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Of one step; means over the weighted positions of its batch. Of drafters that read, `loss` is of all steps that
-    are unrolled, agreement and the rest of the first, where the target is read."""
+    """Means over the weighted positions of a step's batch. For drafters that read, `loss` is of all steps that are
+    unrolled, agreement and the rest of the first, where the target is read."""
 
     loss: Array
     agreement: Array

@@ -36,7 +36,7 @@ class Unroll:
             raise ValueError(f"share of unrolling must be in (0, 1], got {self.share!r}")
 
     def rows(self, rows: int) -> int:
-        """Of so many rows, those that later steps are taken of."""
+        """The rows, of so many, that later steps are computed for."""
         return max(1, round(rows * self.share))
 
 

@@ -1,9 +1,9 @@
-"""Several drafters at once: what each got accepted lately, in the phase the text is in, chooses who drafts next.
+"""Several drafters at once: what each got accepted lately, in the phase the text is in, chooses the next drafter.
 
 A text quotes, calculates and narrates by turns: a lookup in its own words is free and often right in the first, a model
 is better in the last, and which size of model pays depends on how hard the next words are. Per row, each drafter has a
 running estimate of the tokens it brings per unit of time, one for each phase; the best estimate drafts. Estimates of
-drafters that sit out drift to a little above that of who drafts: each is tried again.
+drafters that sit out drift to a little above that of the one at work: each is tried again.
 
 A drafter without a model that finds nothing (no match) hands its row to the best of those with one, in the same round:
 looking was free. A drafter runs only if some row chose it (`lax.cond`; at batch 1 that is a switch) and rows that did
@@ -41,7 +41,7 @@ from specdec_jax.types import (
 )
 
 PHASES = 2
-HOPE = 1.1  # who sits out is believed, in the end, to bring a tenth more than who drafts, and is tried again
+OPTIMISM = 1.1  # estimates of drafters that sit out drift to so many times that of the one at work
 
 
 class MultiDrafterState(NamedTuple):
@@ -49,7 +49,7 @@ class MultiDrafterState(NamedTuple):
     informed: Array  # [B, N] int32, length of the text that each drafter last saw
     tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
     time: Array  # [B, 2, N] float32, and of time, in target passes
-    drafter: Array  # [B] int32, who drafted in this round; N: no round yet, all are told; N + 1: nobody
+    drafter: Array  # [B] int32, which drafted in this round; N: no round yet, all are updated; N + 1: none
     passes: Array  # [B] int32, its passes
     phase: Array  # [B] int32, of this round
     length: Array  # [B] int32, tokens known when it began
@@ -74,8 +74,8 @@ def multi_drafter(
         prior: tokens a target pass that every drafter is believed to bring at first; above what is usual, so that all
             are tried.
 
-    `survival` and `goodput` are told the relative cost of who drafts, in passes of the first model, whose cost is their
-    own number.
+    `survival` and `goodput` get the relative cost of the drafter at work, in passes of the first model, whose cost is
+    their own number.
 
     Raises:
         ValueError: no drafters, lengths that differ, or a number out of range.
@@ -111,7 +111,7 @@ def multi_drafter(
         informed = {index: state.informed[:, index] for index in range(len(parts))}
 
         def join(indices: Sequence[int], choice: Array) -> Source:
-            """The source of these drafters, each for the rows that chose it, after it was told what it missed."""
+            """The source of these drafters, each for the rows that chose it, after it caught up."""
             sources = []
             for index in indices:
                 mine, before, part = choice == index, state.states[index], parts[index]
@@ -172,7 +172,7 @@ def multi_drafter(
     ) -> MultiDrafterState:
         states, informed = list(state.states), state.informed
         for index, commit_part in enumerate(how):
-            # Before the first round, and when a conversation goes on, nobody drafted: all are told of the prompt.
+            # Before the first round, and when a conversation goes on, none drafted: all get the prompt.
             updated = (state.drafter == index) | (state.drafter == len(parts))
             upto = jnp.where(updated, length, jnp.minimum(informed[:, index], length))
             if seen is not None and index in seen.taken:  # drafters that sit out observe the target too
@@ -210,7 +210,7 @@ def _checked(
 
 
 def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
-    """Of several sources one, in which each has its own rows [B] bool; a model without any is not run.
+    """Joins sources, each with its own rows [B] bool; a model without any is not run.
 
     Its `close` gives a state for each.
     """
@@ -308,7 +308,7 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
     tokens, time = _in_phase(state.tokens, state.phase), _in_phase(state.time, state.phase)
     worked = decay * tokens + emitted, decay * time + paid
     rate = jnp.sum(jnp.where(drafted, worked[0] / worked[1], 0.0), axis=1, keepdims=True)  # [B, 1]
-    tokens = jnp.where(drafted, worked[0], tokens + drift * (HOPE * rate - tokens))
+    tokens = jnp.where(drafted, worked[0], tokens + drift * (OPTIMISM * rate - tokens))
     time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))
     put = lambda sums, new: jnp.where(here[:, :, None], new[:, None, :], sums)  # noqa: E731
     return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
@@ -317,7 +317,7 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
 def _commit_if_new(
     tell: Commit, params: Params, state: DrafterState, tokens: Array, upto: Array, informed: Array
 ) -> DrafterState:
-    """The drafter's state after it was told of the text up to there; untouched if that is nothing new."""
+    """The drafter's state after `commit` of the text up to there; untouched if that is nothing new."""
     news = jnp.any(upto != informed)
     return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
 

@@ -1,4 +1,4 @@
-"""How a drafter drafts for a target with another vocabulary: which of two ways, chosen here and told.
+"""How a drafter drafts for a target with another vocabulary: by which of two ways.
 
 - `tokens`: the tokens that both have, as in drafters/draft_models/intersection.py;
 - `text`: all of its own, whose text is tokenised again, by contrib/retokenized. Taken where the tokens that both

@@ -31,7 +31,7 @@ def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str] | None =
 
 
 def sentinels_of(config: Mapping[str, Any]) -> list[str] | None:
-    """Of a tokenizer_config.json: those that it lists or counts, None where it does neither."""
+    """The extra tokens that a tokenizer_config.json lists or counts; None where it does neither."""
     listed = config.get("additional_special_tokens") or config.get("extra_special_tokens")
     if listed:
         return [token if isinstance(token, str) else token["content"] for token in listed]

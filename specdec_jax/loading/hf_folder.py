@@ -22,7 +22,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"BF16": "bfloat16", "F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{short}{bits}": f"{name}{bits}" for short, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
-"""Safetensors' names of types, but for floating ones of eight bits and less: those need scales that nobody reads."""
+"""Safetensors' names of types, but for floating ones of eight bits and less: those need scales, which are not read."""
 
 
 def open_hf_folder(folder: str | Path) -> Checkpoint:

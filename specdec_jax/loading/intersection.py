@@ -28,7 +28,7 @@ El informe fue publicado ayer; les résultats sont encourageants, und die Zahlen
 
 
 def share_of(target: Tokenizer, drafter: Tokenizer, text: str) -> float:
-    """Of the target's tokens of a text, the share that the drafter has too."""
+    """The share of the target's tokens of a text that the drafter has too."""
     drafter_keys = set(ids_by_key(drafter))
     keys = keys_of(target)
     tokens = target.encode(text)

@@ -128,7 +128,7 @@ def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
 def download(*sources: str | Path) -> None:
     """Brings the models of hub ids among the sources into the cache, with progress bars where there is a terminal.
 
-    For whoever shows something else there while models load. Raises as `load_model`.
+    For callers that show something else there while models load. Raises as `load_model`.
     """
     for source in sources:
         whole, _ = split_source(str(source))

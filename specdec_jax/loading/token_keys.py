@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer stand for: bytes, or of special ones their text; and whose id is which of another's.
+"""The bytes (or text, if special) that tokens stand for, and the ids of the same token in two tokenizers.
 
 Byte-level tokens (GPT-2's letters for bytes) and SentencePiece's (U+2581 for a space, <0x0A> for a byte) are bytes.
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Coverage(NamedTuple):
-    """Counts by draft position 1..K (index 0 is the first draft) of rows that were told apart."""
+    """Counts by draft position 1..K (index 0 is the first draft) of distinct rows."""
 
     asked: np.ndarray  # [K] int64, times the rule was asked whether to draft this token
     declined: np.ndarray  # [K] int64, times it said no: before its pass was paid (begin, proceed) or after (check)

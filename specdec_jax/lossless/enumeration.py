@@ -253,7 +253,7 @@ def advance(
     monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor.bare, setting.batch)
-        # Of the drafts alone: the toys' monitor reads the distributions at the chain's positions.
+        # By the drafts alone: the toys' monitor reads the distributions at the chain's positions.
         monitor = watch(context, monitor, take(outcomes.distributions, branch), VerificationResult(*result[:2]))
     node = branches.node[branch]
     tokens = _appended(nodes.tokens[node], nodes.emitted[node], emitted)
@@ -272,7 +272,7 @@ def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResul
 
 
 def _merged(nodes: Nodes) -> Nodes:
-    """Rows that can never be told apart again as one."""
+    """Merges rows that will never differ again."""
     leaves = [nodes.tokens, nodes.table, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
     leaves += jax.tree.leaves((nodes.policy, nodes.verifier, nodes.monitor))
     count = len(nodes.chance)

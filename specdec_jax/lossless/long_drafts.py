@@ -81,7 +81,7 @@ class RoundsReport(NamedTuple):
 
     @property
     def coverage(self) -> Coverage:
-        """Of all warps together."""
+        """Coverage of all warps together."""
         return sum((case.coverage for case in self.cases[1:]), self.cases[0].coverage)
 
 
@@ -149,7 +149,7 @@ def report_of(cases: Sequence[RoundsCase], alone: bool) -> RoundsReport:
 
 
 def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts [N, 2] and whose toy's they are [N]: all there are, or fewer where each has many drafts."""
+    """Prompts [N, 2] and the toy of each [N]: all there are, or fewer where each has many drafts."""
     vocab = setting.target_distributions.log_prob.shape[-1]
     toy, first, second = (place.ravel() for place in np.indices((len(TOYS), vocab, vocab)))
     allowed = max(2, int(DRAWN / CHOICES**setting.longest)) * (2 if setting.chosen else 1)

@@ -34,7 +34,7 @@ from specdec_jax.models.adapters import with_source
 from specdec_jax.types import Array, Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
 FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
-JOINT_TOKENS = 4  # of the joint test unless told: every one more multiplies cells
+JOINT_TOKENS = 4  # of the joint test by default: each further token multiplies the cells
 RANKS = (1, 4, 32)  # bins of the test by position there: the first token, to the fourth, to the thirty-second, the rest
 SPREAD = 2_654_435_761  # an odd number: seeds lie all over the 32 bits, and no two are the same
 LISTED = 16  # vocabularies up to here are binned by token, and by the token before

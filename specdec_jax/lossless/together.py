@@ -93,7 +93,7 @@ def prove_verifier(
 
 
 class Turn(NamedTuple):
-    """Of `in_turn`."""
+    """State of `in_turn`."""
 
     draft_length: Array  # [B] int32, of this round
     played: Array  # [B] int32, rounds

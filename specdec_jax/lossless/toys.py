@@ -89,7 +89,7 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
     def apply(
         params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None
     ) -> tuple[Array, TokenCache]:
-        """Of the slots before its own that the mask shows, a token takes the last for the one before it."""
+        """The token before each one is the last of the earlier slots that the mask shows."""
         del positions
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]

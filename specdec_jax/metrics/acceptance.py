@@ -73,9 +73,9 @@ def mean_of_tasks(
 
 
 def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interval]:
-    """Of draft 1, 2, ... of a round: the share that is accepted where all drafts before it were, total over total.
+    """The share of drafts 1, 2, ... of a round that is accepted where all before it were, total over total.
 
-    Rounds begin at every position, intervals are over texts. The list ends where no position tells of a longer draft.
+    Rounds begin at every position, intervals are over texts. The list ends where no position has a longer draft.
     """
     at, length = np.arange(trace.accepted.shape[1])[None, :], trace.length[:, None]
     run, rates = trace.accepted_runs(), []

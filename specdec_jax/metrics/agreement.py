@@ -67,7 +67,7 @@ class Change(NamedTuple):
 def changes_along(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], text: Sequence[int]
 ) -> Change:
-    """Of two models that share a vocabulary, in one pass each over a text, as host arrays.
+    """Differences of two models of one vocabulary, in one pass each over a text, as host arrays.
 
     Raises ValueError for a text of one token or none, or other sizes of vocabularies.
     """

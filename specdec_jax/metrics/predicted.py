@@ -1,6 +1,6 @@
 """Speed-ups of stopping rules, predicted by replaying a trace of a pair: what `generate` would gain by each of them.
 
-Every rule is told what it would be told live: the pair's costs, and what a calibration has learnt. A replay's rounds
+Every rule gets what it would get live: the pair's costs, and what a calibration has learnt. A replay's rounds
 have the distribution of live ones (`replay/replay.py`); their time is the cost model's, and so a prediction.
 """
 
@@ -73,7 +73,7 @@ def faster(first: Predicted, other: Predicted) -> Interval:
 
 
 def as_fast(predictions: Sequence[Predicted]) -> list[bool]:
-    """Of every rule: whether it is as fast as the best of them, or the texts do not tell them apart."""
+    """Whether each rule is as fast as the best of them, or no slower that these texts could show."""
     best = max(predictions, key=lambda prediction: prediction.speedup.estimate)
     return [prediction is best or not faster(prediction, best).high < 1 for prediction in predictions]
 

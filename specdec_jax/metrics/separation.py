@@ -1,4 +1,4 @@
-"""How well one number tells accepted tokens from rejected ones: thresholds, ranks, curves."""
+"""How well one number separates accepted tokens from rejected ones: thresholds, ranks, curves."""
 
 from typing import Any, NamedTuple
 

@@ -85,7 +85,7 @@ class Scoring(NamedTuple):
         return query * (query.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
     def scores(self, product: Array, width: int, start: Array, first: Array | int = 0) -> Array:
-        """Of products [B, Hkv, G T, S], the T queries at slots from start [B] on, the keys from slot `first` on."""
+        """Scores of products [B, Hkv, G T, S]: T queries at slots from start [B] on, keys from slot `first` on."""
         product = soft_cap(product, self.cap)
         if self.bias is None:
             return product

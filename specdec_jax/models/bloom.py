@@ -50,12 +50,12 @@ class BloomConfig(LayerNorms, HFConfig):
 
     @property
     def order(self) -> str:
-        """Of a block's parts."""
+        """Order of norms in a block."""
         return "normed" if self.apply_residual_connection_post_layernorm else "pre"
 
     @property
     def scoring(self) -> Scoring:
-        """Of attention."""
+        """Scoring of attention."""
         return Scoring(bias=functools.partial(alibi, alibi_slopes(self.num_attention_heads)))
 
     @classmethod

@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         x = constrain(x if added is None else x + added, DATA)
         keys: list[Any] = [None] * len(kinds) if cache is None else list(cache.keys)
         values: list[Any] = [None] * len(kinds) if cache is None else list(cache.values)
-        streams = [x]  # those nobody taps are never kept: they are values of the trace, not buffers
+        streams = [x]  # those that are not tapped take no memory: they are values of the trace, not buffers
         for i, kind in enumerate(kinds):
             inputs = x, keys[i], values[i], start, places[kind], visible[kind]
             x, keys[i], values[i] = run_block(self, self.family.block, f"layer_{i}", kind, *inputs)

@@ -46,12 +46,12 @@ class Gemma2Config(AttentionBias, RotaryWindowedConfig):
 
     @property
     def scoring(self) -> Scoring:
-        """Of attention."""
+        """Scoring of attention."""
         return Scoring(self.query_pre_attn_scalar**-0.5, self.attn_logit_softcapping)
 
     @property
     def logit_cap(self) -> float | None:
-        """Of logits."""
+        """Soft cap of the logits."""
         return self.final_logit_softcapping
 
     @classmethod

@@ -35,7 +35,7 @@ class Gemma3TextConfig(Gemma2Config):
 
     @property
     def scoring(self) -> Scoring:
-        """Of attention: without a cap, whatever config.json says, as in transformers."""
+        """Attention's scoring has no cap, whatever config.json says, as in transformers."""
         return Scoring(self.query_pre_attn_scalar**-0.5)
 
     @classmethod

@@ -58,7 +58,7 @@ class GPT2Config(LayerNorms, HFConfig):
 
     @property
     def scoring(self) -> Scoring:
-        """Of attention."""
+        """Scoring of attention."""
         return Scoring(None if self.scale_attn_weights else 1.0)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `llama`: Llama 2 and 3, TinyLlama, SmolLM2 and whoever shares their architecture."""
+"""Hugging Face's model_type `llama`: Llama 2 and 3, TinyLlama, SmolLM2 and others of their architecture."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ class LlamaConfig(AttentionBias, RotaryConfig):
 
     @property
     def gated_bias(self) -> bool:
-        """Of all of the MLP's."""
+        """Whether the MLP's projections have a bias."""
         return self.mlp_bias
 
 

@@ -51,7 +51,7 @@ class OPTConfig(LayerNorms, HFConfig):
 
     @property
     def embedding_width(self) -> int:
-        """Of embeddings and of what the head multiplies."""
+        """Width of embeddings and of what the head multiplies."""
         return self.word_embed_proj_dim
 
     @property
@@ -61,7 +61,7 @@ class OPTConfig(LayerNorms, HFConfig):
 
     @property
     def order(self) -> str:
-        """Of a block's parts."""
+        """Order of norms in a block."""
         return "pre" if self.do_layer_norm_before else "post"
 
     @property
@@ -71,12 +71,12 @@ class OPTConfig(LayerNorms, HFConfig):
 
     @property
     def attention_bias(self) -> bool:
-        """Of all of its projections."""
+        """Whether attention's projections have a bias."""
         return self.enable_bias
 
     @property
     def mlp_bias(self) -> bool:
-        """Of both of its projections."""
+        """Whether the MLP's projections have a bias."""
         return self.enable_bias
 
     @classmethod

@@ -77,7 +77,7 @@ class RotaryWindowedConfig(RotaryConfig):
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Of each layer."""
+        """Kind of each layer."""
         usual = FULL if self.sliding_window is None else SLIDING
         return self.layer_types or (usual,) * self.num_hidden_layers
 
@@ -97,12 +97,12 @@ class AttentionBias:
 
     @property
     def qkv_bias(self) -> bool:
-        """Of the projections into attention."""
+        """Whether the projections into attention have a bias."""
         return self.attention_bias
 
     @property
     def output_bias(self) -> bool:
-        """Of the projection out of it."""
+        """Whether the projection out of attention has a bias."""
         return self.attention_bias
 
 
@@ -138,7 +138,7 @@ class RotaryBlock(nn.Module):
 
 
 def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    """Of a layer's MLP: Hugging Face's names behind `prefix`, the layer's, and where they live at `path`."""
+    """Table of a layer's MLP: Hugging Face's names behind `prefix`, the layer's, and where they live at `path`."""
     del layer
     gates = ("gate_up_proj",) if config.fused_weights else ("gate_proj", "up_proj")
     names = (tuple(f"{prefix}mlp.{gate}" for gate in gates), f"{prefix}mlp.down_proj")
@@ -162,7 +162,7 @@ def parameter_table(config: Any, mlp: Callable[..., dict[str, Parameter]] = mlp_
 
 
 def norms_table(c: Any, prefix: str, layer: str) -> dict[str, Parameter]:
-    """Of a layer's norms but those of queries and keys."""
+    """Table of a layer's norms but those of queries and keys."""
     names = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
     if c.post_norms:
         names |= {"post_attention_layernorm": "attention_post_norm", "pre_feedforward_layernorm": "mlp_norm"}

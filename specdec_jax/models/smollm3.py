@@ -39,12 +39,12 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
 
     @property
     def gated_bias(self) -> bool:
-        """Of all of the MLP's."""
+        """Whether the MLP's projections have a bias."""
         return self.mlp_bias
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Of each layer."""
+        """Kind of each layer."""
         both = zip(super().layer_kinds, self.no_rope_layers, strict=True)
         return tuple(kind if rotary else kind + WITHOUT for kind, rotary in both)
 

@@ -268,7 +268,7 @@ def _block_table(c: Any, prefix: str, path: tuple[str, ...], crosses: bool) -> d
 
 
 def _cross_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    """Of `CrossAttention`; keys and values are one projection, a head's key and then its value."""
+    """Table of `CrossAttention`; keys and values are one projection, a head's key and then its value."""
     heads, rows = c.num_attention_heads, c.num_attention_heads * c.head_dim
     shape, fused = (rows, c.hidden_size), (heads, 2, c.head_dim)
     table = in_table(f"{prefix}q", (*path, "query"), shape, heads, False)
@@ -278,7 +278,7 @@ def _cross_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parame
 
 
 def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
-    """The embedding under its other names, a head that repeats it, and biases of cross-attention that nobody adds."""
+    """The embedding under its other names, a head that repeats it, and unused biases of cross-attention."""
     shape = config.vocab_size, config.hidden_size
     names = [f"{stack}.embed_tokens.weight" for stack in (ENCODER, DECODER)]
     if config.tie_word_embeddings:

@@ -218,7 +218,7 @@ def _leaf(parts: list[Part], dtype: Any, place: Place | None) -> jax.Array:
 
 
 def _int8(parts: list[Part], place: Place | None) -> Int8:
-    """The matrix that these tensors make up. Rows are read and rounded once, whoever has which of their inputs."""
+    """The matrix that these tensors make up. Rows are read and rounded once, whichever device has their inputs."""
     values: list[Part] = []
     scales: list[Part] = []
     for name, parameter, read in parts:

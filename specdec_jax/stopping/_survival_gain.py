@@ -47,7 +47,7 @@ def net_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Arr
 
 
 def _time(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """Of 1, 2 ... N further tokens, [B, N] float32 in passes of plain decoding."""
+    """Time of 1, 2 ... N further tokens, [B, N] float32 in passes of plain decoding."""
     count = further(ahead)
     wider = time_of(state, ahead.drafted[:, None] + count) - time_of(state, ahead.drafted[:, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)

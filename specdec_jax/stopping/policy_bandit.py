@@ -66,7 +66,7 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         )
 
     def begin(state: PolicyBanditState, context: RoundContext) -> tuple[Array, PolicyBanditState]:
-        if method == "thompson":  # by standard normals of the row's own, whoever its neighbours are
+        if method == "thompson":  # by standard normals of the row's own uniforms
             normal = ndtri(jnp.clip(policy_uniforms(context, len(rules)), 1e-7, 1.0 - 1e-7))
             arm = best(samples(state.arms, normal))
         else:

@@ -57,7 +57,7 @@ class Pair(NamedTuple):
     policy: StoppingPolicy  # as asked for: the decoder's is the same without its hyperparameters
     verifier: Verifier
     monitor: Monitor | None
-    first_drafter: Params = None  # the first with a model: its pass is what rules that weigh costs are told of
+    first_drafter: Params = None  # the first with a model: its pass is the one that rules weigh
     costs: CostModel | None = None  # of that drafter and the target; None: estimated by bytes
     drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and words for those without a model
     arguments: Mapping[str, Any] | None = None  # of `build_pair`, but the strategies
@@ -350,7 +350,7 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
 
 
 def _longest(costs: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:
-    """Most drafts a round where nobody says: what pays here or the policy was told, in the widths that are given."""
+    """Default `max_draft_length`: the longest that pays here or the policy drafts, within the widths given."""
     longest, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
     longest = max(longest, draft_length) if isinstance(draft_length, int) else longest
     return max(min(longest, max(widths) - 1), 1) if widths else longest

@@ -86,7 +86,7 @@ class VerificationResult(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; nobody writes it.
+    """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; none of them writes it.
 
     No uniform that drafts or verifies follows from it: a rule that knew them could reject tokens before they are drawn.
     """
@@ -102,7 +102,7 @@ class RoundContext(NamedTuple):
 
     @property
     def seed(self) -> Array:
-        """Not there: who knows the drafting and verifying uniforms can bias the output."""
+        """Not given: a rule that knows the drafting and verifying uniforms can bias the output."""
         raise ValueError(
             "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) is their chance"
         )

@@ -46,7 +46,7 @@ def write_case(out, name):
 
 
 def shapes_in(folder):
-    """Of the weights, by the names that a checkpoint on the hub has."""
+    """Shapes of the weights, by the names that a checkpoint on the hub has."""
     return {name: list(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
 
 

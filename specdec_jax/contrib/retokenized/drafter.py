@@ -6,7 +6,7 @@ text ends in both vocabularies, the longest common alignment; a row whose text c
 way. Everything else, `drafters/model.py` does in its own tokens.
 
 Drafts are its most probable tokens at every temperature: a text that follows from the one before it, token by token. So
-they are told as chosen, not drawn, and lossless verifiers stay so.
+they count as chosen, not drawn, and lossless verifiers stay so.
 
 Source: universal assisted generation (UAG; arXiv 2502.05202 calls it string-level exact match), as in byte_pairs.py.
 """

@@ -79,7 +79,7 @@ def _behind(count: Array, index: Array) -> _Places:
 
 
 def _tokens_at(tokens: Array, places: _Places) -> Array:
-    """Of tokens [B, N, M] those of places, [B, W]."""
+    """The tokens [B, W] of places, from tokens [B, N, M]."""
     index = jnp.maximum(places.owner * tokens.shape[2] + places.candidate, 0)
     return jnp.take_along_axis(tokens.reshape(tokens.shape[0], -1), index, axis=1, mode="clip")
 

@@ -72,7 +72,7 @@ def _to_expand(policy: TreePolicy, batch: int) -> Callable[..., Any]:
 def every_order(
     draft: TreeDraft, is_greedy: bool, weights_at: Callable[[np.ndarray, Any, Any], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every way in which what is beside drafts can be drawn: (whose [N], tokens [N, K+E, M] int32, chance [N]).
+    """Every way in which what is beside drafts can be drawn: (branch [N], tokens [N, K+E, M] int32, chance [N]).
 
     Args:
         weights_at: (branch [N], depth, token [N] in place of the last, or None) -> weights [N, V] that candidates are

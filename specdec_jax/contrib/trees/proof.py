@@ -1,6 +1,6 @@
 """Rounds of long drafts with siblings: the exact distribution of what a round emits, continued by the target.
 
-Which tokens siblings are no rule is told, so what can be wrong is what becomes of them: a verifier's `outcomes`, or its
+No rule sees which tokens siblings are, so what can be wrong is what becomes of them: a verifier's `outcomes`, or its
 next distribution, on which they are tried. The proof takes a verifier's rounds with SIBLINGS siblings at one draft, at
 each in turn, and with one sibling at every draft. The toy has more tokens than a draft and its siblings, so that
 something is left where all are rejected. Rounds begin with the verifier's first state.

@@ -11,9 +11,9 @@ ENTROPY = FEATURES.index("entropy")
 
 
 class Rejections(NamedTuple):
-    """Of every round that might begin, the first rejected draft within K and within the text; R of them."""
+    """The first rejected draft, within K and the text, of every round that might begin; R of them."""
 
-    text: np.ndarray  # [R] int64, whose
+    text: np.ndarray  # [R] int64, index of the text
     begin: np.ndarray  # [R] int64, tokens emitted when the round began
     depth: np.ndarray  # [R] int64, drafts accepted before it
     entropy: np.ndarray  # [R] float64, nats, of the distribution that was drawn from
@@ -67,10 +67,10 @@ def entropies(trace: Trace) -> np.ndarray:
 
 
 def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of candidates 1, 2 ...: how often it was right, and how often tried, those before it being wrong; [N] each.
+    """How often candidate 1, 2 ... was right, and how often tried (those before it were wrong); [N] each.
 
     Args:
-        right: [R] of Rejections.candidate; text: [R], whose they are, of so many texts.
+        right: [R] of Rejections.candidate; text: [R], the text of each, of so many texts.
     """
     rows = []
     for candidate in range(1, CANDIDATES):

@@ -21,7 +21,7 @@ def check_replay(policy: TreePolicy, trace: Trace) -> None:
         )
     candidates(trace)
     if policy.siblings >= CANDIDATES:
-        raise ValueError(f"a trace tells {CANDIDATES - 1} siblings apart, and {policy.name} wants {policy.siblings}")
+        raise ValueError(f"a trace has {CANDIDATES - 1} siblings, and {policy.name} wants {policy.siblings}")
 
 
 def end_round(

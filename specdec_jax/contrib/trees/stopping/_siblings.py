@@ -11,7 +11,7 @@ from specdec_jax.types import Array
 
 
 def worths(chance: Array, length: Array, right: Array) -> Array:
-    """Of every sibling of the first `length` [B] drafts its worth in tokens, [B, P, M]; it never rises along M.
+    """Worth in tokens of every sibling of the first `length` [B] drafts, [B, P, M]; it never rises along M.
 
     Args:
         chance: [B, P], a_d, that a draft is accepted if those before it are.
@@ -24,7 +24,7 @@ def worths(chance: Array, length: Array, right: Array) -> Array:
 
 
 def worths_of_children(worth: Array, parent: Array, first: Array, right: Array) -> Array:
-    """Of every child of expanded siblings its worth in tokens, [B, E, M]; it never rises along M.
+    """Worth in tokens of every child of expanded siblings, [B, E, M]; it never rises along M.
 
     Args:
         worth: [B, P, M], of siblings; parent: [B, E], as `Children` has it.
@@ -47,7 +47,7 @@ def _falling(right: Array) -> Array:
 def ranks(worth: Array) -> Array:
     """Where each of [B, ...] stands by falling worth, from 0 on, int32; of equals the first is first.
 
-    Counted, not sorted: whose they are is not lost.
+    Counted, not sorted: places stay.
     """
     flat = worth.reshape(worth.shape[0], -1)
     index = jnp.arange(flat.shape[1], dtype=jnp.int32)
@@ -65,7 +65,7 @@ def sums(worth: Array, rank: Array, limit: int) -> Array:
 
 
 def _of_earlier(values: Array) -> Array:
-    """Of each of [B, N] the product of those before it, as one operation: a running product is a dozen on a CPU."""
+    """Exclusive cumulative product along N of [B, N], as one operation: a cumprod is a dozen on a CPU."""
     index = jnp.arange(values.shape[1], dtype=jnp.int32)
     earlier = (index[None, :] < index[:, None])[None]
     return jnp.prod(jnp.where(earlier, values[:, None, :], 1.0), axis=2)

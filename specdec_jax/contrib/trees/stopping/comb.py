@@ -73,7 +73,7 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
 
 
 def _entries(values: Any) -> int:
-    """Of a vector, or of one for each row; its entries may be traced."""
+    """Length of a vector, or of each row's; its entries may be traced."""
     if not isinstance(values, (list, tuple)) and np.ndim(values) < 1:
         raise ValueError(f"siblings must be a list of numbers, one a draft, got {values!r}")
     return len(values) if isinstance(values, (list, tuple)) else values.shape[-1]
