@@ -253,6 +253,53 @@ def test_lines_stay_within_their_budgets():
     assert {name: count for name, count in counts.items() if count > BUDGETS[name][0]} == {}
 
 
+# Words that name nothing: the thing has a noun. Public names of earlier versions keep them.
+VAGUE = frozenset(["told", "found", "own", "one", "kept", "known", "asked", "beside", "most", "room"])
+VAGUE |= {"given", "what", "said", "who", "whose"}
+PUBLIC = {
+    ("strategy.py", "given"),  # `Strategy.given`, and its field in `Call`
+    ("strategy.py", "beside"),
+    ("seams.py", "known"),  # `Next.known`
+    ("seams.py", "beside"),  # `TreePolicy.beside`, and its function in each rule
+    ("comb.py", "beside"),
+    ("survival_tree.py", "beside"),
+    ("comb.py", "most"),  # options of rules and commands
+    ("goodput.py", "most"),
+    ("token_ranking.py", "most"),
+    ("coverage.py", "asked"),  # keys of results
+    ("intervals.py", "most"),
+}
+LATER = ("replay/", "stopping/survival.py", "stopping/_survival_gain.py", "models/int8.py", "metrics/prior.py")
+LATER += ("metrics/foresight.py", "experiments/policies.py")
+
+
+def names_bound(source: str) -> set[str]:
+    """Every name that the source gives to a function, a class, a parameter, a variable or an attribute."""
+    bound = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return bound
+
+
+def test_names_say_what_a_thing_is():
+    assert names_bound("def f(own, /):\n    for one in own:\n        self.kept = 1") >= {"own", "one", "kept"}
+    vague = []
+    for folder in (PACKAGE, ROOT / "experiments", ROOT / "configs", ROOT / "tools"):
+        for path in folder.rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            later = any(part in where for part in LATER)
+            bound = set() if later else names_bound(path.read_text(encoding="utf-8"))
+            vague += [
+                f"{where}: {name}" for name in bound if name.strip("_") in VAGUE and (path.name, name) not in PUBLIC
+            ]
+    assert vague == []
+
+
 def test_seams_have_at_most_eight_fields():
     records = Hidden, Source, Next, Draft, VerificationResult, Observer, Seen
     kinds = StoppingPolicy, Verifier, Drafter, Monitor, LanguageModel, DraftModel

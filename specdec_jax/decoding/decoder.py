@@ -141,14 +141,12 @@ def build_decoder(
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = common_prefix(state, fresh)
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
-        cache_of_same = target.with_length(
-            state.target_cache, jnp.minimum(same, state.length - 1)
-        )  # it never held the last
+        shared = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
         cache, reads = fill(
-            target, observer, params.target, params.drafter, fresh.tokens, fresh.length, cache_of_same, prefill_chunk
+            target, observer, params.target, params.drafter, fresh.tokens, fresh.length, shared, prefill_chunk
         )
         drafter_state = fill_drafter(
-            drafter, params.drafter, drafter_state, fresh.tokens, reads, cache_of_same.length, fresh.length
+            drafter, params.drafter, drafter_state, fresh.tokens, reads, shared.length, fresh.length
         )
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
@@ -221,10 +219,8 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         reads = parts.target.spec.source is not None
         requests = options | ({"sources": nothing * rows} if reads else {})
         begin(params, nothing * rows, requests)  # a policy must answer so many
-        prefilled = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
-        return jitted["repeat"](
-            prefilled, rows
-        )  # on a mesh caches lie as a prefilled row's, which will take their places
+        first = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
+        return jitted["repeat"](first, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:
         batch, slots = state.tokens.shape
@@ -233,9 +229,9 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         if state.record is not None:
             raise ValueError("a state that is refilled keeps no record of rounds: begin it with record_rounds=0")
         fresh = prefill(params, [prompt], **{**options, "slots": slots, "record_rounds": 0})
-        ends, fresh_ends = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
-        if ends != fresh_ends:
-            raise ValueError(f"this state has room for {fresh_ends} stop_ids a row, the prompt's take {ends}")
+        ends, present = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
+        if ends != present:
+            raise ValueError(f"this state has room for {present} stop_ids a row, the prompt's take {ends}")
         check_same_shapes(state, fresh)
         return jitted["place"](state, fresh, np.int32(row))
 

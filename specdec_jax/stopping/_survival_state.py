@@ -73,16 +73,16 @@ def logit_of(distribution: Distribution, prior: Prior, context: RoundContext) ->
     """
     temperature = context.warp.temperature.astype(jnp.float32)
     entropy, largest = (values.astype(jnp.float32) for values in (distribution.entropy, distribution.max_prob))
-    found, log_temperature = evidence(entropy, largest, temperature)
-    return prior.bias + prior.log_temperature * log_temperature + found
+    logit, log_temperature = evidence(entropy, largest, temperature)
+    return prior.bias + prior.log_temperature * log_temperature + logit
 
 
 def evidence(entropy: Any, largest: Any, temperature: Any, array: Any = jnp) -> tuple[Any, Any]:
     """The logit of a distribution without a prior, and log temperature, 0 where greedy; `array`: jax.numpy or numpy."""
     is_sampled, largest = temperature > 0, array.clip(largest, 1e-4, 1 - 1e-4)
     by_confidence = array.log(largest) - array.log1p(-largest)
-    found = array.where(is_sampled, -array.log(entropy + LEAST_ENTROPY), by_confidence)
-    return found, array.log(array.where(is_sampled, temperature, 1.0))
+    logit = array.where(is_sampled, -array.log(entropy + LEAST_ENTROPY), by_confidence)
+    return logit, array.log(array.where(is_sampled, temperature, 1.0))
 
 
 def level_of(logit: Array) -> Array:
@@ -101,11 +101,11 @@ def forecast(state: SurvivalState) -> Array:
     share = counts / jnp.sum(counts, axis=2, keepdims=True)
     reach = share * jax.nn.sigmoid(CENTRES + state.offset[:, None])[:, None, :]
     power = reach[:, :LEVELS]
-    found = jnp.sum(power, axis=2, keepdims=True)
-    while found.shape[2] < HORIZON - 1:
-        found = jnp.concatenate([found, found[:, :, -1:] + _product(power, found)], axis=2)
+    expected = jnp.sum(power, axis=2, keepdims=True)
+    while expected.shape[2] < HORIZON - 1:
+        expected = jnp.concatenate([expected, expected[:, :, -1:] + _product(power, expected)], axis=2)
         power = _product(power, power)
-    after = jnp.pad(found[:, :, : HORIZON - 1], ((0, 0), (0, 0), (1, 0)))  # nothing comes after the last one
+    after = jnp.pad(expected[:, :, : HORIZON - 1], ((0, 0), (0, 0), (1, 0)))  # nothing comes after the last one
     return _product(reach, 1.0 + after)
 
 

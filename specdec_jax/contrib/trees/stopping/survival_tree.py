@@ -79,9 +79,9 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
         sampled_siblings: Any = SAMPLED_SIBLINGS,
         **hyperparameters: Any,
     ) -> SurvivalTreeState:
-        most = len(GREEDY_SIBLINGS)
-        greedy = vector_per_row(batch, greedy_siblings, "greedy_siblings", most, low=0.0, high=1.0)
-        sampled = vector_per_row(batch, sampled_siblings, "sampled_siblings", most, low=0.0, high=1.0)
+        count = len(GREEDY_SIBLINGS)
+        greedy = vector_per_row(batch, greedy_siblings, "greedy_siblings", count, low=0.0, high=1.0)
+        sampled = vector_per_row(batch, sampled_siblings, "sampled_siblings", count, low=0.0, high=1.0)
         return SurvivalTreeState(chain.init(batch, **hyperparameters), greedy, sampled)
 
     def begin(state: SurvivalTreeState, context: RoundContext) -> tuple[Array, SurvivalTreeState]:
