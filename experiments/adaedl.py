@@ -275,15 +275,15 @@ def moving_lambda(options: Lambda, console: Console) -> None:
     lines, per_text = {}, lambda row: f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in tables.sections(run):
         here = runs.of_source(rows, source)
-        whole = {name_: runs.find(here, what=name_, task=ALL) for name_ in variants}
-        tuned = {name_: whole[name_] for name_ in TUNED}
+        whole = {key: runs.find(here, what=key, task=ALL) for key in variants}
+        tuned = {key: whole[key] for key in TUNED}
         blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
         for start in STARTS:
-            mine = {name_: whole[f"{name_} from {start:g}"] for name_ in MOVES}
+            mine = {key: whole[f"{key} from {start:g}"] for key in MOVES}
             blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": per_text})]
-        lines[title] = {name_: (LAMBDAS, whole[name_]["curve"]) for name_ in MOVES}
+        lines[title] = {key: (LAMBDAS, whole[key]["curve"]) for key in MOVES}
     dashes = zip(MOVES, COLOURS[1:], ("-", "--", ":"), strict=False)
-    styles = {name_: {"color": colour, "ls": style, "lw": 2} for name_, colour, style in dashes}
+    styles = {key: {"color": colour, "ls": style, "lw": 2} for key, colour, style in dashes}
     figure = tables.lines_figure(lines, ("lambda, or where it starts", AXES), styles)
     write(run, "Static against dynamic lambda", blocks, NOTE_LAMBDA, lambdas=figure)
 

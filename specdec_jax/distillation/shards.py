@@ -109,8 +109,8 @@ class ShardFolder:
         folder = self.path.resolve()  # by whatever name it is given: its manifest has one lock
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             self.refresh()
-            others = [entry_ for entry_ in self.entries if entry_["file"] != path.name]
-            self.entries = sorted([*others, entry | _plain(facts)], key=lambda entry_: entry_["file"])
+            others = [other for other in self.entries if other["file"] != path.name]
+            self.entries = sorted([*others, entry | _plain(facts)], key=lambda other: other["file"])
             self._write_manifest()
 
     def load(self, index: int, *, check: bool = True, hidden: bool = True) -> Shard:

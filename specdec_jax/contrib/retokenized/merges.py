@@ -138,10 +138,10 @@ def _splits(tokenizer: Tokenizer) -> np.ndarray:
     normalizer, splitter = tokenizer.backend.normalizer, tokenizer.backend.pre_tokenizer
     if splitter is None:
         return splits
-    for before, text_ in PROBES.items():
+    for before, first in PROBES.items():
         for here, other in PROBES.items():
             for after, third in (PROBES | {KINDS: ""}).items():
-                probe = text_ + other + third
+                probe = first + other + third
                 normal = probe if normalizer is None else normalizer.normalize_str(probe)
                 at = len(normal) - len(other + third)  # something may be put in front
                 splits[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))
