@@ -56,7 +56,7 @@ CORE = {
     "drafters": {*READS, "decoding.cache_feed"},
     "models": {"types", "sharding"},
     "drafters.draft_models": {"types", "models"},
-    "loading": {"types", "models", "sharding", "drafters.draft_models"},
+    "loading": {"strategy", "types", "models", "sharding", "drafters.draft_models"},
     "decoding.rounds": {
         *("types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"),
         "decoding.draft_loop",

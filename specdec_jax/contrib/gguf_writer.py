@@ -40,10 +40,10 @@ from specdec_jax.loading.gguf.tokenizer import (
     pre_tokenizer,
 )
 from specdec_jax.loading.new_folder import replacing
-from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rope import inverse_frequencies, rope_type
+from specdec_jax.strategy import nearest
 
 FILE_TYPES = {"F32": gguf.LlamaFileType.ALL_F32} | {
     kind: gguf.LlamaFileType[f"MOSTLY_{kind}"] for kind in ("F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
@@ -106,13 +106,12 @@ def save_gguf(
     """
     check_whole(params)
     if kind not in FILE_TYPES:
-        raise ValueError(
-            f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}; there are {', '.join(FILE_TYPES)}"
-        )
+        raise ValueError(f"unknown GGUF kind {kind!r}{nearest(str(kind), FILE_TYPES)}")
     written = {ARCHITECTURES[name].model_type: name for name in IMPLIED}
     name = written.get(type(config).__module__.rpartition(".")[2])
     if name is None:
-        raise ValueError(f"only models of family {listed(written)} are written as GGUF, got a {type(config).__name__}")
+        families = ", ".join(sorted(written))
+        raise ValueError(f"only models of family {families} are written as GGUF, got a {type(config).__name__}")
     path, architecture = Path(path), ARCHITECTURES[name]
     if path.is_dir() or (path.exists() and not overwrite):
         raise FileExistsError(f"{path} exists already{' and is a folder' if path.is_dir() else ''}")
@@ -246,7 +245,7 @@ def pre_tokenizer_name(state: Any, ignore_merges: bool, normalizer: Any = None) 
     if not fitting:
         raise ValueError(
             f"GGUF has no name for this pre-tokenizer (with ignore_merges {ignore_merges}): {json.dumps(state)}; "
-            f"there are those of {listed(names[0] for names in NAMES.values())}"
+            f"there are those of {', '.join(sorted(names[0] for names in NAMES.values()))}"
         )
     for name in fitting:
         if normalizer == ({"type": "NFC"} if name in NORMALISED else None):

@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax.loading import Tokenizer, save_hf_folder, save_orbax
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.precision import check_dtype
-from specdec_jax.loading.suggest import listed, nearest
+from specdec_jax.strategy import nearest
 
 WRITERS = {"hf": save_hf_folder, "orbax": save_orbax}
 FACTS = ("target", "parameters")
@@ -42,9 +42,9 @@ def export(
     stored = check_dtype(dtype)
     for name in formats:
         if name not in WRITERS:
-            raise ValueError(f"unknown export format {name!r}{nearest(name, WRITERS)}; there are {listed(WRITERS)}")
+            raise ValueError(f"unknown export format {name!r}{nearest(name, WRITERS)}")
     if not formats:
-        raise ValueError(f"export needs a format; there are {listed(WRITERS)}")
+        raise ValueError(f"export needs a format (there are: {', '.join(sorted(WRITERS))})")
     rounded = jax.tree_util.tree_map_with_path(lambda where, leaf: _rounded(where, leaf, stored), params)
     with new_folder(path, overwrite=overwrite) as folder:
         for name in formats:
@@ -71,9 +71,7 @@ def model_card(fields: Mapping[str, Any]) -> str:
     expected = {"name", "summary", *FACTS, *header, *SECTIONS}
     for name in fields:
         if name not in expected:
-            raise ValueError(
-                f"a model card has no field {name!r}{nearest(name, expected)}; there are {listed(expected)}"
-            )
+            raise ValueError(f"a model card has no field {name!r}{nearest(name, expected)}")
     if not fields.get("name"):
         raise ValueError("a model card needs a name")
     header |= {name: fields[name] for name in header if name in fields}

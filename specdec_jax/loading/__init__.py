@@ -1,6 +1,6 @@
 """From a name to a model with its weights and its tokenizer, and back to a folder."""
 
-from specdec_jax.loading.across import for_target, needs_translation
+from specdec_jax.loading.across import check_same_vocabulary, for_target, needs_translation
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary
 from specdec_jax.loading.hf_folder import save_hf_folder
 from specdec_jax.loading.load import (
@@ -14,7 +14,6 @@ from specdec_jax.loading.load import (
 )
 from specdec_jax.loading.orbax_checkpoint import restore_orbax, save_orbax
 from specdec_jax.loading.tokenizer import StreamDecoder, Tokenizer
-from specdec_jax.loading.vocabulary import check_same_vocabulary
 
 __all__ = [
     "LoadedModel",

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec_jax import models
 from specdec_jax.drafters import draft_models
-from specdec_jax.loading.suggest import listed, nearest
+from specdec_jax.strategy import nearest
 
 FOLDERS = models, draft_models
 NEEDED = ("language_model", "parameter_table", "params_from_named", "named_from_params", "init_params")
@@ -23,8 +23,7 @@ def family(model_type: Any) -> ModuleType:
         return module
     names = family_names()
     raise ValueError(
-        f"unknown model_type {model_type!r}{nearest(name, names)}; there are {listed(names)}. docs/extending.md shows "
-        "how to add one, in one file"
+        f"unknown model_type {model_type!r}{nearest(name, names)}. docs/extending.md shows how to add one, in one file"
     )
 
 

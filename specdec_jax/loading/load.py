@@ -13,10 +13,10 @@ from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder, read_config
 from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
 from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
 from specdec_jax.loading.precision import Precision, precision
-from specdec_jax.loading.suggest import listed, nearest
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.weights import Layout, Place, Table, num_bytes
 from specdec_jax.sharding import mesh_here, placement
+from specdec_jax.strategy import nearest
 from specdec_jax.types import LanguageModel, Params
 
 SHARE_DRAFTER = 1e9
@@ -155,7 +155,7 @@ def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weigh
     if name.lower().endswith(WEIGHT_FILES):
         raise FileNotFoundError(f"no such weight file: {name}")
     raise FileNotFoundError(
-        f"no model {name!r}{nearest(name, BUILTIN)}: it is no built-in name ({listed(BUILTIN)}), no file, no folder "
+        f"no model {name!r}: it is no built-in name{nearest(name, BUILTIN)}, no file, no folder "
         "and no hub id (org/name or org/name@revision)"
     )
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.loading.suggest import listed, nearest
+from specdec_jax.strategy import nearest
 
 DTYPES = ("bfloat16", "float16", "float32")
 INT8 = "int8"
@@ -32,5 +32,5 @@ def precision(dtype: Any) -> Precision:
 def _checked_name(dtype: Any, names: tuple[str, ...]) -> str:
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
     if name not in names:
-        raise ValueError(f"unknown dtype {name!r}{nearest(name, names)}; there are {listed(names)}")
+        raise ValueError(f"unknown dtype {name!r}{nearest(name, names)}")
     return name

@@ -234,7 +234,7 @@ def test_configs_that_gguf_cannot_state(tmp_path, loaded, changes, message):
 
 def test_bad_arguments(tmp_path, loaded):
     path, given = tmp_path / "m.gguf", (loaded.config, loaded.params, loaded.tokenizer)
-    with pytest.raises(ValueError, match="unknown GGUF kind 'Q8_1'; did you mean .*there are F32, F16.*Q4_0"):
+    with pytest.raises(ValueError, match="unknown GGUF kind 'Q8_1'; did you mean .*there are: BF16, F16.*Q4_0"):
         save_gguf(path, *given, kind="Q8_1")
     with pytest.raises(ValueError, match="got a dict"):
         save_gguf(path, {"model_type": "mamba"}, *given[1:])  # pyright: ignore[reportArgumentType]

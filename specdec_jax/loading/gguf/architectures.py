@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec_jax.loading.gguf.reader import GGUF, architecture_name, number
-from specdec_jax.loading.suggest import listed, nearest
+from specdec_jax.strategy import nearest
 
 READING = "llama_reading"  # ours: a llama that reads its target (drafters/draft_models/); llama.cpp refuses its files
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
@@ -196,8 +196,8 @@ def architecture_of(file: GGUF) -> Architecture:
     if name in SERVED:
         raise ValueError(f"{file.path} is a mixture of {experts} experts, which is not served for {name!r}")
     raise ValueError(
-        f"{file.path} has architecture {name!r}{nearest(name, SERVED)}; GGUF files of {listed(map(repr, SERVED))} are "
-        "served. Other families load from Hugging Face folders, and docs/extending.md shows how to add one"
+        f"{file.path} has architecture {name!r}{nearest(name, SERVED)}, which is not read from "
+        "GGUF files. Other families load from Hugging Face folders, and docs/extending.md shows how to add one"
     )
 
 

@@ -12,7 +12,6 @@ from tokenizers import Tokenizer as Backend
 
 from specdec_jax.loading.gguf.reader import GGUF
 from specdec_jax.loading.gguf.sentencepiece import sentencepiece_backend
-from specdec_jax.loading.suggest import listed
 from specdec_jax.loading.tokenizer import Tokenizer
 
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # of tokenizer.ggml.model
@@ -62,7 +61,7 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
             "can be rebuilt from a GGUF file. Load the Hugging Face folder of the model, which has a tokenizer.json"
         )
     if kind == BYTE_LEVEL and name not in PRE_TOKENIZERS:
-        raise ValueError(f"{file.path} has pre-tokenizer {name!r}; known are {listed(PRE_TOKENIZERS)}")
+        raise ValueError(f"{file.path} has pre-tokenizer {name!r}; known are {', '.join(sorted(PRE_TOKENIZERS))}")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise ValueError(f"{file.path} lacks the vocabulary, tokenizer.ggml.tokens")
