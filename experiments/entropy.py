@@ -88,8 +88,8 @@ def study(options: Entropy, console: Console) -> None:
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
 
-    def compared(source: Source, temperature: str) -> Mapping[str, Row]:
-        del temperature
+    def compared(source: Source, setting: str) -> Mapping[str, Row]:
+        del setting
         return {task: measured(source, texts, options) for task, texts in source.tasks.items()}
 
     comparisons = runs.fill(run, (BOUND,), compared)
