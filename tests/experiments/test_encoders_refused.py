@@ -38,46 +38,30 @@ def config_alone(tmp_path):
     return str(folder)
 
 
-def says_so(code, said, what, model):
+REFUSALS = {
+    "chat": (cli.main, "chat --target {model}", "chat"),
+    "doctor": (cli.main, "doctor --target {model}", "doctor"),
+    **{
+        f"{command.__name__} {role}": (command.main, f"--{role} {{model}} --out {{out}}", "this experiment")
+        for command in (calibrate, judge, record)
+        for role in ("target", "drafter")
+    },
+    "peers": (peers.main, "--target {model} --out {out}", "peers"),
+    "precision": (precision.main, "--target {model} --out {out}", "precision"),
+    "step_cost": (step_cost.main, "--target {model} --out {out}", "step_cost"),
+    "distill": (distill.main, "{config} --out {out}", "distillation"),
+    "distill compare": (distill.main, "compare {variants} --data {out}/data --out {out}/variants", "distill compare"),
+}
+
+
+@pytest.mark.parametrize(("main", "words", "what"), REFUSALS.values(), ids=REFUSALS)
+def test_a_model_with_an_encoder(main, words, what, config_alone, tmp_path, capsys):
+    places = {"model": config_alone, "out": str(tmp_path / "out")}
+    for name, text in (("config", CONFIG), ("variants", VARIANTS)):
+        places[name] = str(tmp_path / f"{name}.py")
+        (tmp_path / f"{name}.py").write_text(text.format(config_alone))
+    code, said = main(words.format(**places).split()), capsys.readouterr()
     assert code == 2 and said.err.count("error: ") == 1, said
-    assert f"{what} does not serve models with an encoder, such as T5, and {model!r} has one" in said.err.replace(
-        "\n", " "
-    )
-
-
-@pytest.mark.parametrize("command", ["chat", "doctor"])
-def test_commands(command, config_alone, capsys):
-    says_so(cli.main([command, "--target", config_alone]), capsys.readouterr(), command, config_alone)
-
-
-@pytest.mark.parametrize("role", ["--target", "--drafter"])
-@pytest.mark.parametrize("experiment", [calibrate, judge, record], ids=lambda one: one.__name__)
-def test_experiments_of_a_pair_as_served(experiment, role, config_alone, tmp_path, capsys):
-    code = experiment.main([role, config_alone, "--out", str(tmp_path / "out")])
-    says_so(code, capsys.readouterr(), "this experiment", config_alone)
-    assert not list((tmp_path / "out").rglob("*.npz"))
-
-
-@pytest.mark.parametrize("experiment", [peers, precision], ids=lambda one: one.__name__)
-def test_experiments_that_load_models_by_themselves(experiment, config_alone, tmp_path, capsys):
-    code = experiment.main(["--target", config_alone, "--out", str(tmp_path / "out")])
-    says_so(code, capsys.readouterr(), experiment.__name__.rpartition(".")[2].removesuffix("_study"), config_alone)
-    assert not (tmp_path / "out").exists()
-
-
-def test_those_with_options_of_their_own(config_alone, tmp_path, capsys):
-    out = ["--out", str(tmp_path / "step_cost")]
-    says_so(step_cost.main(["--target", config_alone, *out]), capsys.readouterr(), "step_cost", config_alone)
-
-
-def test_distillation(config_alone, tmp_path, capsys):
-    config, out = tmp_path / "config.py", ["--out", str(tmp_path / "out")]
-    config.write_text(CONFIG.format(config_alone))
-    says_so(distill.main([str(config), *out]), capsys.readouterr(), "distillation", config_alone)
-    variants = tmp_path / "variants.py"
-    variants.write_text(VARIANTS.format(config_alone))
-    code = distill.main(
-        ["compare", str(variants), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "variants")]
-    )
-    says_so(code, capsys.readouterr(), "distill compare", config_alone)
-    assert not (tmp_path / "variants").exists()
+    shown = said.err.replace("\n", " ")
+    assert f"{what} does not serve models with an encoder, such as T5, and {config_alone!r} has one" in shown
+    assert not list(tmp_path.rglob("*.npz")) and not (tmp_path / "out" / "variants").exists()

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from experiments import policies
 from experiments.lib.cells import markdown
-from experiments.lib.rules import RULES, rule
+from experiments.lib.rules import RULES
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.terminal import Whole
 from experiments.lib.trace_runs import costs_or_default, texts_by_task
@@ -100,15 +100,6 @@ def test_every_policy_has_a_place_in_the_comparison():
         hyperparameters = entry.hyperparameters(settings, costs_or_default(None), 16)
         assert settings[0] == dict(entry.policy.given)
         assert all(np.shape(value)[0] in (1, len(settings)) for value in hyperparameters.values() if np.ndim(value))
-
-
-def test_bad_input_is_one_line(tmp_path, capsys):
-    assert policies.main([str(tmp_path / "none.npz"), "--out", str(tmp_path / "a")]) == 2
-    assert "none.npz" in capsys.readouterr().err
-    assert policies.main(["--smoke", "--rules", "survivel", "--out", str(tmp_path / "b")]) == 2
-    assert "survival" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="adaedl"):
-        rule("adaedle")
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
