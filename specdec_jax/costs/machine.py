@@ -21,20 +21,20 @@ GROUPS = {  # of a container's processes, versions 2 and 1
 
 def processor() -> str:
     """The CPU's model name."""
-    with contextlib.suppress(OSError):
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        if match:
-            return match[1]
-    return platform.processor() or platform.machine()
+    return _cpu("model name") or platform.processor() or platform.machine()
 
 
 def features() -> str:
     """The CPU's instructions, which one name of a virtual machine's processor may stand for several sets of."""
+    return _cpu("flags") or platform.machine()
+
+
+def _cpu(field: str) -> str:
+    """The first entry of that name in /proc/cpuinfo; empty without one."""
     with contextlib.suppress(OSError):
-        match = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        if match:
-            return match[1]
-    return platform.machine()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return next(iter(re.findall(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE)), "")
+    return ""
 
 
 def cores() -> int | None:
