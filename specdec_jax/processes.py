@@ -116,7 +116,7 @@ def together(folder: Path, share: Share) -> Iterator[None]:
             multihost_utils.sync_global_devices("done")
         except Exception:  # a collective that the lost one was part of, perhaps: ValueError, too
             time.sleep(AGREED)
-            _end_if_lost([it for it in share.others if not held(_lock(folder, it))])
+            _end_if_lost([each for each in share.others if not held(_lock(folder, each))])
             time.sleep(ALIKE)
             raise
         finally:
@@ -124,7 +124,7 @@ def together(folder: Path, share: Share) -> Iterator[None]:
         if share.index:
             jax.distributed.shutdown()
         until = time.monotonic() + GRACE  # the service is the first process's: it stays until the others have left
-        while not share.index and time.monotonic() < until and any(held(_lock(folder, it)) for it in share.others):
+        while not share.index and time.monotonic() < until and any(held(_lock(folder, each)) for each in share.others):
             time.sleep(0.05)
 
 

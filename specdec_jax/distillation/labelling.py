@@ -20,7 +20,7 @@ STEP = 64  # texts are padded to multiples of it, so that few programs are compi
 POSITIONS = 2048  # positions a pass: their logits are 400 MB at 49,152 tokens in float32
 
 
-class Told(NamedTuple):
+class Labels(NamedTuple):
     """What the target says of a text of T tokens."""
 
     top: Any  # [T, k] int32, of the token after
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 def build_labeller(
     model: LanguageModel, k: int, *, layers: tuple[int, ...] = (), positions: int = POSITIONS
-) -> Callable[[Params, Sequence[np.ndarray]], list[Told]]:
+) -> Callable[[Params, Sequence[np.ndarray]], list[Labels]]:
     """`label(params, texts)`: what the target says of each, in order. Texts of similar length share a pass.
 
     `layers` (F) are those whose hidden states are kept. Raises ValueError for layers that the model does not give.
@@ -40,27 +40,27 @@ def build_labeller(
     shares = 1 if mesh is None else mesh.shape[DATA]  # devices, each with so many positions of a pass
 
     @jax.jit
-    def top_tokens(params: Params, tokens: Array) -> Told:
+    def top_tokens(params: Params, tokens: Array) -> Labels:
         logits, hidden, _ = apply(params, tokens, model.init_cache(params, *tokens.shape))
         best, index = lax.top_k(logits, k)
-        return Told(index, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), hidden.astype(jnp.bfloat16))
+        return Labels(index, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), hidden.astype(jnp.bfloat16))
 
-    def label(params: Params, texts: Sequence[np.ndarray]) -> list[Told]:
-        by_text: dict[int, Told] = {}
+    def label(params: Params, texts: Sequence[np.ndarray]) -> list[Labels]:
+        by_text: dict[int, Labels] = {}
         for width, size, members in _by_width(texts, positions, shares):
             rows = np.zeros((size, width), np.int32)
             for row, member in enumerate(members):
                 rows[row, : len(texts[member])] = texts[member]
             whole = jax.tree.map(np.asarray, top_tokens(params, placed(rows)))
             for row, member in enumerate(members):
-                by_text[member] = Told(*(leaf[row, : len(texts[member])] for leaf in whole))
+                by_text[member] = Labels(*(leaf[row, : len(texts[member])] for leaf in whole))
         return [by_text[member] for member in range(len(texts))]
 
     return label
 
 
 def label_shard(
-    label: Callable[..., list[Told]],
+    label: Callable[..., list[Labels]],
     params: Params,
     shard: Shard,
     vocab_size: int,

@@ -61,13 +61,13 @@ class ShardFolder:
     def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None):
         self.path = Path(path)
         self.entries: list[dict[str, Any]] = []
-        entries = self._read()
-        if about is not None and entries is not None and entries != _plain(about):
-            changed = sorted(key for key in {*entries, *about} if entries.get(key) != _plain(about).get(key))
+        before = self._read()
+        if about is not None and before is not None and before != _plain(about):
+            changed = sorted(key for key in {*before, *about} if before.get(key) != _plain(about).get(key))
             raise ValueError(
                 f"{self.path} holds data written with other settings ({', '.join(changed)}): choose another"
             )
-        self.about = _plain(about) if about is not None else entries or {}
+        self.about = _plain(about) if about is not None else before or {}
 
     def _read(self) -> dict[str, Any] | None:
         file = self.path / MANIFEST

@@ -64,7 +64,7 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
     embedded = params["embedding"].astype(dtype)[texts.tokens].astype(jnp.float32)
     added = llama_reading.read(params, texts.hidden, config.rms_norm_eps, dtype)
     seen: list[list[_Keys]] = [[] for _ in range(config.num_hidden_layers)]
-    losses = []
+    inputs = []
     few = unroll.rows(texts.tokens.shape[0])
     for step in range(unroll.steps):
         if step == 1:
@@ -77,9 +77,9 @@ def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: U
             x, now = _layer(config, dtype, params[f"layer_{index}"], x, earlier, texts, cos_sin)
             earlier.append(now)
         last = layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x)
-        losses.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
-        added = jnp.pad(llama_reading.stand_in(params, losses[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    return losses
+        inputs.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
+        added = jnp.pad(llama_reading.stand_in(params, inputs[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    return inputs
 
 
 def _layer(

@@ -36,8 +36,8 @@ def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]
         token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
         if theirs is not None and token_id is not None:
             yield theirs, token_id
-    ends, token_id = keys_of(other), tokenizer.eos_ids
-    yield from ((ends[end], token_id[0]) for end in other.eos_ids if token_id and end in ends)
+    ends, eos = keys_of(other), tokenizer.eos_ids
+    yield from ((ends[end], eos[0]) for end in other.eos_ids if eos and end in ends)
 
 
 @functools.lru_cache(maxsize=2)

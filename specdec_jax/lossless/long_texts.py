@@ -117,8 +117,8 @@ def _decoded(decoder: Decoder, params: ModelParams, requests: np.ndarray, tokens
     vocab, greedy = decoder.parts.target.spec.vocab_size, decoder.parts.verifier.greedy_only
     warp = {name: np.array(numbers)[requests % len(numbers)] for name, numbers in ALONE.items()}
     warp["temperature"] = warp["temperature"] * (not greedy)
-    slots = tokens + decoder.parts.drafter.max_draft_length
-    limits = slots - requests * 7 % (tokens // 2)  # rows end at different times
+    longest = tokens + decoder.parts.drafter.max_draft_length
+    limits = longest - requests * 7 % (tokens // 2)  # rows end at different times
     state: DecodeState = decoder.prefill(
         params,
         [[int(number) % vocab, int(number) // vocab % vocab] for number in requests],
@@ -126,7 +126,7 @@ def _decoded(decoder: Decoder, params: ModelParams, requests: np.ndarray, tokens
         seed=(requests * 40_503).tolist(),
         warp=make_warp(len(requests), **warp),
         stop_ids=(),
-        slots=slots_for(2, slots, max(decoder.parts.widths)),
+        slots=slots_for(2, longest, max(decoder.parts.widths)),
     )
     state = decoder.run(params, state)
     return jax.tree.map(np.asarray, (state.tokens, state.length, state.statistics))

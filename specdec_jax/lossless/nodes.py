@@ -75,9 +75,9 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     """The context that the decoder gives policy and verifier at the beginning of the round."""
     count = len(nodes.emitted)
     warp = jax.tree.map(np.asarray, make_warp(count, **numbers_at(setting, nodes.table)))
-    limit = np.minimum(setting.longest, setting.limit - nodes.emitted - 1)
+    left = np.minimum(setting.longest, setting.limit - nodes.emitted - 1)
     alive, seed = host(np.ones(count, bool)), host(np.zeros(count, np.uint32))
-    emitted, budget = host(nodes.emitted), host(np.maximum(limit, 0).astype(np.int32))
+    emitted, budget = host(nodes.emitted), host(np.maximum(left, 0).astype(np.int32))
     return RoundContext(emitted + 2, emitted, budget, alive, seed, warp, nodes.monitor)
 
 

@@ -101,12 +101,12 @@ def with_source(model: LanguageModel, tokens: Sequence[int]) -> LanguageModel:
     """
     if model.spec.source is None:
         raise ValueError("this model has no encoder: there is nothing that would read a source")
-    read = np.asarray(tokens, np.int32)
+    ids = np.asarray(tokens, np.int32)
 
     def init_cache(params, batch, slots, source=None):
         if source is not None:
             raise ValueError("this model has its source already")
-        repeated = jnp.broadcast_to(read[None], (batch, read.size)), jnp.full((batch,), read.size, jnp.int32)
+        repeated = jnp.broadcast_to(ids[None], (batch, ids.size)), jnp.full((batch,), ids.size, jnp.int32)
         return model.init_cache(params, batch, slots, repeated)
 
     return model.replace(init_cache=init_cache, spec=model.spec._replace(source=None))

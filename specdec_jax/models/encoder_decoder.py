@@ -120,8 +120,8 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
             encoded: Any = encoder.apply({"params": params[ENCODER]}, embedded, length)
         blocks = [params[DECODER][f"layer_{i}"] for i in range(c.num_hidden_layers)]
         cross_keys, cross_values = zip(*(family.read(c, dtype, block, encoded) for block in blocks), strict=True)
-        text = init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
-        return CrossCache(text.keys, text.values, cross_keys, cross_values, length.astype(jnp.int32), text.length)
+        empty = init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
+        return CrossCache(empty.keys, empty.values, cross_keys, cross_values, length.astype(jnp.int32), empty.length)
 
     def hidden(params, tokens, cache, positions=None, mask=None):
         if positions is not None:
@@ -148,11 +148,11 @@ def init_params(family: Family, config: Any, key: Array, dtype: Any = jnp.bfloat
     """Random parameters: normal(0.02) kernels and biases of positions, unit norms. The key is consumed."""
     c = config
     shape = c.num_hidden_layers, 1, 2, c.num_key_value_heads, c.head_dim, dtype
-    cross, text, ones = init_kv_cache(*shape), init_kv_cache(*shape), jnp.ones((1,), jnp.int32)
+    cross, empty, ones = init_kv_cache(*shape), init_kv_cache(*shape), jnp.ones((1,), jnp.int32)
 
     def made(key: Array) -> Any:
         keys = jax.random.split(key, 4)
-        cache = CrossCache(text.keys, text.values, cross.keys, cross.values, ones, text.length)
+        cache = CrossCache(empty.keys, empty.values, cross.keys, cross.values, ones, empty.length)
         x = jnp.zeros((1, 2, c.hidden_size), jnp.float32)
         tree = {
             "embedding": layers.WEIGHT_INIT(keys[0], (c.vocab_size, c.hidden_size), dtype),

@@ -105,7 +105,7 @@ def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> in
     state = jax.eval_shape(lambda params, *more: drafter.init(params, batch, slots, *more), weights.drafter, *more)
     several = isinstance(state, MultiDrafterState)
     drafters = zip(weights.drafter, state.states, strict=True) if several else [(weights.drafter, state)]
-    return bytes_of_caches(weights.target, cache) + sum(bytes_of_caches(*it) for it in drafters)
+    return bytes_of_caches(weights.target, cache) + sum(bytes_of_caches(*each) for each in drafters)
 
 
 def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_slots: int = 0) -> int:
