@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.loading.hf_folder import CONFIG, GENERATION, INDEX, check_served, weight_names
-from specdec_jax.loading.hub_errors import explanation
 from specdec_jax.loading.tokenizer import TOKENIZER, TOKENIZER_FILES, needs_file
 
 T = TypeVar("T")
@@ -23,6 +22,7 @@ FILES = (*WEIGHT_FILES, ".py")  # what is written like a hub id and is a file th
 SMALL = (CONFIG, GENERATION, INDEX, RANKING, *TOKENIZER_FILES)
 OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".safetensors")
 WRITTEN = "a folder that transformers wrote (save_pretrained of model and tokenizer)"
+SHOWN = 300  # characters of a reason
 PAUSE = 1.0  # seconds between tries
 TRIES = 3  # where the connection breaks, which huggingface_hub goes on from for some ways of breaking only
 
@@ -63,7 +63,7 @@ def hub_folder(
             if tries > 1 and not isinstance(error, (OSError, ValueError)):  # not an answer of the hub or of the disk
                 time.sleep(PAUSE)
                 return request(call, missing, tries - 1)
-            raise FileNotFoundError(explanation(error, repo_id, revision, missing)) from None
+            raise FileNotFoundError(_explanation(error, repo_id, revision, missing)) from None
 
     def snapshot(at: str | None, names: Iterable[str], missing: str, **options: Any) -> Path:
         options |= {"revision": at, "cache_dir": cache_dir, "allow_patterns": list(names)}
@@ -153,3 +153,66 @@ def _bars(*, seen: bool) -> Iterator[Any]:
     finally:
         for bar in drawn:
             bar.close()
+
+
+def _explanation(error: Exception, repo_id: str, revision: str | None, missing: str) -> str:
+    """One sentence for what a call of huggingface_hub raised, and what to do; `missing` says what the cache lacks."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # why it was looked for in the cache
+    if isinstance(error, HFValidationError):
+        return f"{repo_id!r} is no valid hub id: {error}"
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(error, repo_id, revision)
+    if isinstance(error, (OfflineModeIsEnabled, LocalEntryNotFoundError)):
+        why = "cannot be reached: HF_HUB_OFFLINE is set"
+    elif isinstance(error, (OSError, ValueError)):
+        return f"cannot download {repo_id!r}: {_reason(error)}"
+    else:
+        why = f"at {constants.ENDPOINT} cannot be reached: {_reason(error)}"
+    more = f" --revision {revision}" if revision else ""
+    return (
+        f"{missing}, and the hub {why}. Download it where there is network with `hf download {repo_id}{more}`, or give "
+        "a local folder"
+    )
+
+
+def _refusal(error: Any, repo_id: str, revision: str | None) -> str:
+    """For an answer of the hub that is an error."""
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.errors import (
+        DisabledRepoError,
+        GatedRepoError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    status, page, token = error.response.status_code, f"{constants.ENDPOINT}/{repo_id}", get_token()
+    login = "run `hf auth login` or set HF_TOKEN"
+    unnamed = repo_id not in str(error.response.url)  # where the hub sends for large files
+    if isinstance(error, (DisabledRepoError, RemoteEntryNotFoundError)) or (unnamed and status != 429):
+        return f"cannot download {repo_id!r}: {_reason(error)}"
+    if isinstance(error, RevisionNotFoundError):
+        return f"the hub's {repo_id!r} has no revision {revision!r}: {page}/tree/main lists branches and tags"
+    if isinstance(error, GatedRepoError) or status == 403:
+        why = f"the account of your token may not read it yet ({_reason(error)})" if token else f"then {login}"
+        return f"{repo_id!r} is gated: accept its licence at {page}; {why}"
+    if status == 401 and token and not isinstance(error, RepositoryNotFoundError):
+        return f"the hub refuses the token of HF_TOKEN or `hf auth login` for {repo_id!r}: {_reason(error)}"
+    if status in (401, 404):
+        private = "your token may not read it" if token else f"{login} if it is private or gated"
+        return f"there is no file or folder {repo_id!r} here, and the hub shows no such model: {private} ({page})"
+    if status == 429:
+        wait = error.response.headers.get("Retry-After", "")
+        when = f"in {wait} s" if wait.isdecimal() else "later"
+        more = "" if token else f"; with a token more requests are allowed ({login})"
+        return f"cannot download {repo_id!r}: too many requests, try again {when}{more} ({_reason(error)})"
+    return f"cannot download {repo_id!r}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "server_message", None) or str(error)
+    return " ".join(text.split())[:SHOWN] or type(error).__name__
