@@ -87,13 +87,13 @@ def audit(config: Audit, console: Console) -> int:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"transformers: {done.stderr.strip().splitlines()[-1]}")
-    found = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
-    law = exact_law(out / "target", found[0]["prompt"], found[0]["vocab"], found[0]["length"])
-    rows = [judged(entry, law) for entry in found]
+    sides = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    law = exact_law(out / "target", sides[0]["prompt"], sides[0]["vocab"], sides[0]["length"])
+    rows = [judged(entry, law) for entry in sides]
     for row in rows:
         if row["method"] not in {written["method"] for written in folder.rows()}:
             folder.append(row)
-    publish(folder, f"{found[0]['versions']}, float32 on a CPU.\n\n{table(rows)}\n", console)
+    publish(folder, f"{sides[0]['versions']}, float32 on a CPU.\n\n{table(rows)}\n", console)
     wrong = [row["method"] for row in rows if row["biased"] != (row["method"] == CONTROL)]
     for method in wrong:
         console.print(f"{method}: {'not found to be biased' if method == CONTROL else 'biased'}", style="red")

@@ -87,7 +87,7 @@ def headroom(options: Headroom, console: Console) -> None:
 def sources_of(options: Headroom) -> list[Source]:
     """Every log on every machine; SpecDecode-Bench's once a drafter."""
     options.check()
-    found = []
+    sources = []
     for path in map(Path, options.traces):
         drafters = list(DRAFTERS) if path.exists() and kind_of(path) == "SpecDecode-Bench" else [None]
         for drafter in drafters:
@@ -96,8 +96,8 @@ def sources_of(options: Headroom) -> list[Source]:
             words = [f"0,{slope:g}" for slope in options.slopes] if name == LOOKUP else map(str, options.ratios)
             for word in words:
                 costs = costs_named(word, longest=options.max_draft_length)
-                found.append(runs.source_of(f"{name}: {word}", temperature, trace, costs))
-    return found
+                sources.append(runs.source_of(f"{name}: {word}", temperature, trace, costs))
+    return sources
 
 
 class Line(NamedTuple):
@@ -123,7 +123,7 @@ class Line(NamedTuple):
 
 def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
     """A line a data set of a public log, and a line a trace of ours."""
-    found, several = [], len(source.tasks) > 1 and source.trace.lengths_only
+    lines, several = [], len(source.tasks) > 1 and source.trace.lengths_only
     for task, texts in source.tasks.items():
         if (task == ALL) == several:
             continue
@@ -133,8 +133,8 @@ def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
         over = {name: runs.gain(row, static) for name, row in here.items() if name != STATIC}
         speedup = {name: runs.speedup(row) for name, row in here.items()}
         name, public = source.group.rpartition(": ")[0], source.trace.lengths_only
-        found.append(Line(name, source.temperature, task, len(texts), source.costs, length, speedup, over, public))
-    return found
+        lines.append(Line(name, source.temperature, task, len(texts), source.costs, length, speedup, over, public))
+    return lines
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -193,7 +193,7 @@ class Measured(NamedTuple):
 
 def read_sweep(path: Path) -> list[Measured]:
     """The chains of SpecBundle's data.json. Raises ValueError for another file."""
-    found = []
+    points = []
     try:
         for target, benchmarks in json.loads(path.read_text(encoding="utf-8")).items():
             for name, entry in benchmarks.items():
@@ -202,10 +202,10 @@ def read_sweep(path: Path) -> list[Measured]:
                     if result["topk"] != 1:
                         continue
                     where = target, name, result["batch_size"], result["steps"]
-                    found += [_measured(where, plain, drafter) for drafter in drafters if drafter["output_throughput"]]
+                    points += [_measured(where, plain, drafter) for drafter in drafters if drafter["output_throughput"]]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no sweep of SpecBundle ({type(error).__name__}: {error})") from None
-    return found
+    return points
 
 
 def _measured(where: tuple[str, str, int, int], plain: Mapping[str, Any], drafter: Mapping[str, Any]) -> Measured:
@@ -251,11 +251,11 @@ def predictions(here: Mapping[int, Measured], others: Sequence[Measured]) -> dic
     design = np.stack([np.ones(len(drafts)), drafts], axis=1) / times[:, None]  # relative errors
     fixed, step = np.linalg.lstsq(design, np.ones(len(drafts)), rcond=None)[0]
     tokens = {"the measured tokens a round": {k: here[k].tokens for k in CHAINS}}
-    for known in CHAINS:
+    for chain in CHAINS:
         grid = np.linspace(0, 1, 2001)
-        rate = grid[int(np.argmin(np.abs(expected_tokens(grid, known) - here[known].tokens)))]
-        tokens[f"the tokens at {known} drafts, one acceptance rate"] = {k: expected_tokens(rate, k) for k in CHAINS}
-    return {name: {k: float(found[k] / (fixed + step * k)) for k in CHAINS} for name, found in tokens.items()}
+        rate = grid[int(np.argmin(np.abs(expected_tokens(grid, chain) - here[chain].tokens)))]
+        tokens[f"the tokens at {chain} drafts, one acceptance rate"] = {k: expected_tokens(rate, k) for k in CHAINS}
+    return {name: {k: float(totals[k] / (fixed + step * k)) for k in CHAINS} for name, totals in tokens.items()}
 
 
 main = command(Headroom, headroom, __doc__)

@@ -98,9 +98,9 @@ class Model:
     def __call__(self, tokens, mask, keep, cache=None):
         """Logits [R, keep, V] of the last positions, and the cache."""
         places = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        given = {"position_ids": places, "logits_to_keep": keep}
-        given = {name: value for name, value in given.items() if name in self.takes}
-        out = self.net(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **given)
+        options = {"position_ids": places, "logits_to_keep": keep}
+        options = {name: value for name, value in options.items() if name in self.takes}
+        out = self.net(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
         logits = out.logits[:, -keep:, : self.vocab].float()
         missing = self.vocab - logits.shape[2]
         if missing > 0:
@@ -249,7 +249,7 @@ def assembled(texts, tails, prompts, answers, seeds, warp, limit):
 
 def read_prompts(path, tokenizer, chat):
     """[(id, category, token ids)] of a JSONL file."""
-    found = []
+    prompts = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -263,12 +263,12 @@ def read_prompts(path, tokenizer, chat):
             if tokens is None:
                 tokens = tokenizer(text, add_special_tokens=not chat)["input_ids"]
             name = str(entry.get("id", entry.get("question_id", number)))
-            found.append((name, str(entry.get("category", "none")), [int(token) for token in tokens]))
+            prompts.append((name, str(entry.get("category", "none")), [int(token) for token in tokens]))
         except (ValueError, TypeError, AttributeError, IndexError) as error:
             raise SystemExit(f"error: {path}:{number}: no prompt ({type(error).__name__}: {error})") from None
-    if not found or not all(tokens for *_, tokens in found):
+    if not prompts or not all(tokens for *_, tokens in prompts):
         raise SystemExit(f"error: {path} has no prompts, or an empty one")
-    return found
+    return prompts
 
 
 def record(options):
@@ -280,13 +280,13 @@ def record(options):
     tokenizers = [AutoTokenizer.from_pretrained(source) for source in (options.target, options.drafter)]
     if tokenizers[0].get_vocab() != tokenizers[1].get_vocab():
         raise SystemExit(f"error: the vocabularies of {options.target} and {options.drafter} differ")
-    asked = read_prompts(options.prompts, tokenizers[0], options.chat)[: options.limit]
+    encoded = read_prompts(options.prompts, tokenizers[0], options.chat)[: options.limit]
     target, drafter = (Model(source, options) for source in (options.target, options.drafter))
     drafter.vocab = target.vocab
     ends = [tokenizers[0].eos_token_id, *np.atleast_1d(target.net.generation_config.eos_token_id)]
     stop = set() if options.past_end else {int(token) for token in ends if token is not None}
-    seeds = [(options.seed + index) % 2**32 for index in range(len(asked))]
-    prompts = [tokens for *_, tokens in asked]
+    seeds = [(options.seed + index) % 2**32 for index in range(len(encoded))]
+    prompts = [tokens for *_, tokens in encoded]
     for path, temperature in zip(paths, options.temperatures, strict=True):
         names = ("top_k", "top_p", "min_p")
         warp = {"temperature": temperature, **{name: getattr(options, name) for name in names}}
@@ -305,7 +305,7 @@ def record(options):
         versions = {"torch": torch.__version__, "transformers": transformers.__version__, "numpy": np.__version__}
         about = {"target": options.target, "drafter": options.drafter, "dtype": options.dtype, "warp": warp}
         about |= {"seed": options.seed, "prompts": Path(options.prompts).name, "versions": versions}
-        about |= {"ids": [name for name, *_ in asked], "tasks": [category for _, category, _ in asked]}
+        about |= {"ids": [name for name, *_ in encoded], "tasks": [category for _, category, _ in encoded]}
         manifest = json.dumps({"format": FORMAT, "features": FEATURES, "about": about})
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")

@@ -69,23 +69,23 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
     return rows
 
 
-def apart(one: Trace, other: Trace) -> dict[str, float]:
+def apart(first: Trace, other: Trace) -> dict[str, float]:
     """Largest differences of two traces along the same texts, of what does not depend on random numbers.
 
     Greedy traces agree in everything. Of sampled ones every bit is a draw, whose chance over texts is the overlap:
     "bits" is the distance of their sum from the overlaps' in standard deviations.
     """
-    worst = {name: _largest(getattr(one, name), getattr(other, name)) for name in SHARED}
-    here = _rejected(one)
-    if float(one.temperature.max()) == 0:
-        worst |= {name: float(np.max(getattr(one, name) != getattr(other, name))) for name in CHOICES}
-        worst["tails"] = _largest(one.tails[one.tail_of[here]], other.tails[other.tail_of[here]])
+    worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
+    here = _rejected(first)
+    if float(first.temperature.max()) == 0:
+        worst |= {name: float(np.max(getattr(first, name) != getattr(other, name))) for name in CHOICES}
+        worst["tails"] = _largest(first.tails[first.tail_of[here]], other.tails[other.tail_of[here]])
     else:
-        worst["tails"] = _largest(one.tails[one.tail_of[here], 0, :5], one.path[here][:, :5])
-        within = np.arange(one.accepted.shape[1]) < one.length[:, None]
-        chance = one.overlap[within].astype(float)
+        worst["tails"] = _largest(first.tails[first.tail_of[here], 0, :5], first.path[here][:, :5])
+        within = np.arange(first.accepted.shape[1]) < first.length[:, None]
+        chance = first.overlap[within].astype(float)
         spread = np.sqrt((chance * (1 - chance)).sum())
-        worst["bits"] = float(abs(one.accepted[within].sum() - chance.sum()) / max(spread, 1e-9))
+        worst["bits"] = float(abs(first.accepted[within].sum() - chance.sum()) / max(spread, 1e-9))
     return worst
 
 
@@ -93,8 +93,8 @@ def _rejected(trace: Trace) -> tuple[np.ndarray, ...]:
     return np.nonzero(~trace.accepted & (np.arange(trace.accepted.shape[1]) <= trace.length[:, None]))
 
 
-def _largest(one: np.ndarray, other: np.ndarray) -> float:
+def _largest(first: np.ndarray, other: np.ndarray) -> float:
     """The largest difference; infinite where only one is finite."""
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    gap = np.where(same, 0.0, np.abs(np.where(same, 0.0, one) - np.where(same, 0.0, other)))
+    same = (first == other) | (np.isnan(first) & np.isnan(other))
+    gap = np.where(same, 0.0, np.abs(np.where(same, 0.0, first) - np.where(same, 0.0, other)))
     return float(np.nan_to_num(gap, nan=np.inf).max())

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from specdec_jax.app.commands import Advise
 from specdec_jax.app.views.printing import plain, status
-from specdec_jax.app.views.saving import check_file
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.published import H100, costs_named
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import check_file, replacing
 from specdec_jax.metrics.advice import Advice, Choice, advise, engine_options, schedule, thresholds
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.readers import Log, read_log
@@ -55,16 +54,16 @@ def advise_on(command: Advise) -> bool:
 
 def costs_of(command: Advise) -> list[CostModel]:
     """The costs by batch size, ascending. Raises ValueError for two of one batch size, and as `costs_named`."""
-    found: list[CostModel] = []
+    models: list[CostModel] = []
     if any(size < 1 for size in command.batch_sizes):
         raise ValueError(f"batch sizes must be 1 or more, got {command.batch_sizes}")
     for words in command.costs or (H100,):
         batches: Sequence[int | None] = command.batch_sizes or (BATCHES if words == H100 else (None,))
-        found += [costs_named(words, batch, command.max_draft_length) for batch in batches]
-    sizes = [model.batch for model in found]
+        models += [costs_named(words, batch, command.max_draft_length) for batch in batches]
+    sizes = [model.batch for model in models]
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"costs are needed once a batch size, got {sizes}")
-    return sorted(found, key=lambda model: model.batch)
+    return sorted(models, key=lambda model: model.batch)
 
 
 def options_of(advices: Sequence[Advice], chosen: Mapping[str, Choice], longest: int) -> dict[str, str]:
@@ -79,13 +78,13 @@ def _show(
     console: Console, log: Log, costs: Sequence[CostModel], advices: Sequence[Advice], chosen: Mapping[str, Choice]
 ) -> None:
     trace, first = log.likely, advices[0]
-    said = f"{log.kind}: {trace.num_texts} texts, {trace.num_positions:,} tokens."
+    text = f"{log.kind}: {trace.num_texts} texts, {trace.num_positions:,} tokens."
     if not log.exact:
-        said += (
+        text += (
             f" At {log.num_open:,} of them the log does not tell whether a draft would have been accepted: intervals "
             "reach from none to all."
         )
-    console.print(Text("The log", "bold"), said, sep="\n")
+    console.print(Text("The log", "bold"), text, sep="\n")
     for note in log.notes:
         console.print(f"Note: {note}.")
     where = f", batch {first.batch}" if len(advices) > 1 else ""
@@ -126,11 +125,11 @@ def _conclusion(advices: Sequence[Advice]) -> str:
         return "Do not speculate: no draft length is predicted to be faster than plain decoding."
     best = first.best
     sure = "Draft" if first.verdict == "speculate" else "Perhaps draft"
-    said = f"{sure} {best.setting} tokens{f' at batch {first.batch}' if len(advices) > 1 else ''}: "
-    said += f"{best.speedup.estimate:.2f} ({best.speedup.low:.2f}–{best.speedup.high:.2f}) times plain decoding"
+    text = f"{sure} {best.setting} tokens{f' at batch {first.batch}' if len(advices) > 1 else ''}: "
+    text += f"{best.speedup.estimate:.2f} ({best.speedup.low:.2f}–{best.speedup.high:.2f}) times plain decoding"
     if not best.setting:
-        said = f"Do not speculate at batch {first.batch}"
-    return said + (f"; not at a batch of {', '.join(map(str, off))}." if off and best.setting else ".")
+        text = f"Do not speculate at batch {first.batch}"
+    return text + (f"; not at a batch of {', '.join(map(str, off))}." if off and best.setting else ".")
 
 
 def _print_options(console: Console, options: Mapping[str, str], advice: Advice) -> None:

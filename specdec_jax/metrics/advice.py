@@ -56,13 +56,13 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     Raises:
         ValueError: that is below 1.
     """
-    most = min(longest, costs.widths[-1] - 1, log.low.max_draft_length)
-    if most < 1:
+    limit = min(longest, costs.widths[-1] - 1, log.low.max_draft_length)
+    if limit < 1:
         raise ValueError(f"the longest draft must be at least 1, got {longest}; costs go to {costs.widths[-1] - 1}")
-    lengths = [_choice(log, costs, length, most) for length in range(most + 1)]
+    lengths = [_choice(log, costs, length, limit) for length in range(limit + 1)]
     best = max(lengths, key=lambda choice: choice.speedup.estimate)
     near = [choice for choice in lengths if not _slower(choice, best)]
-    bounds = [_speedup(oracle(trace, most), costs) for trace in _answers(log)]
+    bounds = [_speedup(oracle(trace, limit), costs) for trace in _answers(log)]
     length = int(best.setting)
     curve = acceptance_curve(static_rounds(log.likely, length), length) if length else []
     return Advice(costs.batch, lengths, best, [int(choice.setting) for choice in near], _joined(bounds), curve)
@@ -70,7 +70,7 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
 
 def static_rounds(trace: Trace, length: int) -> list[Steps]:
     """The rounds of every text at a static draft length."""
-    run, found = trace.accepted_runs(), []
+    run, lengths = trace.accepted_runs(), []
     for text, end in enumerate(trace.length.tolist()):
         at, drafted, accepted = 0, [], []
         while at < end:
@@ -78,8 +78,8 @@ def static_rounds(trace: Trace, length: int) -> list[Steps]:
             accepted.append(min(int(run[text, at]), drafted[-1]))
             at += accepted[-1] + 1
         names = {key: str(trace.about[f"{key}s"][text]) for key in ("id", "task") if trace.about.get(f"{key}s")}
-        found.append(Steps(drafted, accepted, end, **names))
-    return found
+        lengths.append(Steps(drafted, accepted, end, **names))
+    return lengths
 
 
 def best_threshold(trace: Trace, costs: CostModel, rule: StoppingPolicy, longest: int) -> Choice:
@@ -90,8 +90,8 @@ def best_threshold(trace: Trace, costs: CostModel, rule: StoppingPolicy, longest
     """
     if trace.num_texts < 2:
         raise ValueError("a threshold is chosen on one half of the texts and judged on the other: one text is too few")
-    most = min(longest, costs.widths[-1] - 1, trace.max_draft_length)
-    played = replay(trace, rule, {"threshold": np.array(THRESHOLDS)}, max_draft_length=most)
+    limit = min(longest, costs.widths[-1] - 1, trace.max_draft_length)
+    played = replay(trace, rule, {"threshold": np.array(THRESHOLDS)}, max_draft_length=limit)
     seconds, half = played.seconds(costs), np.arange(trace.num_texts) % 2 == 0
     other = np.where(half, np.argmin(seconds[:, ~half].sum(axis=1)), np.argmin(seconds[:, half].sum(axis=1)))
     judged = seconds[other, np.arange(trace.num_texts)]
@@ -108,16 +108,16 @@ def thresholds(trace: Trace, costs: CostModel, longest: int) -> dict[str, Choice
 def schedule(advices: Sequence[Advice], most_rows: int) -> list[list[int]]:
     """vLLM's [[first batch, last batch, drafts], ...]: each advice from its batch on, up to `most_rows`."""
     ordered = sorted(advices, key=lambda advice: advice.batch)
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for place, advice in enumerate(ordered):
         first = 1 if place == 0 else advice.batch
         last = ordered[place + 1].batch - 1 if place + 1 < len(ordered) else max(most_rows, advice.batch)
         length = int(advice.best.setting)
-        if found and found[-1][2] == length:
-            found[-1][1] = last
+        if spans and spans[-1][2] == length:
+            spans[-1][1] = last
         else:
-            found.append([first, last, length])
-    return found
+            spans.append([first, last, length])
+    return spans
 
 
 def engine_options(
@@ -157,11 +157,11 @@ def _answers(log: Log) -> list[Trace]:
     return [log.likely] if log.exact else [log.low, log.likely, log.high]
 
 
-def _choice(log: Log, costs: CostModel, length: int, most: int) -> Choice:
+def _choice(log: Log, costs: CostModel, length: int, limit: int) -> Choice:
     played = []
     for trace in _answers(log):
-        room = np.clip(trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1, 0, length)
-        played.append(rounds_of(trace, room, most))
+        budget = np.clip(trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1, 0, length)
+        played.append(rounds_of(trace, budget, limit))
     middle = played[len(played) // 2]
     return Choice(length, _joined([_speedup(each, costs) for each in played]), middle.seconds(costs)[0])
 

@@ -71,14 +71,14 @@ def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog
                 f"request {request.id!r}: every round accepts 0 to as many tokens as it drafts, got "
                 f"{drafted.tolist()} drafted and {accepted.tolist()} accepted"
             )
-        found = np.concatenate(
+        lengths = np.concatenate(
             [[ACCEPTED] * a + [OPEN if a == d else REJECTED] for d, a in zip(drafted, accepted, strict=True)]
         )
-        found = found[: request.emitted] if len(drafted) else found
+        lengths = lengths[: request.emitted] if len(drafted) else lengths
         reached = (drafted > 0) & (accepted >= drafted - 1)
         last += reached.sum(), (reached & (accepted == drafted)).sum()
-        if len(found):
-            bits.append(found)
+        if len(lengths):
+            bits.append(lengths)
             ids.append(request.id or str(len(ids)))
             tasks.append(request.task)
     if not bits:

@@ -128,7 +128,7 @@ def chains(
         first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, none, no_features)
         end = lax.fori_loop(0, max_draft_length, lambda step, now: one_pass(at, step, now), first)
         chain = Chains(end.features, end.run, end.candidate)
-        put = lambda whole, one: lax.dynamic_update_slice_in_dim(whole, one[:, None], at, axis=1)  # noqa: E731
+        put = lambda whole, column: lax.dynamic_update_slice_in_dim(whole, column[:, None], at, axis=1)  # noqa: E731
         return end.cache, jax.tree.map(put, before, chain)
 
     none = jnp.zeros((batch, positions), jnp.int32)

@@ -69,14 +69,14 @@ def long_replay(
     check_replayed(policy, trace)
     if policy.needs_phases:
         raise ValueError("a long run knows no phases, which this policy reads; replay takes them")
-    most = most_drafts(trace, max_draft_length)
+    limit = most_drafts(trace, max_draft_length)
     texts = list(range(trace.num_texts) if order is None else order)
     if not texts:
         raise ValueError("a long run needs at least one text")
-    given, settings = as_settings(hyperparameters or {})
-    state = jax.tree.map(jnp.asarray, policy.init(settings, **given))
+    values, settings = as_settings(hyperparameters or {})
+    state = jax.tree.map(jnp.asarray, policy.init(settings, **values))
     every = texts_of(trace, np.zeros(settings))
-    program = _program(policy.bare, most, int(trace.length.max()))
+    program = _program(policy.bare, limit, int(trace.length.max()))
     parts, emitted = [], 0
     for text in texts:
         repeated = every._replace(text=jnp.full((settings,), text, jnp.int32))
@@ -87,19 +87,19 @@ def long_replay(
 
 
 @functools.lru_cache(maxsize=16)
-def _program(policy: StoppingPolicy, most: int, rounds: int) -> Callable[..., tuple[Array, Array, PolicyState]]:
+def _program(policy: StoppingPolicy, limit: int, rounds: int) -> Callable[..., tuple[Array, Array, PolicyState]]:
     """One text from the state given: its rounds [S, rounds, 4], the thresholds [S, rounds] and the state after it."""
 
     def run(texts: Texts, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
         size = texts.text.shape[0]
-        rows, counts = first_rows(texts, begun, widest_draft(policy, most), rounds)
+        rows, counts = first_rows(texts, begun, widest_draft(policy, limit), rounds)
         seen = jnp.full((size, rounds), jnp.nan, jnp.float32)
 
         def step(carry: tuple[Rows, Counts, Array]) -> tuple[Rows, Counts, Array]:
             rows, counts, seen = carry
             index = jnp.where(rows.done, rounds, counts.rounds)
             seen = seen.at[jnp.arange(size), index].set(policy.threshold(rows.policy), mode="drop")
-            rows, counts = replay_pass(policy, texts, most, rows, counts)
+            rows, counts = replay_pass(policy, texts, limit, rows, counts)
             return rows, counts, seen
 
         rows, counts, seen = lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (rows, counts, seen))

@@ -53,8 +53,8 @@ def percentile_thresholds(trace: Trace, decay: float = 0.9) -> dict[str, float]:
 def _watched(entropies: np.ndarray, hyperparameters: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     begun = jax.tree.map(jnp.asarray, phases().init(len(entropies), **hyperparameters))
 
-    def one(state: Phases, entropy: Array) -> tuple[Phases, tuple[Array, Array]]:
+    def observe(state: Phases, entropy: Array) -> tuple[Phases, tuple[Array, Array]]:
         return observe_token(state, entropy), (state.phase, state.entropy)
 
-    _, (phase, running) = lax.scan(one, begun, jnp.asarray(np.nan_to_num(entropies.T, nan=0.0)))
+    _, (phase, running) = lax.scan(observe, begun, jnp.asarray(np.nan_to_num(entropies.T, nan=0.0)))
     return np.asarray(phase.T), np.asarray(running.T)

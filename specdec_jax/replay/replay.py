@@ -105,15 +105,15 @@ def replay(
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
-    most = most_drafts(trace, max_draft_length)
-    places = widest_draft(policy, most) if widest is None else max(widest - 1, most)
-    given, settings = as_settings(hyperparameters or {})
+    limit = most_drafts(trace, max_draft_length)
+    places = widest_draft(policy, limit) if widest is None else max(widest - 1, limit)
+    values, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
-    every, program = texts_of(trace, np.arange(texts), phases), _program(policy.bare, most, places, rounds)
+    every, program = texts_of(trace, np.arange(texts), phases), _program(policy.bare, limit, places, rounds)
     blocks = []
     for first in range(0, settings, step):
-        chosen = {name: value[first : first + step] for name, value in given.items()}
+        chosen = {name: value[first : first + step] for name, value in values.items()}
         blocks.append(_replay_block(program, every, policy, chosen, min(step, settings - first)))
     whole: Any = jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
     counts = jax.tree.map(lambda leaf: leaf.astype(np.int64), whole._replace(record=None))
@@ -123,16 +123,16 @@ def replay(
 
 def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
     """The limit of every stopping rule: it never drafts a token that will be rejected. One setting."""
-    most = trace.max_draft_length if max_draft_length is None else max_draft_length
-    room = trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1  # the last token is the target's own
-    return rounds_of(trace, np.clip(trace.accepted_runs(), 0, np.clip(room, 0, most)), most)
+    limit = trace.max_draft_length if max_draft_length is None else max_draft_length
+    budget = trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1  # the last token is the target's own
+    return rounds_of(trace, np.clip(trace.accepted_runs(), 0, np.clip(budget, 0, limit)), limit)
 
 
-def rounds_of(trace: Trace, lengths: np.ndarray, most: int) -> Replay:
-    """Rounds that draft `lengths` [N, T+1] tokens, `most` of them, by where they begin. One setting."""
+def rounds_of(trace: Trace, lengths: np.ndarray, longest: int) -> Replay:
+    """Rounds that draft `lengths` [N, T+1] tokens, `longest` of them, by where they begin. One setting."""
     run, texts = trace.accepted_runs(), np.arange(trace.num_texts)
     counts = np.zeros((4, 1, trace.num_texts), np.int64)  # rounds, drafted, accepted, passes
-    by_length = np.zeros((1, trace.num_texts, most + 1), np.int64)
+    by_length = np.zeros((1, trace.num_texts, longest + 1), np.int64)
     at = np.zeros(trace.num_texts, int)
     while (going := at < trace.length).any():
         rows = texts[going]
@@ -163,11 +163,11 @@ def _replay_block(
 
 
 @functools.lru_cache(maxsize=64)
-def _program(policy: StoppingPolicy, most: int, places: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
+def _program(policy: StoppingPolicy, limit: int, places: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
     """One compiled replay of a policy's static options; its hyperparameters are arguments."""
 
     def run(texts: Texts, begun: PolicyState) -> Counts:
-        step = functools.partial(replay_pass, policy, texts, most)
+        step = functools.partial(replay_pass, policy, texts, limit)
         start = first_rows(texts, begun, places, rounds)
         return lax.while_loop(lambda carry: jnp.any(~carry[0].done), lambda carry: step(*carry), start)[1]
 

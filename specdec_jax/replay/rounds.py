@@ -68,10 +68,10 @@ class Texts(NamedTuple):
 
 def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
     """K, the trace's longest unless given. Raises ValueError for one the trace cannot follow."""
-    most = trace.max_draft_length if max_draft_length is None else max_draft_length
-    if not 1 <= most <= trace.max_draft_length:
+    longest = trace.max_draft_length if max_draft_length is None else max_draft_length
+    if not 1 <= longest <= trace.max_draft_length:
         raise ValueError(f"max_draft_length must be 1 to the trace's {trace.max_draft_length}, got {max_draft_length}")
-    return most
+    return longest
 
 
 def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
@@ -113,12 +113,12 @@ def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tu
     return Rows(zero, zero, zero, zero, ~no, no, begun), counts
 
 
-def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
+def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
     """One drafter pass of every row, with the round's beginning before it and its end after it where they are due.
 
     Rows do not wait for each other at the ends of rounds: a row with short drafts would wait for the longest.
     """
-    context = _context(texts, rows, most)
+    context = _context(texts, rows, longest)
     begins, state = draft_loop.begin(policy, rows.policy, context, rows.fresh & ~rows.done)
     going = begins | ~(rows.done | rows.fresh)
     distribution, hit = _distribution(texts, rows)
@@ -132,15 +132,15 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, most: int, rows: Rows, cou
         fresh=jnp.zeros_like(going),
         policy=step.policy,
     )
-    return _end(policy, texts, most, rows, counts, ~rows.done & ~step.going, context)
+    return _end(policy, texts, longest, rows, counts, ~rows.done & ~step.going, context)
 
 
-def _context(texts: Texts, rows: Rows, most: int) -> RoundContext:
-    room = jnp.minimum(texts.limit[texts.text] - rows.at - 1, most)
+def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
+    budget = jnp.minimum(texts.limit[texts.text] - rows.at - 1, longest)
     return RoundContext(
         length=texts.prompt_length[texts.text] + rows.at,
         emitted=rows.at,
-        budget=jnp.where(rows.done, 0, jnp.maximum(room, 0)),
+        budget=jnp.where(rows.done, 0, jnp.maximum(budget, 0)),
         alive=~rows.done,
         policy_seed=policy_seeds(texts.key[texts.text]),
         warp=_warp(texts),
@@ -206,15 +206,15 @@ def _watched(phase: Array) -> Phases:
     return Phases(phase=phase, **others)
 
 
-def unrecorded(what: str, shape: tuple[int, ...] | None = None) -> Array:
+def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:
     """An Unrecorded where the types say array."""
-    return cast(Array, Unrecorded(what, shape))
+    return cast(Array, Unrecorded(name, shape))
 
 
 def _end(
     policy: StoppingPolicy,
     texts: Texts,
-    most: int,
+    longest: int,
     rows: Rows,
     counts: Counts,
     ends: Array,
@@ -223,12 +223,12 @@ def _end(
     """The rounds that end here: what the policy learns, what is emitted and counted."""
     size = rows.at.shape[0]
     draft = Draft(
-        tokens=unrecorded("the drafted tokens", (size, most)),
+        tokens=unrecorded("the drafted tokens", (size, longest)),
         log_q=unrecorded("the distributions that drafts were drawn from (log_q)"),
-        one_hot=jnp.zeros((size, most), bool),
+        one_hot=jnp.zeros((size, longest), bool),
         length=rows.drafted,
     )
-    result = VerificationResult(unrecorded("the emitted tokens", (size, most + 1)), rows.accepted + 1)
+    result = VerificationResult(unrecorded("the emitted tokens", (size, longest + 1)), rows.accepted + 1)
     verified, emitted, most_places = rows.drafted, result.length, counts.by_length.shape[1] - 1
     if policy.rounds is not None:
         ended = policy.rounds.end_round(policy, texts, rows, context, draft, most_places)

@@ -161,17 +161,17 @@ def load_trace(path: str | Path) -> Trace:
         raise FileNotFoundError(f"no trace {str(path)!r}; python -m experiments.record writes one")
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-        manifest = json.loads(str(found.pop("manifest")))
+            arrays = {name: file[name] for name in file.files}
+        manifest = json.loads(str(arrays.pop("manifest")))
         form, features, about = manifest.get("format"), list(manifest.get("features", ())), manifest.get("about")
     except Exception as error:  # numpy, zipfile and zlib raise what they like for a damaged file
         raise ValueError(f"{path} is not a trace: {type(error).__name__}: {error}") from None
     if form != FORMAT or features != list(FEATURES):
         raise ValueError(f"{path} is a trace of format {form}, this version reads {FORMAT}")
-    missing = set(Trace._fields) - {"about", *OPTIONAL} - set(found)
+    missing = set(Trace._fields) - {"about", *OPTIONAL} - set(arrays)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
-    fields: dict[str, Any] = {name: found.get(name) for name in Trace._fields if name != "about"}
+    fields: dict[str, Any] = {name: arrays.get(name) for name in Trace._fields if name != "about"}
     trace = _completed(Trace(**fields, about=about))  # type: ignore[arg-type]
     problem = check(trace)
     if problem:

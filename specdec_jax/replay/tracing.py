@@ -141,11 +141,11 @@ def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
     return np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
 
 
-def _check(texts: Sequence[Text], limit: int, context: int, most: int) -> None:
+def _check(texts: Sequence[Text], limit: int, context: int, longest: int) -> None:
     if not texts:
         raise ValueError("a trace needs at least one text")
-    if most < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {most}")
+    if longest < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {longest}")
     for index, (prompt, answer) in enumerate(texts):
         if not len(prompt) or not len(answer):
             raise ValueError(f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer")
@@ -192,7 +192,7 @@ def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: int) -> _Programs:
+def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest: int) -> _Programs:
     """Programs for any weights of two models."""
     models = target, drafter
 
@@ -211,8 +211,8 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, most: i
     return _Programs(
         fill=jax.jit(functools.partial(filled_caches, models)),
         path=jax.jit(path, donate_argnums=2),
-        tails=jax.jit(functools.partial(_tails, drafter, most)),
-        chains=jax.jit(functools.partial(chains, drafter, most)),
+        tails=jax.jit(functools.partial(_tails, drafter, longest)),
+        chains=jax.jit(functools.partial(chains, drafter, longest)),
     )
 
 
@@ -265,7 +265,7 @@ def _joined(leaf: Array) -> Array:
 
 def _tails(
     drafter: LanguageModel,
-    most: int,
+    longest: int,
     params: Params,
     texts: Written,
     cache: Cache,
@@ -276,25 +276,25 @@ def _tails(
 ) -> Array:
     """[B, M, K, F]: entry m continues from position at[:, m] after the token first[:, m]; entry 0 of K is empty."""
     batch, count = at.shape
-    found = jnp.zeros((batch, count, most, len(FEATURES)), jnp.float32)
+    tail = jnp.zeros((batch, count, longest, len(FEATURES)), jnp.float32)
 
     def one_tail(index: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
-        cache, found = carry
+        cache, tail = carry
         position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
         token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
         end = texts.prompt + position  # [B], the slot of the rejected token
         before = jnp.take_along_axis(texts.tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
 
         def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
-            cache, before, last, found = inner
+            cache, before, last, tail = inner
             cache = drafter.with_length(cache, end + step - FED)
             logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
             seen = distribution(logits[:, -1], warp)
             drawn = draw_token(seen, warp, uniforms(seeds, position, step, DRAFT))
             line = features(seen, log_prob_of(seen, drawn))[:, None, None]
-            return cache, last, drawn, lax.dynamic_update_slice(found, line, (0, index, step, 0))
+            return cache, last, drawn, lax.dynamic_update_slice(tail, line, (0, index, step, 0))
 
-        cache, _, _, found = lax.fori_loop(1, most, one_pass, (cache, before, token, found))
-        return cache, found
+        cache, _, _, tail = lax.fori_loop(1, longest, one_pass, (cache, before, token, tail))
+        return cache, tail
 
-    return lax.fori_loop(0, count, one_tail, (cache, found))[1]
+    return lax.fori_loop(0, count, one_tail, (cache, tail))[1]

@@ -13,11 +13,11 @@ class Unrecorded:
         ValueError: "this rule reads ..., which a trace does not hold", from every operation, indexing or jnp function.
     """
 
-    def __init__(self, what: str, shape: tuple[int, ...] | None = None) -> None:
-        self._what, self._shape = what, shape
+    def __init__(self, name: str, shape: tuple[int, ...] | None = None) -> None:
+        self._name, self._shape = name, shape
 
     def _refuse(self, *arguments: Any, **options: Any) -> Any:
-        raise ValueError(f"this rule reads {self._what}, which a trace does not hold: it cannot be replayed")
+        raise ValueError(f"this rule reads {self._name}, which a trace does not hold: it cannot be replayed")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -30,11 +30,11 @@ class Unrecorded:
         self._refuse()
 
     def __hash__(self) -> int:
-        return hash((self._what, self._shape))
+        return hash((self._name, self._shape))
 
     def __eq__(self, other: object) -> bool:  # jax compares static parts of its arguments
         return (
-            (self._what, self._shape) == (other._what, other._shape)
+            (self._name, self._shape) == (other._what, other._shape)
             if isinstance(other, Unrecorded)
             else self._refuse()
         )

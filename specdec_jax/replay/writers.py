@@ -24,11 +24,11 @@ def steps_of_replay(played: Replay, trace: Trace, setting: int = 0) -> list[Step
         raise ValueError("a replay's rounds are written where it keeps them: replay(..., record=True)")
     ids = trace.about.get("ids") or list(map(str, range(trace.num_texts)))
     tasks = trace.about.get("tasks") or ["all"] * trace.num_texts
-    found = []
+    steps = []
     for text, rounds in enumerate(played.record[setting]):
         drafted, accepted = rounds[rounds[:, 2] >= 0, :2].T.tolist()
-        found.append(Steps(drafted, accepted, int(played.emitted[setting, text]), str(ids[text]), str(tasks[text])))
-    return found
+        steps.append(Steps(drafted, accepted, int(played.emitted[setting, text]), str(ids[text]), str(tasks[text])))
+    return steps
 
 
 def aiperf_summary(

@@ -19,22 +19,22 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
         FileNotFoundError: no such file.
         ValueError: a line that is no answer, or a round longer than the draft length allows.
     """
-    found = []
+    answers = []
     for number, entry in json_lines(path):
         try:
             for index, choice in enumerate(entry["choices"]):
                 emitted = [int(tokens) for tokens in choice["accept_lengths"]]
                 name = f"{entry['question_id']}" + (f"-{index}" if index else "")
-                found.append((name, str(entry.get("category", "all")), emitted))
+                answers.append((name, str(entry.get("category", "all")), emitted))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}:{number}: no answer of Spec-Bench ({type(error).__name__}: {error})") from None
-    longest = max((max(emitted, default=1) for *_, emitted in found), default=1) - 1
+    longest = max((max(emitted, default=1) for *_, emitted in answers), default=1) - 1
     length = longest if draft_length is None else draft_length
-    if length < longest or any(min(emitted, default=1) < 1 for *_, emitted in found):
+    if length < longest or any(min(emitted, default=1) < 1 for *_, emitted in answers):
         raise ValueError(f"{path}: rounds of 1 to {length + 1} tokens are possible, got one of {longest + 1} or of 0")
     requests = [
         Steps([length] * len(emitted), [tokens - 1 for tokens in emitted], None, name, task)
-        for name, task, emitted in found
+        for name, task, emitted in answers
     ]
     notes = [] if draft_length is not None else [f"drafts are taken to have {length} tokens, the longest accepted"]
     return log_of_steps(requests, {"drafter": "drafter", "source": str(path), "notes": notes})
