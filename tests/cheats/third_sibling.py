@@ -18,7 +18,7 @@ def third_sibling(forgotten: int = 1):
         log_p, log_q = at_position(distributions.log_prob, accepted), at_position(log_q, accepted)
         p = jnp.where(inside[:, None], normalised(residual(log_p, log_q)), jnp.exp(log_p))
         left = without(jnp.exp(log_q), at_depth(draft.tokens, accepted), 0.0)
-        tokens, count = at_depth((draft.siblings, draft.beside), accepted)
+        tokens, count = at_depth((draft.siblings, draft.sibling_counts), accepted)
         accepts = []
         for index in range(tokens.shape[1]):
             token = tokens[:, index]

@@ -28,7 +28,7 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
             for index in range(beside[row, depth]):
                 siblings[row, depth, index] = rng.choice(VOCAB, p=left / left.sum())
                 left[siblings[row, depth, index]] = 0
-    return TreeDraft(*draft)._replace(siblings=jnp.asarray(siblings), beside=jnp.asarray(beside))
+    return TreeDraft(*draft)._replace(siblings=jnp.asarray(siblings), sibling_counts=jnp.asarray(beside))
 
 
 def decided(verifier, draft, target, temperature=1.0):
@@ -61,7 +61,7 @@ def test_it_is_its_paper(same):
         lengths, several, rest = decided(traversal(), draft, target)
     prob, siblings = np.exp(np.asarray(target.log_prob, np.float64)), np.asarray(draft.siblings)
     for row in range(150):
-        n, beside = int(draft.length[row]), np.asarray(draft.beside)[row]
+        n, beside = int(draft.length[row]), np.asarray(draft.sibling_counts)[row]
         drafts = np.asarray(draft.tokens)[row, :n].tolist()
         tried = [siblings[row, depth, : beside[depth]].tolist() for depth in range(n)]
         expected = oracles.traversal_outcomes(drafts, tried, q[row, :n], prob[row, : n + 1])
