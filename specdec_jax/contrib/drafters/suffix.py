@@ -48,11 +48,11 @@ def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, voc
 
     def source(params: Any, state: SuffixState, tokens: Array, context: RoundContext) -> Source:
         del params
-        most = jnp.ceil(factor * _best(state.matched, context.length).astype(jnp.float32)).astype(jnp.int32)
+        limit = jnp.ceil(factor * _best(state.matched, context.length).astype(jnp.float32)).astype(jnp.int32)
 
         def retrieve(matched: Array, drafted: Array) -> tuple[Array, Array, Array]:
-            token, known, chance = most_frequent(matched, tokens, context.length, longest)
-            return token, known & (drafted < most), chance
+            token, available, chance = most_frequent(matched, tokens, context.length, longest)
+            return token, available & (drafted < limit), chance
 
         def remember(matched: Array, token: Array) -> Array:
             return longer(matched, tokens, token, context.length)
