@@ -14,7 +14,7 @@ by another one in any case.
 Decided here: times are those of the cost model, in target passes, where the source has a clock (a cost of 0.001 and a
 time of 1 to begin with); a verification costs one pass however wide; a round without drafts teaches nothing; drafts
 beyond `positions` are judged by the last position's counts and are not counted. The rule weighs the last draft's chance
-and not the whole draft's, of which `survival` weighs the product.
+and not the whole draft's, of which `survival` weighs the product: docs/which_rule.md has what that costs.
 """
 
 from typing import Any, NamedTuple
