@@ -31,10 +31,10 @@ def test_the_reference_lists_every_public_name_once():
     assert sorted(LISTED) == sorted(public | {"specdec_jax.hyperparameters.per_row"})
 
 
-def test_every_page_has_a_place_in_the_site():
+def test_every_page_has_one_place_in_the_site():
     placed = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     roots = {"index.md", "contributing.md", "changelog.md"}  # README and the others, by tools/docs_pages.py
-    assert sorted({*placed} - roots) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(name for name in placed if name not in roots) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
 def test_the_workflow_and_the_script_have_the_same_parts():
