@@ -150,7 +150,7 @@ def save_trace(path: str | Path, trace: Trace) -> None:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Reads what `save_trace` wrote, and checks it.
+    """Reads a trace of docs/traces.md, which `save_trace` writes, and checks it.
 
     Raises:
         FileNotFoundError: no such file.
@@ -166,8 +166,10 @@ def load_trace(path: str | Path) -> Trace:
         form, features, about = manifest.get("format"), list(manifest.get("features", ())), manifest.get("about")
     except Exception as error:  # numpy, zipfile and zlib raise what they like for a damaged file
         raise ValueError(f"{path} is not a trace: {type(error).__name__}: {error}") from None
-    if form != FORMAT or features != list(FEATURES):
-        raise ValueError(f"{path} is a trace of format {form}, this version reads {FORMAT}")
+    if form != FORMAT:
+        raise ValueError(f"{path} is a trace of format {form}, this version reads {FORMAT} (docs/traces.md)")
+    if features != list(FEATURES):
+        raise ValueError(f"{path} has the features {features}, a trace has {list(FEATURES)}")
     missing = set(Trace._fields) - {"about", *OPTIONAL} - set(arrays)
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")

@@ -130,7 +130,10 @@ def test_what_is_no_trace_is_named(tmp_path):
     arrays = {name: value for name, value in some_trace()._asdict().items() if name != "about" and value is not None}
     about = {"features": FEATURES, "about": {}}
     np.savez(path, manifest=np.array(json.dumps(about | {"format": 99})), **arrays)
-    with pytest.raises(ValueError, match="format 99"):
+    with pytest.raises(ValueError, match="format 99, this version reads 1"):
+        load_trace(path)
+    np.savez(path, manifest=np.array(json.dumps({"format": 1, "features": ["entropy"], "about": {}})), **arrays)
+    with pytest.raises(ValueError, match=r"has the features \['entropy'\], a trace has"):
         load_trace(path)
     arrays.pop("seed")
     np.savez(path, manifest=np.array(json.dumps(about | {"format": 1})), **arrays)
