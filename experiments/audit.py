@@ -3,9 +3,9 @@
 Question:  Do texts that transformers samples with assisted generation have the target's distribution? And where greedy
            texts differ from plain decoding's, is it rounding, or another choice?
 Command:   python -m experiments.audit [--samples 4000] [--greedy 40]
-Time:      twenty minutes on 2 cores, and some more to make the environment with torch, once
-Expected:  docs/losslessness.md has the table; exit code 1 where a way of decoding is biased, or where the one that is
-           biased on purpose is not found out
+Time:      about half an hour on one core, and some more to make the environment with torch, once
+Expected:  only the control is biased (docs/losslessness.md); exit code 1 where another way of decoding is, or where the
+           control is not found out
 Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a way of decoding), table.md and the models; a
            stopped run goes on with the same --out
 

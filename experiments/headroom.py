@@ -5,7 +5,7 @@ Question:  Between the best static length and the oracle: how much is there, by 
 Command:   python -m experiments.headroom LOGS TRACES... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05] [--out FOLDER]
            python -m experiments.headroom --sweep data.json
 Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; docs/spec_bundle/public/raw_data/data.json of SpecForge
-Time:      four minutes on 2 cores for SpecDecode-Bench and a trace, seconds for a sweep
+Time:      about four minutes of one core for SpecDecode-Bench and six traces, seconds for a sweep
 Expected:  docs/headroom.md and docs/advice.md have the tables
 Output:    runs/headroom-<time>/ with manifest.json, results.jsonl (a line a log, machine, task and rule), table.md and
            headroom.png; a stopped run goes on with the same --out. --sweep prints a table
