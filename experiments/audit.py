@@ -4,7 +4,7 @@ Question:  Do texts that transformers samples with assisted generation have the 
            texts differ from plain decoding's, is it rounding, or another choice?
 Command:   python -m experiments.audit [--samples 4000] [--greedy 40]
 Time:      about half an hour on one core, and some more to make the environment with torch, once
-Expected:  only the control is biased (docs/losslessness.md); exit code 1 where another way of decoding is, or where the
+Expected:  docs/losslessness.md; only the control is biased; exit code 1 where another way of decoding is, or where the
            control is not found out
 Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a way of decoding), table.md and the models; a
            stopped run goes on with the same --out
