@@ -1,5 +1,6 @@
 """Cached grouped-query attention over one key and one value buffer a layer, and the tables of its weights."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax import kernels
 from specdec_jax.models.layers import Projection, in_table, is_lone, out_table, soft_cap
 from specdec_jax.models.rope import rotate
 from specdec_jax.models.weights import Fused, Parameter
@@ -86,12 +88,16 @@ class Scoring(NamedTuple):
 
     def scores(self, product: Array, width: int, start: Array, first: Array | int = 0) -> Array:
         """Scores of products [B, Hkv, G T, S]: T queries at slots from start [B] on, keys from slot `first` on."""
-        product = soft_cap(product, self.cap)
+        product, biases = soft_cap(product, self.cap), self.biases(width, start, product.shape[-1], first)
+        return product if biases is None else product + biases.reshape(product.shape)
+
+    def biases(self, width: int, start: Array, slots: int, first: Array | int = 0) -> Array | None:
+        """What is added to scores, [B, H, T, S], as `scores` says; None: nothing."""
         if self.bias is None:
-            return product
+            return None
         query = start[:, None, None] + jnp.arange(width, dtype=jnp.int32)[None, :, None]
-        key = first + jnp.arange(product.shape[-1], dtype=jnp.int32)[None, None, :]
-        return product + self.bias(key - query).reshape(product.shape)
+        key = first + jnp.arange(slots, dtype=jnp.int32)[None, None, :]
+        return self.bias(key - query)
 
 
 PLAIN = Scoring()
@@ -112,6 +118,21 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 def attend(query: Array, keys: Array, values: Array, mask: Array, start: Array, scoring: Scoring = PLAIN) -> Array:
     """Grouped-query attention of query [B, T, H, head_dim] over keys and values [B, Hkv, S, head_dim], mask [B, T, S].
 
+    On a CPU natively (`kernels`): a row's sums then go over the slots that it sees, whatever else shares the pass.
+    """
+    scaled, biases = scoring.scaled(query).astype(keys.dtype), scoring.biases(query.shape[1], start, keys.shape[2])
+    operands = (scaled, keys, values, mask) if biases is None else (scaled, keys, values, mask, biases)
+    by_xla = functools.partial(_attend_by_xla, scoring.cap)
+    if kernels.serve_attention(scaled, keys):
+        return kernels.attention(by_xla, scoring.cap or 0.0, *operands)
+    return by_xla(*operands)
+
+
+def _attend_by_xla(
+    cap: float | None, query: Array, keys: Array, values: Array, mask: Array, biases: Array | None = None
+) -> Array:
+    """`attend` with queries that are scaled, and biases of scores [B, H, T, S].
+
     The G query heads of a group and the T tokens are the rows of one product with their key head: repeating keys would
     copy the cache, and with G and T apart XLA folds the transpose of the result into the product, which its CPU
     runtime then refuses in bfloat16 ("Unsupported element type for DotThunk", jax 0.12, B and Hkv above 1).
@@ -120,11 +141,13 @@ def attend(query: Array, keys: Array, values: Array, mask: Array, start: Array, 
     kv_heads, group, dtype = keys.shape[1], heads // keys.shape[1], keys.dtype
     if is_lone(group * width, dtype):
         query, mask = jnp.concatenate([query] * 2, axis=1), jnp.concatenate([mask] * 2, axis=1)
-        return attend(query, keys, values, mask, start, scoring)[:, :1]
-    query = scoring.scaled(query).astype(dtype).reshape(batch, width, kv_heads, group, head_dim)
+        biases = None if biases is None else jnp.concatenate([biases] * 2, axis=2)
+        return _attend_by_xla(cap, query, keys, values, mask, biases)[:, :1]
+    query = query.reshape(batch, width, kv_heads, group, head_dim)
     query = query.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, group * width, head_dim)
     score = jnp.einsum("bkmd,bksd->bkms", query, keys, preferred_element_type=jnp.float32)
-    score = scoring.scores(score, width, start).reshape(batch, kv_heads, group, width, -1)
+    score = soft_cap(score, cap).reshape(batch, kv_heads, group, width, -1)
+    score = score if biases is None else score + biases.reshape(score.shape)
     score = jnp.where(mask[:, None, None, :, :], score, jnp.finfo(jnp.float32).min)
     weight = jax.nn.softmax(score, axis=-1).astype(dtype).reshape(batch, kv_heads, group * width, -1)
     out = jnp.einsum("bkms,bksd->bkmd", weight, values, preferred_element_type=jnp.float32)

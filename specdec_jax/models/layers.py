@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.models.int8 import Matrix, by_sums, product
+from specdec_jax import kernels
+from specdec_jax.models.int8 import Int8, Matrix, by_sums, product
 from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
@@ -38,7 +39,13 @@ def is_lone(rows: int, dtype: Any) -> bool:
 
 
 def project(x: Array, kernel: Matrix, dtype: Any) -> Array:
-    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32."""
+    """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32.
+
+    Of few rows on a CPU by a native product (`kernels`), in which a row's sums do not depend on the rows beside it.
+    """
+    x = x.astype(dtype)
+    if kernels.serve(x, kernel.values if isinstance(kernel, Int8) else kernel):
+        return kernels.product(x, *kernel) if isinstance(kernel, Int8) else kernels.product(x, kernel)
 
     def contract(x: Array, kernel: Array) -> Array:
         return lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
@@ -81,7 +88,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", init, (x.shape[-1],), self.dtype).astype(jnp.float32)
         if self.offset:
             scale += self.offset
-        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        x = x * lax.rsqrt(kernels.mean(x, squared=True) + self.eps)
         return x * scale.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
@@ -96,8 +103,8 @@ class LayerNorm(nn.Module):
         shape = (1,) * (x.ndim - 1) + (-1,)
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.dtype).astype(jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), self.dtype).astype(jnp.float32)
-        x = x - jnp.mean(x, axis=-1, keepdims=True)
-        x = x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        x = x - kernels.mean(x)
+        x = x * lax.rsqrt(kernels.mean(x, squared=True) + self.eps)
         return x * scale.reshape(shape) + bias.reshape(shape)
 
 

@@ -1,0 +1,279 @@
+"""Claims: native products, attention and sums are right in every shape, a row's result does not depend on what shares
+its pass, and what goes wrong with the compiler or its cache leaves XLA's products, with one line that says why.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from specdec_jax import kernels
+from specdec_jax.kernels import compiled
+
+BF16 = ml_dtypes.bfloat16
+COMPILER = next(filter(None, map(shutil.which, compiled.COMPILERS)), None)
+PATHS = compiled.paths_here() if COMPILER else ()
+BEST = PATHS[:1]
+needs_path = pytest.mark.skipif(not PATHS, reason="no compiler, or a processor without a path")
+
+
+@pytest.fixture(scope="module", params=[*BEST, *(pytest.param(path, marks=pytest.mark.slow) for path in PATHS[1:])])
+def library(request):
+    return compiled.library(request.param)
+
+
+def product(x, weights, scale):
+    """In float64, and the sum of what the terms amount to, which rounding errors are measured by."""
+    x, weights, scale = (one.astype(np.float64) for one in (x, weights, scale))
+    return x @ weights.T * scale, np.abs(x) @ np.abs(weights).T * scale
+
+
+@needs_path
+def test_products_are_right_and_rows_do_not_depend_on_others(library):
+    rng = np.random.default_rng(0)
+    shapes = [(rows, 67, 70) for rows in range(1, 34)] + [(1, 1, 1), (3, 1, 40), (5, 640, 1), (33, 32, 16), (2, 65, 64)]
+    shapes += [tuple(map(int, rng.integers(1, (40, 200, 150)))) for _ in range(150)]
+    for rows, depth, columns in shapes:
+        x, weights = rng.normal(size=(rows, depth)).astype(BF16), rng.normal(size=(columns, depth)).astype(BF16)
+        small, scale = rng.integers(-127, 128, (columns, depth)).astype(np.int8), rng.random(columns).astype(np.float32)
+        for matrix, factor in ((weights, None), (small, scale)):
+            found = compiled.call(library, x, matrix, factor)
+            exact, size = product(x, matrix, np.ones(columns) if factor is None else factor)
+            assert (np.abs(found - exact) <= 1e-6 * size).all(), (rows, depth, columns, matrix.dtype)
+            for some in (slice(0, 1), slice(rows // 2, rows)):
+                alone = compiled.call(library, x[some], matrix, factor)
+                np.testing.assert_array_equal(alone, found[some], f"{rows, depth, columns, matrix.dtype}")
+
+
+def attention(query, keys, values, mask, biases, cap):
+    """In float64, and its size."""
+    query, keys, values = (one.astype(np.float64) for one in (query, keys, values))
+    keys, values = (np.repeat(one, query.shape[2] // keys.shape[1], 1) for one in (keys, values))
+    score = np.einsum("bthd,bhsd->bhts", query, keys)
+    score = np.where(mask[:, None], (cap * np.tanh(score / cap) if cap else score) + biases, -np.inf)
+    weight = np.exp(score - score.max(-1, keepdims=True))
+    weight /= weight.sum(-1, keepdims=True)
+    return tuple(np.einsum("bhts,bhsd->bthd", weight, one) for one in (values, np.abs(values)))
+
+
+@needs_path
+def test_attention_is_right_and_depends_on_what_is_seen_alone(library):
+    """Grouped heads, windows, trees' masks, caps, biases. The same slots elsewhere, or in a longer cache, give the
+    same."""
+    rng = np.random.default_rng(0)
+    for turn in range(60):
+        batch, width, kv_heads, group = map(int, rng.integers(1, (4, 12, 4, 5)))
+        slots, dim, cap = int(rng.integers(width, 300)), int(rng.choice([8, 24, 33, 64, 80, 128])), (0.0, 5.0)[turn % 2]
+        query = (rng.normal(size=(batch, width, kv_heads * group, dim)) * 0.5).astype(BF16)
+        keys, values = (rng.normal(size=(batch, kv_heads, slots, dim)).astype(BF16) for _ in range(2))
+        at = rng.integers(0, slots - width + 1, batch)[:, None] + np.arange(width)
+        mask = np.arange(slots) <= at[..., None]
+        if turn % 3 == 1:
+            mask &= np.arange(slots) > at[..., None] - 7
+        if turn % 3 == 2:
+            mask &= (rng.random(mask.shape) < 0.7) | (np.arange(slots) == at[..., None])
+        biases = rng.normal(size=(batch, kv_heads * group, width, slots)).astype(np.float32) * (turn % 4 == 3)
+        more = [biases] if turn % 4 == 3 else []
+        found = compiled.call_attention(library, query, keys, values, mask, *more, cap=cap)
+        exact, size = attention(query, keys, values, mask, biases, cap)
+        assert (np.abs(found - exact) <= 0.004 * size).all(), turn  # weights are rounded to bfloat16
+        last = query[:1, -1:], *(one[:1, :, mask[0, -1]] for one in (keys, values))
+        more = [one[:1, :, -1:, mask[0, -1]] for one in more]
+        alone = compiled.call_attention(library, *last, np.ones((1, 1, mask[0, -1].sum()), bool), *more, cap=cap)
+        np.testing.assert_array_equal(alone[0, 0], found[0, -1], str(turn))
+
+
+@needs_path
+def test_products_inside_programs():
+    """Threads, `vmap` over inputs and over weights, gradients: as XLA's."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(3, 4, 96)), jnp.bfloat16)
+    weights = jnp.asarray(rng.normal(size=(4096, 96)), jnp.bfloat16)
+    small, scale = jnp.asarray(rng.integers(-127, 128, (4096, 96)), jnp.int8), jnp.ones(4096, jnp.float32)
+    assert kernels.serve(x, weights) and kernels.serve(x, small)
+    text = jax.jit(kernels.product).lower(x, weights).as_text()
+    assert kernels.PRODUCTS["bfloat16"] in text and "dot_general" not in text
+    for operands in ((x, weights), (x, small, scale)):
+        np.testing.assert_allclose(kernels.product(*operands), kernels.by_xla(*operands), rtol=1e-4, atol=1e-3)
+    mapped = jax.vmap(kernels.product, (0, None))(x, weights)
+    np.testing.assert_array_equal(mapped, kernels.product(x, weights))
+    several = jax.vmap(kernels.product)(x, jnp.stack([weights] * 3))
+    np.testing.assert_allclose(several, mapped, rtol=1e-4, atol=1e-3)
+    both = kernels.product, kernels.by_xla
+    few = [lambda *operands, one=one: one(*operands)[..., :7].sum() for one in both]
+    gradients = [jax.grad(one, (0, 1))(x, weights) for one in few]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
+    assert jax.grad(lambda x: kernels.product(x, small, scale).sum())(x).shape == x.shape
+
+
+@needs_path
+def test_means_are_right_and_rows_do_not_depend_on_others():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 601)), jnp.float32)
+    for squared in (False, True):
+        found = np.asarray(kernels.mean(x, squared))
+        exact = np.mean(np.asarray(x, np.float64) ** (2 if squared else 1), -1, keepdims=True)
+        np.testing.assert_allclose(found, exact, atol=1e-6)
+        np.testing.assert_array_equal(found[3:5], kernels.mean(x[3:5], squared))
+
+
+@pytest.mark.parametrize("shape", [(0, 96), (513, 96), (2, 257, 96)])
+def test_what_is_left_to_xla(shape):
+    weights = jnp.zeros((8, 96), jnp.bfloat16)
+    assert not kernels.serve(jnp.zeros(shape, jnp.bfloat16), weights)
+    assert not kernels.serve(jnp.zeros((2, 96), jnp.float32), weights)
+    assert not kernels.serve(jnp.zeros((2, 96), jnp.bfloat16), weights[None])
+    assert not kernels.serve(jnp.zeros((2, 96), jnp.bfloat16), weights.astype(jnp.float32))
+
+
+FAKE = """#!/bin/sh
+case "$*" in *--version*) echo fake; exit 0;; esac
+echo compiled >> "$(dirname "$0")/count"
+sleep 0.2
+for last; do :; done
+{}
+"""
+WRONG = 'extern "C" bool specdec_enable() {return true;}\nextern "C" void specdec_product() {}\n'
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A home of its own, and the slowest path alone."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(kernels.VARIABLE, PATHS[-1] if PATHS else "")
+    return tmp_path
+
+
+def fake_compiler(folder: Path, does: str) -> Path:
+    script = folder / "fake-c++"
+    script.write_text(FAKE.format(does))
+    script.chmod(0o755)
+    return script
+
+
+def path_now():
+    return kernels.path.__wrapped__()
+
+
+def test_off_says_nothing(fresh, monkeypatch, capfd):
+    monkeypatch.setenv(kernels.VARIABLE, "off")
+    assert path_now() is None and capfd.readouterr().err == ""
+
+
+def test_an_unknown_path_is_refused(monkeypatch):
+    monkeypatch.setenv(kernels.VARIABLE, "sse9")
+    with pytest.raises(ValueError, match="SPECDEC_JAX_KERNELS must be one of off.*'sse9'"):
+        path_now()
+
+
+@needs_path
+@pytest.mark.parametrize("fault", ["no compiler", "an error", "wrong"])
+def test_what_fails_leaves_xlas_products_and_says_why(fault, fresh, monkeypatch, capfd):
+    if fault == "no compiler":
+        monkeypatch.setenv("PATH", str(fresh))
+        reason = "no C++ compiler"
+    elif fault == "an error":
+        monkeypatch.setenv("CXX", str(fake_compiler(fresh, "echo 'x.cc:1: error: no such thing' >&2; exit 1")))
+        reason = "error: no such thing"
+    else:
+        (fresh / "wrong.cc").write_text(WRONG)
+        does = f'exec {COMPILER} -shared -fPIC {fresh / "wrong.cc"} -o "$last"'
+        monkeypatch.setenv("CXX", str(fake_compiler(fresh, does)))
+        reason = "wrong products of"
+    assert path_now() is None
+    lines = capfd.readouterr().err.splitlines()
+    assert len([line for line in lines if "products are XLA's" in line and reason in line]) == 1
+    left = list((fresh / "home").rglob("*.so"))
+    assert left == [], "a library that failed stays"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A compiled library of the slowest path, which fake compilers copy."""
+    patch = pytest.MonkeyPatch()
+    with patch.context() as here:
+        here.setattr(compiled, "cache_folder", lambda name: tmp_path_factory.mktemp(name))
+        compiled.library(PATHS[-1])
+    [file] = tmp_path_factory.getbasetemp().rglob("products-*.so")
+    return file
+
+
+@needs_path
+def test_a_library_is_kept_and_a_damaged_one_made_again(fresh, built, monkeypatch):
+    monkeypatch.setenv("CXX", str(fake_compiler(fresh, f'cp {built} "$last"')))
+    for damaged, times in ((False, 1), (True, 2), (False, 2)):
+        if damaged:
+            [file] = (fresh / "home").rglob("*.so")
+            file.unlink()  # a new file: this process has the old one mapped
+            file.write_bytes(b"half")
+        compiled.library(PATHS[-1])
+        assert (fresh / "count").read_text().count("compiled") == times
+
+
+@needs_path
+def test_without_a_folder_to_keep_it_in_the_library_is_used_all_the_same(fresh, built, monkeypatch, capfd):
+    (fresh / "home").write_text("a file where the home should be")
+    monkeypatch.setenv("CXX", str(fake_compiler(fresh, f'cp {built} "$last"')))
+    registered = []  # a name is registered once a process
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda name, *_, **__: registered.append(name))
+    assert path_now() == PATHS[-1] and tuple(registered) == kernels.TARGETS
+    assert "kept nowhere" in capfd.readouterr().err
+
+
+@needs_path
+def test_two_processes_compile_once(fresh, built, monkeypatch):
+    monkeypatch.setenv("CXX", str(fake_compiler(fresh, f'cp {built} "$last"')))
+    code = f"from specdec_jax.kernels import compiled; compiled.library({PATHS[-1]!r})"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    both = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, env=environment) for _ in range(2)]
+    said = [one.communicate()[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    assert (fresh / "count").read_text().count("compiled") == 1
+
+
+@pytest.mark.slow
+@needs_path
+def test_a_sanitizer_finds_nothing(tmp_path):
+    """Every path that this processor has, in a program of its own, under the address and undefined-behaviour ones."""
+    main = tmp_path / "main.cc"
+    main.write_text(f'#include "{compiled.SOURCE}"\n{CHECKED}')
+    for path in PATHS:
+        program = tmp_path / path
+        flags = [f"-m{name}" for name in compiled.PATHS[path]]
+        command = [COMPILER, "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *flags]
+        subprocess.run([*command, f"-I{jax.ffi.include_dir()}", str(main), "-o", str(program)], check=True)
+        result = subprocess.run([str(program)], capture_output=True, text=True)
+        assert result.returncode == 0 and not result.stderr, (path, result.stderr[:2000])
+
+
+CHECKED = """
+int main() {  // every array ends where its memory does
+  if (!specdec_enable()) return 0;
+  for (size_t rows : {1, 3, 8, 17, 33}) for (size_t depth : {1, 31, 64, 97}) for (size_t columns : {1, 15, 64, 70}) {
+    std::vector<uint16_t> x(rows * depth, 0x3f80), weights(columns * depth, 0x3f80);
+    std::vector<int8_t> small(columns * depth, 1);
+    std::vector<float> scale(columns, 1.0f), out(rows * columns);
+    specdec_product(x.data(), weights.data(), nullptr, out.data(), rows, depth, columns);
+    specdec_product(x.data(), small.data(), scale.data(), out.data(), rows, depth, columns);
+    for (float one : out) if (one != depth) return 1;
+  }
+  for (size_t width : {1, 5, 11}) for (size_t slots : {11, 40, 97}) for (size_t dim : {8, 33, 64}) {
+    const size_t sizes[] = {2, width, 6, 2, slots, dim};
+    std::vector<uint16_t> query(2 * width * 6 * dim), keys(4 * slots * dim, 0x3f80), values(4 * slots * dim, 0x3f80);
+    std::vector<char> mask(2 * width * slots, 1);
+    for (size_t i = 0; i < mask.size(); i += 3) mask[i] = slots == 40 ? 0 : 1;
+    std::vector<float> out(query.size()), biases(12 * width * slots, 2.0f);
+    const float* added = slots == 97 ? biases.data() : nullptr;
+    specdec_attend(query.data(), keys.data(), values.data(), (const bool*)mask.data(), added, out.data(), sizes, 5.0f);
+    for (float one : out) if (!(one > 0.98f && one < 1.02f)) return 2;
+  }
+  return 0;
+}
+"""

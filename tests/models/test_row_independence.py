@@ -1,0 +1,83 @@
+"""Claim: in bfloat16 on a CPU with native kernels, what a pass says of a token does not depend on how many tokens and
+rows share it, bit for bit, in every family; so greedy texts equal plain decoding's at every width and batch.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax as sd
+from specdec_jax import kernels
+from specdec_jax.loading.families import family, family_names
+from specdec_jax.models.adapters import with_source
+from specdec_jax.models.attention import causal_mask
+from specdec_jax.types import DraftModel
+
+pytestmark = pytest.mark.skipif(kernels.path() is None, reason="products are XLA's")
+
+FAST, TOKENS, SLOTS = ("llama", "gemma2"), 11, 24
+DRAFTERS = {"llama_reading"}  # decode nothing alone
+FAMILIES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in family_names()]
+
+
+def random_model(name):
+    module = family(name)
+    config, rng = module.example_config(), np.random.default_rng(1)
+    model, shapes = (
+        module.language_model(config, jnp.bfloat16),
+        jax.eval_shape(lambda: module.init_params(config, jax.random.key(0), jnp.bfloat16)),
+    )
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+    if isinstance(model, DraftModel):
+        pytest.skip("it decodes with its target only")
+    return (model if model.spec.source is None else with_source(model, [1, 2, 3, 4, 5])), params
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_token_does_not_depend_on_what_shares_its_pass(name):
+    model, params = random_model(name)
+    tokens = np.random.default_rng(2).integers(0, model.spec.vocab_size, (3, TOKENS)).astype(np.int32)
+    apply = jax.jit(model.apply)
+    together, _ = apply(params, tokens, model.init_cache(params, 3, SLOTS))
+    cache, alone = model.init_cache(params, 1, SLOTS + 9), []  # another length: sums over slots must not see it
+    for at in range(TOKENS):
+        logits, cache = apply(params, tokens[1:2, at : at + 1], cache)
+        alone.append(logits[0, 0])
+    assert np.ptp(alone) > 0 and np.isfinite(alone).all()
+    np.testing.assert_array_equal(np.stack(alone), together[1])
+
+
+def test_a_branch_of_a_tree_says_what_its_chain_says():
+    """Nodes that share a pass with siblings, at other slots than in their chain."""
+    model, params = random_model("llama")
+    tokens = np.array([[5, 9, 3, 7, 1, 8]], np.int32)  # 7 and 1 follow 3, and 8 follows 1
+    sees = np.tril(np.ones((6, 6), bool))
+    sees[4, 3] = sees[5, 3] = False
+    mask = (
+        causal_mask(jnp.zeros(1, jnp.int32), 6, SLOTS, None) & jnp.asarray(np.pad(sees, ((0, 0), (0, SLOTS - 6))))[None]
+    )
+    positions = jnp.asarray([[0, 1, 2, 3, 3, 4]], jnp.int32)
+    tree, _ = jax.jit(model.apply)(params, tokens, model.init_cache(params, 1, SLOTS), positions, mask)
+    chain, _ = jax.jit(model.apply)(params, tokens[:, [0, 1, 2, 4, 5]], model.init_cache(params, 1, SLOTS))
+    np.testing.assert_array_equal(tree[0, [0, 1, 2, 4, 5]], chain[0])
+
+
+PROMPTS = "The capital of France is", "def add(a, b):", "1, 2, 3, 4,", "Once upon a time"
+
+
+@pytest.mark.slow
+def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(smollm2, smollm2_drafter):
+    """At every width of verification, alone and in a batch of four rows."""
+    greedy = sd.SamplingParams(max_new_tokens=48, temperature=0)
+    plain = sd.build_pair(smollm2, None)
+    expected = [sd.generate(prompt, greedy, pair=plain).tokens for prompt in PROMPTS]
+    for width in (2, 5, 8, 16):
+        policy = sd.stopping.static(draft_length=width - 1)
+        pair = sd.build_pair(smollm2, smollm2_drafter, policy=policy, verification_widths=(width,))
+        for rows in (1, 4) if width == 8 else (1,):
+            found = []
+            for first in range(0, len(PROMPTS), rows):
+                results = sd.generate(list(PROMPTS[first : first + rows]), greedy, pair=pair)
+                found += [one.tokens for one in results]
+            assert found == expected, (width, rows)
