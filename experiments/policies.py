@@ -256,7 +256,7 @@ def without_repeats(shown: Shown) -> Shown:
         keep = np.array(next(iter(rows.values()))["repeated"]) <= MOST_REPEATED
         return {name: part(row, keep) for name, row in rows.items()} if keep.any() else {}
 
-    tasks = {task: kept for task, rows in shown.tasks.items() if (kept := clean(rows))}
+    tasks = {task: rest for task, rows in shown.tasks.items() if (rest := clean(rows))}
     return Shown(ordered(clean(shown.whole)), tasks)
 
 
@@ -291,15 +291,15 @@ def rules_table(shown: Shown, over: Sequence[str]) -> str:
     """A line a rule."""
     rows, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
     fast = {name: runs.speedup(row).estimate for name, row in rows.items()}
-    least, most = fast[STATIC], fast.get(FORESIGHT, fast[ORACLE])
+    least, limit = fast[STATIC], fast.get(FORESIGHT, fast[ORACLE])
     lines = []
     for name, row in rows.items():
         published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")
         gains = [NONE if name == other else interval(runs.gain(row, rows[other]), ".3f", PARENTHESES) for other in over]
-        room = share((fast[name] - least) / (most - least)) if most > least else NONE
+        gained = share((fast[name] - least) / (limit - least)) if limit > least else NONE
         drafts = [f"{runs.acceptance(row):.2f}", *(f"{runs.per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
         rank = f"{places[name]:.1f}" if name in places else NONE
-        speeds = [f"{published:.2f}", f"{fast[name]:.3f}", *gains, room, rank]
+        speeds = [f"{published:.2f}", f"{fast[name]:.3f}", *gains, gained, rank]
         passes = runs.total(row, "passes")
         unused = [share(1 - runs.total(row, key) / passes if passes else 0.0) for key in ("drafted", "accepted")]
         lines.append([name, *speeds, *drafts, *unused])
@@ -427,7 +427,7 @@ def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]],
     """Machines or drafters down, rules across; the oracle takes no part in the contest."""
     lines = []
     for source, here in zip(sources, rows, strict=True):
-        taken, fast = overlap(source.trace), {what: runs.speedup(row).estimate for what, row in here.items()}
+        taken, fast = overlap(source.trace), {name: runs.speedup(row).estimate for name, row in here.items()}
         texts = [f"{fast[name]:.2f} ({runs.acceptance(here[name]):.0%})" for name in names]
         emitted = f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"
         figures = [f"{source.costs.ratio:.3f}", tables.plus_minus(taken, 3), emitted]

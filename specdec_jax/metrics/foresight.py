@@ -27,15 +27,15 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     """
     if trace.lengths_only:
         raise ValueError("foresight of distributions needs a trace that holds them, and this one has lengths only")
-    most = trace.max_draft_length if max_draft_length is None else max_draft_length
-    chance = chances(fit_prior(trace), drafts_from(trace, most), trace.temperature[:, None, None])
+    longest = trace.max_draft_length if max_draft_length is None else max_draft_length
+    chance = chances(fit_prior(trace), drafts_from(trace, longest), trace.temperature[:, None, None])
     worth = np.pad(np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0)))  # tokens of n drafts
-    room = np.clip(trace.limit[:, None] - np.arange(worth.shape[1]) - 1, 0, most)
-    worth[np.arange(most + 1) > room[:, :, None]] = -np.inf
-    time = costs.verification_times(most) + np.arange(most + 1) * costs.ratio
+    budget = np.clip(trace.limit[:, None] - np.arange(worth.shape[1]) - 1, 0, longest)
+    worth[np.arange(longest + 1) > budget[:, :, None]] = -np.inf
+    time = costs.verification_times(longest) + np.arange(longest + 1) * costs.ratio
     rate, best = 1.0, None
     for _ in range(ROUNDS_OF_RATE):
-        played = rounds_of(trace, np.argmax(worth - rate * time, axis=2), most)
+        played = rounds_of(trace, np.argmax(worth - rate * time, axis=2), longest)
         speed = played.total_speedup(costs)[0]
         if best is not None and speed <= best.total_speedup(costs)[0]:
             break
@@ -44,16 +44,16 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     return best
 
 
-def drafts_from(trace: Trace, most: int) -> np.ndarray:
+def drafts_from(trace: Trace, longest: int) -> np.ndarray:
     """The draft of a round that begins at each position, features [N, T+1, K, F].
 
     They lie along the text while drafts are accepted and along the drafter's own continuation after that. Beyond a
     text's end they mean nothing.
     """
     if trace.chains is not None:
-        return trace.chains[:, :, :most]
+        return trace.chains[:, :, :longest]
     run, (texts, positions) = trace.accepted_runs(), trace.accepted.shape
-    row, begin, step = np.arange(texts)[:, None], np.arange(positions)[None, :], np.arange(most)
+    row, begin, step = np.arange(texts)[:, None], np.arange(positions)[None, :], np.arange(longest)
     along = trace.path[row[..., None], np.minimum(begin[..., None] + step, positions - 1)]
     tail_of = trace.tail_of[row, np.minimum(begin + run, positions - 1)][..., None]
     beyond = trace.tails[tail_of, np.clip(step - run[..., None], 0, trace.max_draft_length - 1)]

@@ -46,15 +46,15 @@ def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np
     """(evidence, surprise, log temperature) of a trace's features [..., F] at a temperature that broadcasts."""
     entropy, largest, log_q = (features[..., FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
     entropy, largest = np.maximum(entropy, 0.0).astype(np.float64), largest.astype(np.float64)
-    found, log_temperature = evidence(entropy, largest, temperature, np)
+    logit, log_temperature = evidence(entropy, largest, temperature, np)
     surprise = np.where(temperature > 0, log_q + entropy, 0.0)
-    return found, surprise, np.broadcast_to(log_temperature, found.shape)
+    return logit, surprise, np.broadcast_to(log_temperature, logit.shape)
 
 
 def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
     """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts."""
-    found, surprise, log_temperature = _read(features, temperature)
-    logit = prior.bias + prior.log_temperature * log_temperature + found + prior.surprise * surprise
+    logit, surprise, log_temperature = _read(features, temperature)
+    logit = prior.bias + prior.log_temperature * log_temperature + logit + prior.surprise * surprise
     return 1 / (1 + np.exp(-logit))
 
 

@@ -88,14 +88,14 @@ def product(x: Array, matrix: Matrix, dtype: Any, contract: Contract, narrow: Co
     if not isinstance(matrix, Int8):
         return contract(x, matrix.astype(dtype))
     x, values = lax.optimization_barrier((x, matrix.values))
-    found = lax.platform_dependent(
+    sums = lax.platform_dependent(
         x,
         values,
         cpu=lambda x, values: (narrow or contract)(x.astype(jnp.float32), values.astype(jnp.float32)),
         default=lambda x, values: contract(x, values.astype(dtype)),
     )
     *stack, last = matrix.scale.shape
-    return found * matrix.scale.reshape(*stack, *(1,) * (found.ndim - matrix.scale.ndim), last)
+    return sums * matrix.scale.reshape(*stack, *(1,) * (sums.ndim - matrix.scale.ndim), last)
 
 
 def by_sums(x: Array, matrix: Array) -> Array:

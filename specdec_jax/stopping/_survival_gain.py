@@ -17,15 +17,15 @@ class Ahead(NamedTuple):
     paid: float  # passes of them that are paid for already
 
 
-def unknown(state: SurvivalState, level: Array | int, drafted: Array) -> Ahead:
+def after_level(state: SurvivalState, level: Array | int, drafted: Array) -> Ahead:
     """Tokens whose distributions are not known, after a distribution of that level."""
     at = jnp.broadcast_to(jnp.asarray(level, jnp.int32), drafted.shape)[:, None, None]
     return Ahead(jnp.take_along_axis(state.forecast, at, axis=1)[:, 0], drafted, 0.0)
 
 
-def known(state: SurvivalState, chance: Array, level: Array, drafted: Array) -> Ahead:
+def after_distribution(state: SurvivalState, chance: Array, level: Array, drafted: Array) -> Ahead:
     """A token of a distribution that is paid for, accepted with `chance` [B], and unknown ones after it."""
-    after = unknown(state, level, drafted).tokens[:, :-1]
+    after = after_level(state, level, drafted).tokens[:, :-1]
     return Ahead(chance[:, None] * (1.0 + jnp.pad(after, ((0, 0), (1, 0)))), drafted, 1.0)
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._readings import relative_drafter_cost, remember
-from specdec_jax.stopping._survival_gain import Ahead, gain_by_row, gain_together, known, unknown
+from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
     HORIZON,
     LEVELS,
@@ -100,7 +100,7 @@ def survival_with(
         initial_rate: Any = None,
         rate_weight: Any = 5.0,
     ) -> SurvivalState:
-        zero, one = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "one")
+        zero, certain = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "certain")
         cost = per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True)
         verification = _verification(batch, verification_times, positions)
         usual = _usual_rate(cost, verification)
@@ -117,7 +117,7 @@ def survival_with(
             rate_weight=weight,
         )
         return SurvivalState(
-            survival=one,
+            survival=certain,
             logit=zero,
             predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
             levels=jnp.full((batch, positions), -1, jnp.int32),
@@ -138,7 +138,7 @@ def survival_with(
             forecast=forecast(state),
             passes=jnp.zeros_like(state.passes),
         )
-        return gain(state, unknown(state, LEVELS, jnp.zeros_like(context.budget)), context) > 0, state
+        return gain(state, after_level(state, LEVELS, jnp.zeros_like(context.budget)), context) > 0, state
 
     def check(
         state: SurvivalState, distribution: Distribution, drafted: Array, context: RoundContext
@@ -151,7 +151,7 @@ def survival_with(
             levels=remember(state.levels, drafted, level),
             passes=state.passes + relative_drafter_cost(context),
         )
-        return gain(state, known(state, chance, level, drafted), context) > 0, state
+        return gain(state, after_distribution(state, chance, level, drafted), context) > 0, state
 
     def proceed(
         state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
@@ -161,7 +161,7 @@ def survival_with(
         weight = prior_of(state, context).surprise
         surprise = jnp.where(is_sampled, weight * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
         state = state._replace(survival=state.survival * chance_of(state, state.logit + surprise))
-        return gain(state, unknown(state, level_of(state.logit), drafted), context) > 0, state
+        return gain(state, after_level(state, level_of(state.logit), drafted), context) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
         state = learn_moves(learn_offset(state, draft, result, positions), result)
@@ -177,8 +177,8 @@ def _verification(batch: int, times: Any, positions: int) -> Array:
         times = [1.0 + 0.02 * drafts for drafts in range(positions + 1)]
     if np.ndim(times) < 1:
         raise ValueError(f"verification_times must be a list of times by draft length, got {times!r}")
-    given = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=0.0)[:, : positions + 1]
-    return jnp.pad(given, ((0, 0), (0, positions + 1 - given.shape[1])), mode="edge")
+    by_drafts = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=0.0)[:, : positions + 1]
+    return jnp.pad(by_drafts, ((0, 0), (0, positions + 1 - by_drafts.shape[1])), mode="edge")
 
 
 def _usual_rate(cost: Array, verification: Array) -> Array:

@@ -102,10 +102,10 @@ def greedy_gaps(models, method, prompts):
     gaps = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        one, other = (generate(models, name, ids, GREEDY_LENGTH, False) for name in (PLAIN, method))
-        at = next((place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
+        plain, other = (generate(models, name, ids, GREEDY_LENGTH, False) for name in (PLAIN, method))
+        at = next((place for place, pair in enumerate(zip(plain, other, strict=True)) if pair[0] != pair[1]), None)
         if at is not None:
-            logits = models[0](torch.tensor([[*prompt, *one[:at]]])).logits[0, -1].float()
+            logits = models[0](torch.tensor([[*prompt, *plain[:at]]])).logits[0, -1].float()
             gaps.append(float(logits.max() - logits[other[at]]))
     return gaps
 
@@ -123,13 +123,13 @@ def main():
         path = out / f"{number}.json"
         if path.exists():
             continue
-        found = {"method": method, "versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}
+        record = {"method": method, "versions": f"transformers {transformers.__version__}, torch {torch.__version__}"}
         try:
-            found["counts"] = sampled_counts(models["float32"], method, samples)
-            found["gaps"] = {dtype: greedy_gaps(models[dtype], method, prompts) for dtype in DTYPES}
+            record["counts"] = sampled_counts(models["float32"], method, samples)
+            record["gaps"] = {dtype: greedy_gaps(models[dtype], method, prompts) for dtype in DTYPES}
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            found["error"] = f"{type(error).__name__}: {error}"
-        path.write_text(json.dumps(found | {"prompt": PROMPT, "vocab": VOCAB, "length": LENGTH, "prompts": greedy}))
+            record["error"] = f"{type(error).__name__}: {error}"
+        path.write_text(json.dumps(record | {"prompt": PROMPT, "vocab": VOCAB, "length": LENGTH, "prompts": greedy}))
 
 
 DTYPES = ("float32", "bfloat16")
