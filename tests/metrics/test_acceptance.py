@@ -107,7 +107,7 @@ def test_best_draft_length():
         (lambda: expected_tokens(0.5, 2.5), "draft_length .* 2.5"),
         (lambda: expected_tokens(0.5, -1), "draft_length .* -1"),
         (lambda: expected_speedup(0.5, 1, -0.1), "cost_ratio .* -0.1"),
-        (lambda: best_draft_length(0.5, 0.1, longest=-1), "most .* -1"),
+        (lambda: best_draft_length(0.5, 0.1, longest=-1), "longest .* -1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(call, match):
