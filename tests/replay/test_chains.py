@@ -101,7 +101,7 @@ def test_which_sibling_is_right_is_read_and_what_a_trace_does_not_tell_is_refuse
     assert few.by_length.shape[-1] == 6 and few.rounds.sum() > (right[..., 0] >= 0).sum()
     with pytest.raises(ValueError, match="does not say which candidate is right"):
         replay(greedy_trace._replace(candidate=None), policy, hyperparameters)
-    with pytest.raises(ValueError, match="3 siblings apart, and comb wants 4"):
+    with pytest.raises(ValueError, match="3 siblings, and comb wants 4"):
         replay(greedy_trace, comb(most=4), hyperparameters)
     with pytest.raises(ValueError, match="what follows siblings, and comb wants 1 expanded"):
         replay(greedy_trace, comb(expanded=1), hyperparameters)
