@@ -112,7 +112,7 @@ def expected_speedup(acceptance: Any, draft_length: Any, cost_ratio: Any) -> Any
 
 
 def best_draft_length(acceptance: float, cost_ratio: float, longest: int = 32) -> int:
-    """The static draft length in 0..longest with the largest expected speed-up, the least of equals; 0: do not draft."""
+    """The static draft length up to `longest` with the largest expected speed-up, the least of equals; 0: no drafts."""
     if longest < 0:
         raise ValueError(f"longest must not be negative, got {longest!r}")
     return int(np.argmax(expected_speedup(acceptance, np.arange(longest + 1), cost_ratio)))
