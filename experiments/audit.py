@@ -19,7 +19,6 @@ decoding's is rounding where the two tokens' logits are nearly the same there.
 
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,16 +33,16 @@ from scipy import optimize, stats
 
 from experiments.lib.cells import markdown
 from experiments.lib.commands import exit_codes, parsed, terminal
-from experiments.lib.environments import NoEnvironment, python_of
+from experiments.lib.environments import NoEnvironment, python_of, run_script
 from experiments.lib.options import Output, check_least
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.loading import load_model
+from specdec_jax.lossless.sampled import chi_square
 
 SIDE = Path(__file__).parent / "lib" / "peer_sides" / "audit_side.py"
 CONTROL = "biased on purpose"
 LEVEL = 1e-4  # of a test; a run has about ten
-FEWEST = 5  # expected samples of a cell
 NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # a gap of logits that rounding may turn over
 
 
@@ -83,10 +82,7 @@ def audit(config: Audit, console: Console) -> int:
     out = folder.path / "samples"
     out.mkdir(exist_ok=True)
     with console.status("Sampling with transformers"):
-        command = [str(python), str(SIDE), str(out), str(config.samples), str(config.greedy)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"transformers: {done.stderr.strip().splitlines()[-1]}")
+        run_script(python, SIDE, str(out), str(config.samples), str(config.greedy))
     sides = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
     law = exact_law(out / "target", sides[0]["prompt"], sides[0]["vocab"], sides[0]["length"])
     rows = [judged(entry, law) for entry in sides]
@@ -120,8 +116,8 @@ def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
     tests = []  # of the first token, the first two, ...: a bias shows best where it is
     for length in range(1, entry["length"] + 1):
         prefixes = [each.reshape(entry["vocab"] ** length, -1).sum(axis=1) for each in (counts, law)]
-        statistic, cells = chi_square(*prefixes)
-        tests.append((float(stats.chi2.sf(statistic, cells - 1)), statistic, cells, length))
+        statistic, degrees, p_value = chi_square(prefixes[0], prefixes[1] / prefixes[1].sum() * prefixes[0].sum())
+        tests.append((p_value, statistic, degrees + 1, length))
     least, statistic, cells, length = min(tests)
     p_value = min(1.0, least * len(tests))
     turned = {dtype: [gap for gap in gaps[dtype] if gap > NEAR[dtype]] for dtype in gaps}
@@ -138,15 +134,6 @@ def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
         "largest_gap": {dtype: max(gaps[dtype], default=0.0) for dtype in gaps},
         "biased": p_value < LEVEL or any(turned.values()),
     }
-
-
-def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, int]:
-    """Pearson's statistic, and its cells: those that are expected too rarely are one."""
-    expected = law / law.sum() * counts.sum()
-    rare = expected < FEWEST
-    observed, expected = (np.append(each[~rare], each[rare].sum()) for each in (counts, expected))
-    some = expected > 0
-    return float(((observed - expected)[some] ** 2 / expected[some]).sum()), int(some.sum())
 
 
 def smallest_seen(degrees: int, level: float) -> float:

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from experiments.lib.cells import markdown
 from experiments.lib.commands import exit_codes, parsed, terminal
-from experiments.lib.environments import NoEnvironment, python_of
+from experiments.lib.environments import NoEnvironment, python_of, run_script
 from experiments.lib.options import Output
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
 from experiments.lib.recorder import recorded_apart, with_noise
@@ -85,10 +85,7 @@ def parity(config: Parity, console: Console) -> int:
         return _report_traces(folder, python, (config.models[0], config.models[1]), console)
     out = folder.path / "models"
     with console.status("Logits by transformers on torch"):
-        command = [str(python), str(SIDE), str(out), *config.models]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"transformers on torch: {done.stderr.strip().splitlines()[-1]}")
+        run_script(python, SIDE, str(out), *config.models)
     theirs = {path.parent.name: np.load(path) for path in sorted(out.glob("*/logits.npz"))}
     compared = {row["model"]: row for row in folder.rows()}
     sources = {slug(model): model for model in config.models}

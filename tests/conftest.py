@@ -8,7 +8,7 @@ import pytest
 from chat_sessions import chat_pair as chat_pair
 from chat_sessions import session as session
 
-from specdec_jax import compilation_cache
+from specdec_jax import compilation_cache, kernels
 
 # A silent broadcast of [B] against [B, V], or a float64 from a Python number, is a bug that still gives numbers.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -30,6 +30,7 @@ def programs_are_dropped():
     """Every compiled program holds a few memory maps, of which a process may have 65,530 on Linux: two thousand tests
     in one process came to the end of them, and XLA crashed. What is needed again comes from the cache on disk.
     """
+    kernels.path()  # compiled here, not by a test, which would see the compiler's line
     yield
     jax.clear_caches()
 

@@ -106,6 +106,14 @@ def _run(command: Sequence[str], failed: str, seconds: float) -> None:
         raise NoEnvironment(f"{failed}: {last[-1][:300] if last else f'exit code {run.returncode}'}")
 
 
+def run_script(python: Path, script: Path, *words: str) -> None:
+    """Runs a script in another environment. Raises OSError with the last line that it printed where it fails."""
+    done = subprocess.run([str(python), str(script), *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise OSError(f"{script.name}: {last[-1]}")
+
+
 def _digest(path: Path) -> str:
     """Requirements of a file and those that it includes."""
     text = path.read_text(encoding="utf-8")

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from experiments.lib.environments import run_script
 from specdec_jax.loading import load_model
 from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.replay.tracing import trace_texts
@@ -51,9 +51,7 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
             words += [f"--{name.replace('_', '-')}", f"{warp[name]:g}"]
         path = folder / f"trace-{warp['temperature']:g}.npz"
         if not path.exists():
-            done = subprocess.run([str(python), str(SCRIPT), *words], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(f"{SCRIPT.name}: {done.stderr.strip().splitlines()[-1]}")
+            run_script(python, SCRIPT, *words)
         trace = load_trace(path)
         answers = [row[:length].tolist() for row, length in zip(trace.tokens, trace.length, strict=True)]
         ours = trace_texts(

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from specdec_jax.kernels.compiled import cpu_info
 from specdec_jax.sharding import mesh_here, spans_processes
 
 GROUPS = {  # of a container's processes, versions 2 and 1
@@ -21,20 +22,12 @@ GROUPS = {  # of a container's processes, versions 2 and 1
 
 def processor() -> str:
     """The CPU's model name."""
-    return _cpu("model name") or platform.processor() or platform.machine()
+    return cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def features() -> str:
     """The CPU's instructions, which one name of a virtual machine's processor may stand for several sets of."""
-    return _cpu("flags") or platform.machine()
-
-
-def _cpu(field: str) -> str:
-    """The first entry of that name in /proc/cpuinfo; empty without one."""
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        return next(iter(re.findall(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE)), "")
-    return ""
+    return cpu_info("flags") or platform.machine()
 
 
 def cores() -> int | None:

@@ -39,17 +39,17 @@ PATHS = {  # the fastest first: what the processor needs, as Linux and as compil
 SECONDS = 120  # that a compiler may take
 
 
-def instructions() -> list[str]:
-    """The processor's instructions, as Linux names them; none where the system does not say."""
+def cpu_info(field: str) -> str:
+    """The first entry of that name in /proc/cpuinfo; empty without one."""
     with suppress(OSError):
-        line = re.search(r"^flags\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-        return line[1].split() if line else []
-    return []
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return next(iter(re.findall(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE)), "")
+    return ""
 
 
 def paths_here() -> tuple[str, ...]:
     """The paths that this processor has, the fastest first."""
-    here = {name.replace("_", "") for name in instructions()}
+    here = {name.replace("_", "") for name in cpu_info("flags").split()}
     return tuple(name for name, needed in PATHS.items() if {need.replace("-", "") for need in needed} <= here)
 
 
@@ -62,7 +62,7 @@ def library(path: str) -> ctypes.CDLL:
     """
     command = [*_compiler(), *FLAGS, *(f"-m{name}" for name in PATHS[path]), f"-I{jax.ffi.include_dir()}"]
     compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
-    identity = SOURCE.read_text(encoding="utf-8"), compiler, command, instructions(), version("jaxlib")
+    identity = SOURCE.read_text(encoding="utf-8"), compiler, command, cpu_info("flags"), version("jaxlib")
     name = f"products-{path}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
     with _place() as (folder, where), FileLock(folder / f"{name}.lock"):
         file = folder / name

@@ -187,7 +187,7 @@ def test_by_sampling(
         if not progress(done, time.perf_counter() - begun):
             break
     counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
-    report = _chi_square(counts, expected, done, tokens)
+    report = _report(counts, expected, done, tokens)
     by_position = () if positions is None else positions.by_stretch(1)
     report = report._replace(
         by_position=by_position, drafted=tuple(drafted.tolist()), stopped=stopped, widths=tuple(sorted(widths))
@@ -277,8 +277,16 @@ def _wrong_cell(
     return None
 
 
-def _chi_square(observed: np.ndarray, expected: np.ndarray, sequences: int, tokens: int) -> SampledReport:
-    """Cells expected fewer than five times count as one; what cannot happen and did settles the test."""
+def _report(observed: np.ndarray, expected: np.ndarray, sequences: int, tokens: int) -> SampledReport:
+    statistic, degrees, p_value = chi_square(observed, expected)
+    return SampledReport(statistic, degrees, p_value, sequences, tokens, degrees + 1, p_value >= FALSE_ALARM)
+
+
+def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int, float]:
+    """Pearson's statistic, its degrees of freedom and p-value, of counts by cell [N].
+
+    Cells expected fewer than five times count as one; what cannot happen and did settles the test.
+    """
     impossible = bool(np.any(observed[expected <= 0]))
     order = np.argsort(expected)
     observed, expected = observed[order], expected[order]
@@ -291,8 +299,7 @@ def _chi_square(observed: np.ndarray, expected: np.ndarray, sequences: int, toke
     statistic = float(np.sum((observed - expected) ** 2 / expected))
     degrees = len(expected) - 1
     p_value = float(stats.chi2.sf(statistic, degrees)) if degrees else 1.0
-    p_value = 0.0 if impossible else p_value
-    return SampledReport(statistic, degrees, p_value, sequences, tokens, len(expected), p_value >= FALSE_ALARM)
+    return statistic, degrees, 0.0 if impossible else p_value
 
 
 class Positions:

@@ -197,11 +197,11 @@ def test_what_fails_leaves_xlas_products_and_says_why(fault, fresh, monkeypatch,
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """A compiled library of the slowest path, which fake compilers copy."""
-    patch = pytest.MonkeyPatch()
-    with patch.context() as here:
-        here.setattr(compiled, "cache_folder", lambda name: tmp_path_factory.mktemp(name))
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(compiled, "cache_folder", lambda name: folder)
         compiled.library(PATHS[-1])
-    [file] = tmp_path_factory.getbasetemp().rglob("products-*.so")
+    [file] = folder.glob("products-*.so")
     return file
 
 
