@@ -318,8 +318,8 @@ bool enable() { return true; }
 constexpr int MOST_ROWS = 8;
 constexpr int COLUMNS[MOST_ROWS + 1] = {0, 8, 8, 6, 4, 4, 4, 3, 3};  // of a tile, by rows: at most 24 sums
 #else
-constexpr int MOST_ROWS = 4;
-constexpr int COLUMNS[MOST_ROWS + 1] = {0, 8, 4, 3, 2};  // of a tile, by rows: at most 9 sums of 16 registers
+constexpr int MOST_ROWS = 6;
+constexpr int COLUMNS[MOST_ROWS + 1] = {0, 8, 4, 3, 3, 2, 2};  // of a tile, by rows: at most 12 sums of 16 registers
 #endif
 
 // How weights of a type are multiplied: `STEP` of the depth at a time, with inputs laid for it.
@@ -429,10 +429,11 @@ void rows(const Product& p, size_t begin, size_t end, size_t row, size_t count) 
 
 template <class W>
 void multiply(const Product& p, size_t begin, size_t end) {
+  const size_t tiles = up(p.rows, MOST_ROWS) / MOST_ROWS, each = up(p.rows, tiles) / tiles;  // of rows, about equal
   for (size_t column = begin; column < end; column += UNIT) {
     const size_t last = std::min(column + UNIT, end);
-    for (size_t row = 0; row < p.rows; row += MOST_ROWS) {
-      rows<W>(p, column, last, row, std::min(p.rows - row, size_t{MOST_ROWS}));
+    for (size_t row = 0; row < p.rows; row += each) {
+      rows<W>(p, column, last, row, std::min(p.rows - row, each));
     }
   }
 }
