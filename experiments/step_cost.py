@@ -89,14 +89,15 @@ class StepCost(Output, Smoke, Models):
     draft_length: int = 7
     """Drafter steps of a round."""
     prompt: int = 1024
-    """Tokens of a prompt whose processing is compared with a large product of the first dtype."""
+    """Tokens of a prompt whose processing is compared with a large product of the first dtype; 0: none."""
     max_new_tokens: int = 64
-    """Tokens of the generations with and without the entropy check."""
+    """Tokens of the generations with and without the entropy check, most of the time this takes; 0: none."""
     repeats: int = 15
     """Timed runs of each program."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batch", "draft_length", "prompt", "max_new_tokens", "repeats")
+        check_least(self, 1, "batch", "draft_length", "repeats")
+        check_least(self, 0, "prompt", "max_new_tokens")
         if not self.dtypes or not self.widths or min(self.widths) < 1:
             raise ValueError(f"there must be dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
 
@@ -117,10 +118,10 @@ def measure(config: StepCost, console: Console) -> None:
         with console.status("Measuring passes and steps"):
             passes = measure_passes(config, targets, drafter)
         with console.status("Measuring the entropy check"):
-            checks = measure_check(config, targets[config.dtypes[0]], drafter)
+            checks = measure_check(config, targets[config.dtypes[0]], drafter) if config.max_new_tokens else {}
         machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
         with console.status("Measuring a prompt"):
-            prompt = measure_prompt(config, targets[config.dtypes[0]])
+            prompt = measure_prompt(config, targets[config.dtypes[0]]) if config.prompt else {}
         plain = {name: cost._asdict() for name, cost in passes.items()}
         folder.write_json(COSTS, {"device": machine, "passes": plain, "checks": checks, "prompt": prompt})
     measured = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
@@ -243,6 +244,9 @@ def report(
         of_step = added.median * seconds["median"] / (check["passes"] * step.median)
         cells = [_ms(step), f"{step.median / plain:.3f}", f"{seconds['median']:.3f}"]
         lines.append([name, *cells, interval(added, "+.1%", WORDS), f"{of_step:+.1%}"])
+    tables = [about, widths, *([markdown(heads, lines)] if lines else [])]
+    if not prompt:
+        return "\n\n".join(tables) + "\n"
     seconds = {name: Cost(**entry) for name, entry in prompt["seconds"].items()}
     rates = {name: prompt["operations"][name] / cost.median / 1e9 for name, cost in seconds.items()}
     sentence = (
@@ -250,7 +254,7 @@ def report(
         f"{config.prompt / seconds['prompt'].median:.0f} tokens/s, {rates['prompt']:.0f} GFLOP/s, "
         f"{rates['prompt'] / rates['product']:.0%} of the {rates['product']:.0f} that a large product reaches."
     )
-    return "\n\n".join([about, widths, markdown(heads, lines), sentence]) + "\n"
+    return "\n\n".join([*tables, sentence]) + "\n"
 
 
 def _ms(cost: Cost) -> str:

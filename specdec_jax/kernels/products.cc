@@ -61,14 +61,10 @@ inline Lanes zero() { return _mm512_setzero_ps(); }
 inline Lanes load(const float* from) { return _mm512_loadu_ps(from); }
 inline Lanes add(Lanes sum, Lanes a, Lanes b) { return _mm512_fmadd_ps(a, b, sum); }
 inline float total(Lanes sum) { return _mm512_reduce_add_ps(sum); }
-inline Lanes from_int8(const int8_t* from) {
+inline Lanes to_lanes(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
-inline Lanes even(const Bf16* from) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from), 16)); }
-inline Lanes odd(const Bf16* from) {
-  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(int(0xffff0000))));
-}
-inline Lanes from_bf16(const Bf16* from) {
+inline Lanes to_lanes(const Bf16* from) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
@@ -98,15 +94,10 @@ inline float total(Lanes sum) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline Lanes from_int8(const int8_t* from) {
+inline Lanes to_lanes(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
-inline __m256i bits(const Bf16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
-inline Lanes even(const Bf16* from) { return _mm256_castsi256_ps(_mm256_slli_epi32(bits(from), 16)); }
-inline Lanes odd(const Bf16* from) {
-  return _mm256_castsi256_ps(_mm256_and_si256(bits(from), _mm256_set1_epi32(int(0xffff0000))));
-}
-inline Lanes from_bf16(const Bf16* from) {
+inline Lanes to_lanes(const Bf16* from) {
   const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
@@ -324,17 +315,12 @@ constexpr int COLUMNS[MOST_ROWS + 1] = {0, 8, 4, 3, 3, 2, 2};  // of a tile, by 
 
 // How weights of a type are multiplied: `STEP` of the depth at a time, with inputs laid for it.
 template <class W>
-struct By;
-
-template <>
-struct By<int8_t> {
+struct By {
   using Input = float;
+  using Weights = Lanes;
   static constexpr size_t STEP = LANES;
-  struct Weights {
-    Lanes all;
-  };
-  static Weights read(const int8_t* from) { return {from_int8(from)}; }
-  static Lanes sum(Lanes sum, Weights w, const float* x) { return add(sum, w.all, load(x)); }
+  static Weights read(const W* from) { return to_lanes(from); }
+  static Lanes sum(Lanes sum, Weights w, const float* x) { return add(sum, w, load(x)); }
   static void lay(const Bf16* from, size_t count, float* out) {
     for (size_t k = 0; k < up(count, STEP); k++) out[k] = k < count ? to_float(from[k]) : 0.0f;
   }
@@ -344,44 +330,22 @@ struct By<int8_t> {
 template <>
 struct By<Bf16> {
   using Input = Bf16;
+  using Weights = __m512bh;
   static constexpr size_t STEP = 32;
-  struct Weights {
-    __m512bh all;
-  };
-  static Weights read(const Bf16* from) { return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(from))}; }
+  static Weights read(const Bf16* from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); }
   static Lanes sum(Lanes sum, Weights w, const Bf16* x) {
-    return _mm512_dpbf16_ps(sum, w.all, reinterpret_cast<__m512bh>(_mm512_loadu_si512(x)));
+    return _mm512_dpbf16_ps(sum, w, reinterpret_cast<__m512bh>(_mm512_loadu_si512(x)));
   }
   static void lay(const Bf16* from, size_t count, Bf16* out) {
     memcpy(out, from, count * sizeof(Bf16));
     memset(out + count, 0, (up(count, STEP) - count) * sizeof(Bf16));
   }
 };
-#else
-template <>
-struct By<Bf16> {  // even and odd entries apart: a bfloat16 is the upper half of a float32
-  using Input = float;
-  static constexpr size_t STEP = 2 * LANES;
-  struct Weights {
-    Lanes evens, odds;
-  };
-  static Weights read(const Bf16* from) { return {even(from), odd(from)}; }
-  static Lanes sum(Lanes sum, Weights w, const float* x) {
-    return add(add(sum, w.evens, load(x)), w.odds, load(x + LANES));
-  }
-  static void lay(const Bf16* from, size_t count, float* out) {
-    for (size_t k = 0; k < up(count, STEP); k += STEP) {
-      for (size_t i = 0; i < STEP; i++) {
-        out[k + i % 2 * LANES + i / 2] = k + i < count ? to_float(from[k + i]) : 0.0f;
-      }
-    }
-  }
-};
 #endif
 
 constexpr size_t UNIT = 24;  // columns of a group, a multiple of every tile's: threads cut between groups
 
-template <class W, int ROWS, int COLUMNS>
+template <class W, int ROWS, int COLUMNS, bool AHEAD>
 inline void tile(const Product& p, size_t column, size_t row) {
   using How = By<W>;
   const size_t stride = up(p.depth, How::STEP), whole = p.depth / How::STEP * How::STEP;
@@ -392,9 +356,10 @@ inline void tile(const Product& p, size_t column, size_t row) {
     for (int r = 0; r < ROWS; r++) sums[c][r] = zero();
   for (size_t k = 0; k < whole; k += How::STEP) {
     typename How::Weights w[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) {
-      w[c] = How::read(weights + c * p.depth + k);
-      _mm_prefetch(reinterpret_cast<const char*>(weights + (COLUMNS + c) * p.depth + k), _MM_HINT_T0);
+    for (int c = 0; c < COLUMNS; c++) w[c] = How::read(weights + c * p.depth + k);
+    if (AHEAD) {  // a share of the next tile's weights, which follow in memory
+      const char* next = reinterpret_cast<const char*>(weights + COLUMNS * (p.depth + k));
+      for (size_t i = 0; i < COLUMNS * How::STEP * sizeof(W); i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
     }
     for (int r = 0; r < ROWS; r++)
       for (int c = 0; c < COLUMNS; c++) sums[c][r] = How::sum(sums[c][r], w[c], x + r * stride + k);
@@ -417,8 +382,10 @@ template <class W, int ROWS>
 void group(const Product& p, size_t begin, size_t end, size_t row) {
   constexpr int WIDE = COLUMNS[ROWS];
   size_t column = begin;
-  for (; column + WIDE <= end; column += WIDE) tile<W, ROWS, WIDE>(p, column, row);
-  for (; column < end; column++) tile<W, ROWS, 1>(p, column, row);
+  for (; column + WIDE <= end; column += WIDE) {
+    row ? tile<W, ROWS, WIDE, false>(p, column, row) : tile<W, ROWS, WIDE, true>(p, column, row);
+  }
+  for (; column < end; column++) tile<W, ROWS, 1, false>(p, column, row);
 }
 
 template <class W, int ROWS = MOST_ROWS>
@@ -562,7 +529,7 @@ inline void weigh(const float* weights, size_t stride, const Bf16* values, size_
     for (int v = 0; v < COUNT; v++) sums[r][v] = zero();
   for (size_t s = 0; s < slots; s++) {
     Lanes value[COUNT];
-    for (int v = 0; v < COUNT; v++) value[v] = from_bf16(values + s * dim + v * LANES);
+    for (int v = 0; v < COUNT; v++) value[v] = to_lanes(values + s * dim + v * LANES);
     for (int r = 0; r < ROWS; r++) {
       const Lanes weight = all(weights[r * stride + s]);
       for (int v = 0; v < COUNT; v++) sums[r][v] = add(sums[r][v], weight, value[v]);
