@@ -7,8 +7,8 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
            python -m experiments.policies TRACES... --ratios 0.05 0.1 [--measured RUN_FOLDER]
            python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
-Expected:  docs/results.md has the tables. The built-in pair, greedy, at c = 0.1 with measured widths: adaedl 1.38, the
-           best static length 1.57, survival 1.68, oracle 2.05
+Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 240 Spec-Bench questions, greedy: adaedl 1.44,
+           the best static length 1.61, survival 1.71, oracle 2.10
 Output:    runs/policies-<time>/ with manifest.json, results.jsonl (a line a trace, task and rule), table.md and
            pictures; a stopped run goes on where it was with the same --out
 

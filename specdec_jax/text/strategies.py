@@ -116,7 +116,7 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
     call = WORDS.fullmatch(words)
     try:
         if call is None:
-            raise ValueError
+            raise ValueError(nearest(name_in(words).replace("-", "_"), names(kind)).lstrip("; "))
         tree = ast.parse(f"_{call['arguments'] or '()'}", mode="eval").body
         if not isinstance(tree, ast.Call) or any(word.arg is None for word in tree.keywords):
             raise ValueError

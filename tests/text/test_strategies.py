@@ -105,6 +105,7 @@ def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypat
     ("words", "message"),
     [
         ("adadl", "unknown policy 'adadl'; did you mean 'adaedl'? (there are: accepted_length_ema, adaedl, "),
+        ("max-confidence", "got 'max-confidence': did you mean 'max_confidence'? (there are: "),
         ("adaedl(treshold=1)", "policy adaedl has no option 'treshold'; did you mean 'threshold'?"),
         ("adaedl(keep_token=true)", "did you mean 'keep_checked_token'?"),
         ("adaedl(threshold=)", "a policy reads NAME or NAME(key=value, ...), got 'adaedl(threshold=)'"),
