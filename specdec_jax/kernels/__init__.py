@@ -73,59 +73,22 @@ def _here() -> bool:
     return jax.sharding.get_abstract_mesh().empty and path() is not None
 
 
-@jax.custom_jvp
-def product(x: Array, weights: Array, scale: Array | None = None) -> Array:
-    """x [..., D] bfloat16 times weights [F, D] -> [..., F] float32; of int8 weights times `scale` [F] float32.
+def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Array) -> Array:
+    """x [..., D] bfloat16 times weights [F, D] -> [..., F] float32; of int8 weights times a scale [F] float32.
 
-    An entry's sum is taken in the same order however many rows there are. Derivatives are those of XLA's product, and
-    so is the product itself where a program is compiled for another device.
+    An entry's sum is taken in the same order however many rows there are.
+
+    Args:
+        by_xla: the same function of the operands, for derivatives, other devices, and `vmap` over weights.
     """
-    operands = (x, weights) if scale is None else (x, weights, scale)
-    return lax.platform_dependent(*operands, cpu=_native, default=by_xla)
+
+    def native(x: Array, weights: Array, *scale: Array) -> Array:
+        out = jax.ShapeDtypeStruct((*x.shape[:-1], weights.shape[0]), jnp.float32)
+        return jax.ffi.ffi_call(PRODUCTS[str(weights.dtype)], out)(x, weights, *scale)
+
+    return _natively(native, by_xla, True, x, weights, *scale)
 
 
-@product.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    primals, tangents = ([value for value in each if value is not None] for each in (primals, tangents))
-    return _with_derivative(product, by_xla, primals, tangents)
-
-
-def _with_derivative(native: Callable[..., Array], by_xla: Callable[..., Array], primals: Any, tangents: Any) -> Any:
-    """Native values, and XLA's derivative by the primals that vary: whole numbers do not."""
-    varies = [value.dtype != jax.dtypes.float0 for value in tangents]
-
-    def function(*changed: Array) -> Array:
-        rest = iter(changed)
-        return by_xla(*(next(rest) if vary else value for value, vary in zip(primals, varies, strict=True)))
-
-    at, along = ([value for value, vary in zip(each, varies, strict=True) if vary] for each in (primals, tangents))
-    return native(*primals), jax.jvp(function, at, along)[1]
-
-
-def by_xla(x: Array, weights: Array, scale: Array | None = None) -> Array:
-    """`product` by XLA."""
-    dims = (((x.ndim - 1,), (1,)), ((), ()))
-    out = lax.dot_general(x, weights.astype(x.dtype), dims, preferred_element_type=jnp.float32)
-    return out if scale is None else out * scale.reshape(*(1,) * (out.ndim - 1), -1)
-
-
-@custom_batching.custom_vmap
-def _native(*operands: Array) -> Array:
-    x, weights, *_ = operands
-    target = PRODUCTS[str(weights.dtype)]
-    return jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((*x.shape[:-1], weights.shape[0]), jnp.float32))(*operands)
-
-
-@_native.def_vmap
-def _(size: int, batched: list[bool], *operands: Array) -> tuple[Array, bool]:
-    """More rows of the same weights; of several weights XLA's products."""
-    del size
-    if batched[0] and not any(batched[1:]):
-        return _native(*operands), True
-    return jax.vmap(by_xla, in_axes=[0 if mapped else None for mapped in batched])(*operands), True
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def attention(by_xla: Callable[..., Array], cap: float, *operands: Array) -> Array:
     """Grouped-query attention of few tokens: [B, T, H head_dim] float32.
 
@@ -138,23 +101,12 @@ def attention(by_xla: Callable[..., Array], cap: float, *operands: Array) -> Arr
             [B, T, S] bool; perhaps what is added to scores, [B, H, T, S] float32.
     """
 
-    @custom_batching.custom_vmap
     def native(*operands: Array) -> Array:
         batch, width, heads, dim = operands[0].shape
         out = jax.ShapeDtypeStruct((batch, width, heads * dim), jnp.float32)
         return jax.ffi.ffi_call(ATTENTION, out)(*operands, cap=np.float32(cap))
 
-    @native.def_vmap
-    def _(size: int, batched: list[bool], *operands: Array) -> tuple[Array, bool]:
-        del size
-        return jax.vmap(by_xla, in_axes=[0 if mapped else None for mapped in batched])(*operands), True
-
-    return lax.platform_dependent(*operands, cpu=native, default=by_xla)
-
-
-@attention.defjvp
-def _(by_xla: Callable[..., Array], cap: float, primals: Any, tangents: Any) -> Any:
-    return _with_derivative(functools.partial(attention, by_xla, cap), by_xla, primals, tangents)
+    return _natively(native, by_xla, False, *operands)
 
 
 def mean(x: Array, squared: bool = False) -> Array:
@@ -162,28 +114,46 @@ def mean(x: Array, squared: bool = False) -> Array:
 
     Natively a row's sum is taken in the same order however many rows there are; in XLA's CPU code it changes with them.
     """
-    function = functools.partial(_mean_by_xla, squared=squared)
-    if x.dtype != jnp.float32 or x.size > MOST_NUMBERS or not _here():
-        return function(x)
-    return _native_mean(squared, x)
 
+    def by_xla(x: Array) -> Array:
+        return jnp.mean(jnp.square(x) if squared else x, axis=-1, keepdims=True)
 
-def _mean_by_xla(x: Array, squared: bool) -> Array:
-    return jnp.mean(jnp.square(x) if squared else x, axis=-1, keepdims=True)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _native_mean(squared: bool, x: Array) -> Array:
-    @custom_batching.custom_vmap
     def native(x: Array) -> Array:
         out = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32)
         return jax.ffi.ffi_call(SUMS, out)(x, squared=squared)[..., None] / x.shape[-1]
 
-    native.def_vmap(lambda size, batched, x: (native(x), True))
-    return lax.platform_dependent(x, cpu=native, default=functools.partial(_mean_by_xla, squared=squared))
+    if x.dtype != jnp.float32 or x.size > MOST_NUMBERS or not _here():
+        return by_xla(x)
+    return _natively(native, by_xla, True, x)
 
 
-@_native_mean.defjvp
-def _(squared: bool, primals: Any, tangents: Any) -> Any:
-    function = functools.partial(_mean_by_xla, squared=squared)
-    return _with_derivative(functools.partial(_native_mean, squared), function, primals, tangents)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _natively(native: Callable[..., Array], by_xla: Callable[..., Array], any_rows: bool, *operands: Array) -> Array:
+    """`native` in a CPU's programs; `by_xla` in another device's, and for derivatives.
+
+    Args:
+        any_rows: `vmap` over the first operand alone is `native` of more rows; any other is `by_xla`'s.
+    """
+    call = custom_batching.custom_vmap(native)
+
+    @call.def_vmap
+    def _(size: int, batched: list[bool], *operands: Array) -> tuple[Array, bool]:
+        del size
+        if any_rows and not any(batched[1:]):
+            return call(*operands), True
+        return jax.vmap(by_xla, in_axes=[0 if mapped else None for mapped in batched])(*operands), True
+
+    return lax.platform_dependent(*operands, cpu=call, default=by_xla)
+
+
+@_natively.defjvp
+def _(native: Any, by_xla: Callable[..., Array], any_rows: bool, primals: Any, tangents: Any) -> Any:
+    """By the primals that vary: whole numbers do not."""
+    varies = [value.dtype != jax.dtypes.float0 for value in tangents]
+
+    def function(*changed: Array) -> Array:
+        rest = iter(changed)
+        return by_xla(*(next(rest) if vary else value for value, vary in zip(primals, varies, strict=True)))
+
+    at, along = ([value for value, vary in zip(each, varies, strict=True) if vary] for each in (primals, tangents))
+    return _natively(native, by_xla, any_rows, *primals), jax.jvp(function, at, along)[1]

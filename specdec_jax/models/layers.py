@@ -43,19 +43,20 @@ def project(x: Array, kernel: Matrix, dtype: Any) -> Array:
 
     Of few rows on a CPU by a native product (`kernels`), in which a row's sums do not depend on the rows beside it.
     """
-    x = x.astype(dtype)
-    if kernels.serve(x, kernel.values if isinstance(kernel, Int8) else kernel):
-        return kernels.product(x, *kernel) if isinstance(kernel, Int8) else kernels.product(x, kernel)
+    x, leaves = x.astype(dtype), kernel if isinstance(kernel, Int8) else (kernel,)
 
     def contract(x: Array, kernel: Array) -> Array:
         return lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
-    rows = x.size // x.shape[-1]
-    lone = is_lone(rows, dtype)
-    if lone:
-        x = jnp.concatenate([x, x], axis=-2)
-    out = product(x, kernel, dtype, contract, by_sums if rows <= FEW else None)
-    return out[..., :1, :] if lone else out
+    def by_xla(x: Array, weights: Array, *scale: Array) -> Array:
+        kernel, rows = Int8(weights, *scale) if scale else weights, x.size // x.shape[-1]
+        lone = is_lone(rows, dtype)
+        if lone:
+            x = jnp.concatenate([x, x], axis=-2)
+        out = product(x, kernel, dtype, contract, by_sums if rows <= FEW else None)
+        return out[..., :1, :] if lone else out
+
+    return kernels.product(by_xla, x, *leaves) if kernels.serve(x, leaves[0]) else by_xla(x, *leaves)
 
 
 class Projection(nn.Module):
