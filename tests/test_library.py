@@ -24,7 +24,7 @@ assert scores.log_p.shape == scores.log_q.shape == (4, 12)
 
 @pytest.mark.slow
 def test_the_page_runs():
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
     code = "\n".join(["from specdec_jax.compilation_cache import enable; enable()", *BLOCKS, CHECKS])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)

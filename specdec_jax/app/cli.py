@@ -151,8 +151,9 @@ def _generate(command: Generate) -> int:
     from specdec_jax.app.views.printing import print_json, print_stream, profiled, status
     from specdec_jax.loading.new_folder import check_file, writable_folder
 
-    if output.record and not output.json:
-        raise ValueError("--record needs --json: there is no other place for it")
+    if (output.record or output.log_probs) and not output.json:
+        option = "--record" if output.record else "--log-probs"
+        raise ValueError(f"{option} needs --json: there is no other place for it")
     if output.profile is not None:
         writable_folder(output.profile, "profile folder")
     if output.page is not None:
@@ -278,6 +279,7 @@ def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any
     if command.models.drafter == "none" and rules.policy.endswith(")"):
         raise ValueError(f"--drafter none drafts nothing: the options of --policy {rules.policy} have no use")
     options = vars(command.models) | vars(rules) | vars(command.decoding)
-    phases = isinstance(command, Generate) and command.output.phases
-    settings = Settings(**options, max_draft_length=command.max_draft_length, phases=phases)
+    output = command.output if isinstance(command, Generate) else command
+    options |= {name: getattr(output, name, False) for name in ("phases", "log_probs")}
+    settings = Settings(**options, max_draft_length=command.max_draft_length)
     return settings, *check(settings)

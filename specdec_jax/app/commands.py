@@ -27,6 +27,9 @@ class Output:
     """Also decode the prompt plainly, alternating with speculative decoding, and print the measured speed-up."""
     record: Switch = False
     """Add every round to the JSON: drafted, accepted, lambda, entropies."""
+    log_probs: Switch = False
+    """Add the target's log-probability of every token to the JSON: log_probs at temperature 1 without truncation, and
+    warped_log_probs as sampled."""
     rejected: Switch = True
     """Hide rejected drafts on a terminal."""
     phases: Switch = False
@@ -110,6 +113,8 @@ class GenerateFile(Citing):
     """Rows decoded at once, or as many as fit. Costs are measured for it, and draft lengths go by them (--costs)."""
     tokens: Switch = False
     """Write every result's token ids too."""
+    log_probs: Switch = False
+    """Write the target's log-probabilities of its tokens too, as `generate --log-probs` does."""
     overwrite: Switch = False
     """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
     distributed: Switch = False

@@ -22,6 +22,8 @@ class Settings(Decoding, Drafting, Rules, Models):
 
     phases: bool = False
     """Watch them, also where no rule reads them."""
+    log_probs: bool = False
+    """Gather those of all tokens."""
 
     def __post_init__(self) -> None:
         SamplingParams.__post_init__(self)
@@ -74,7 +76,9 @@ def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more
         "dtype": settings.dtype,
         "costs": settings.costs,
     }
-    return measured_pair(settings.target, _drafters(settings), policy=policy, verifier=verifier, **{**options, **more})
+    options |= {"policy": policy, "verifier": verifier, **more}
+    pair = measured_pair(settings.target, _drafters(settings), **options)
+    return pair.with_log_probs() if settings.log_probs else pair
 
 
 def _drafters(settings: Settings) -> Any:

@@ -30,8 +30,12 @@ def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
 
 
 def readable(state: DecodeState) -> DecodeState:
-    """Tokens, lengths, counts and records of all rows on the host; other fields are ()."""
-    return on_host(state._replace(**dict.fromkeys(UNREAD, ())))
+    """Tokens, lengths, counts and records of all rows on the host; other fields are ().
+
+    `monitor` is what `monitors.log_probs` gathered, if it watches.
+    """
+    unread = dict.fromkeys(UNREAD, ()) | {"monitor": getattr(state.monitor, "log_probs", ())}
+    return on_host(state._replace(**unread))
 
 
 def fresh_state(

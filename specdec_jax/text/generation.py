@@ -44,6 +44,8 @@ class Generation(NamedTuple):
     prefill_seconds: float
     compile_seconds: float  # 0 when everything was compiled before
     rounds: list[dict[str, Any]] | None = None  # per round, when asked for
+    log_probs: list[float] | None = None  # nats, the target's raw ones of the tokens, when asked for
+    warped_log_probs: list[float] | None = None  # of the distribution as sampled
 
 
 def generate(
@@ -63,8 +65,9 @@ def generate(
             `max_draft_length`, `dtype`, `verification_widths` ...) build it, with `costs` and `batch` of
             `measured_pair`: by default the pair's costs are measured, once a machine.
         record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
-        options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew); and those of
-            `prepare`: chat, system, calibration.
+        options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew);
+            `log_probs=True`, for those of all tokens (`Pair.with_log_probs`); and those of `prepare`: chat, system,
+            calibration.
 
     Raises:
         ValueError: bad input, named, before anything compiles.
@@ -242,6 +245,7 @@ def finish(
         reason = "length"
     counts = jax.tree.map(lambda leaf: leaf[row : row + 1], state.statistics)
     rounds = None if state.record is None else recorded_rounds(state, row)
+    raw, warped = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor] or (None, None)
     return Generation(
         text=text,
         tokens=tokens,
@@ -252,6 +256,8 @@ def finish(
         prefill_seconds=prefilled.prefill_seconds,
         compile_seconds=prefilled.compile_seconds,
         rounds=rounds,
+        log_probs=raw,
+        warped_log_probs=warped,
     )
 
 
@@ -273,15 +279,16 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
     builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
     changes = {"policy", "verifier", "monitor"}
-    names = asks | (builds if pair is None else changes)
+    names = asks | (builds if pair is None else changes) | {"log_probs"}
     samples = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in options:
         if name not in names:
             why = " (the pair given already has one)" if name in builds else nearest(name, names | samples)
             why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
             raise ValueError(f"generate has no option {name!r}{why}")
-    building = {name: value for name, value in options.items() if name not in asks}
+    building = {name: value for name, value in options.items() if name not in asks | {"log_probs"}}
     pair = measured_pair(**building) if pair is None else pair.using(**building) if building else pair
+    pair = pair.with_log_probs() if options.get("log_probs") else pair
     return pair, {name: value for name, value in options.items() if name in asks}
 
 

@@ -30,6 +30,7 @@ from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
+from specdec_jax.monitors.log_probs import log_probs
 from specdec_jax.monitors.phases import phases
 from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
 from specdec_jax.stopping.survival import survival
@@ -87,6 +88,10 @@ class Pair(NamedTuple):
         monitor = _watching(policy, verifier, monitor or self.monitor)
         decoder = _decoder(parts.target, parts.drafter, policy.bare, verifier.bare, _bare(monitor), parts.widths)
         return _checked(self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor))
+
+    def with_log_probs(self) -> "Pair":
+        """The same pair, with the target's log-probability of every token (`monitors.log_probs`) in its Generations."""
+        return self.using(monitor=log_probs(self.target.model.spec.context, self.monitor))
 
 
 def build_pair(

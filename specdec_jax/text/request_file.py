@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ HYPERPARAMETERS = ("policy", "verifier")
 FIELDS = ("prompt", "system", "id", "stop", *WHOLE, *NUMBERS, *HYPERPARAMETERS)
 LARGEST = 2**53  # of whole numbers: beyond, floating point skips some
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
+LOG_PROBS = ("log_probs", "warped_log_probs")
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,17 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
 
 
 def result_line(number: int, fields: Mapping[str, Any], result: Generation, with_tokens: bool) -> bytes:
-    """A line of the output: line number, id, text, why it ended, and counts; never a time."""
+    """A line of the output: line number, id, text, why it ended, what else was asked for, and counts; never a time."""
     counts = {name: result.statistics[name] for name in COUNTS}
     text = {"text": result.text, "finish_reason": result.finish_reason}
     tokens = {"tokens": result.tokens} if with_tokens else {}
+    log_probs = {
+        name: [value if value > -math.inf else None for value in values]  # JSON has no infinity
+        for name in LOG_PROBS
+        if (values := getattr(result, name)) is not None
+    }
     sizes = {"num_prompt_tokens": len(result.prompt_tokens), "num_tokens": len(result.tokens)}
-    return _line({"line": number, **_id(fields), **text, **tokens, **sizes, **counts})
+    return _line({"line": number, **_id(fields), **text, **tokens, **log_probs, **sizes, **counts})
 
 
 def error_line(number: int, fields: Mapping[str, Any], error: Exception) -> bytes:

@@ -50,6 +50,8 @@ class Chunk(NamedTuple):
     kinds: list[str]  # a token: as `decoding.statistics.kinds_of` has them
     rejected: list[int]  # drafts of this round that were rejected
     threshold: float  # the policy's, NaN where it has none
+    log_probs: Sequence[float] = ()  # of its tokens, as a Generation's
+    warped_log_probs: Sequence[float] = ()
 
 
 class Stream(Iterator[Chunk]):
@@ -244,7 +246,7 @@ def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
 
 def _chunks(state: DecodeState, played: int) -> list[Chunk]:
     """The rounds of row 0 of a `readable` state after the first `played`, their text still empty."""
-    end = int(state.length[0])
+    prompt, end = int(state.prompt_length[0]), int(state.length[0])
     rounds = recorded_rounds(state, skipped=played)
     begin = end - sum(int(round_["emitted"]) for round_ in rounds)
     tokens = state.tokens[0].tolist()
@@ -253,7 +255,10 @@ def _chunks(state: DecodeState, played: int) -> list[Chunk]:
         emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))
         kinds = kinds_of(round_)
         rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []
-        chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, float(round_["threshold"])))
+        new = slice(begin - prompt, begin - prompt + emitted)
+        log_probs = [leaf[0, new].tolist() for leaf in state.monitor]
+        threshold = float(round_["threshold"])
+        chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, threshold, *log_probs))
         begin += emitted
     return chunks
 

@@ -79,12 +79,13 @@ def test_drafting_is_compared_with_plain_decoding(capsys, models, expected):
 
 def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, expected):
     arguments = ["hello", *models, *SHORT, *STATIC]
-    code, out, err = run(capsys, *arguments, "--json", "--record", "--cite")
+    code, out, err = run(capsys, *arguments, "--json", "--record", "--cite", "--log-probs")
     assert code == 0 and out.count("\n") == 1 and err == citations(static(), rejection()) + "\n"
     result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (result["text"], result["tokens"]) == (expected.text, expected.tokens)
     assert result["statistics"]["num_emitted_tokens"] == 12 and result["finish_reason"] == "length"
-    assert sum(round_["emitted"] for round_ in result["rounds"]) == 12
+    assert sum(round_["emitted"] for round_ in result["rounds"]) == 12 == len(result["log_probs"])
+    assert max(result["log_probs"]) < 0 and result["warped_log_probs"] == [0.0] * 12  # greedy
     assert result["statistics"]["mean_draft_length"] == 1  # the policy's hyperparameters arrived
 
 
@@ -137,6 +138,7 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
         (["x", "--drafter", "prompt_lokup"], "no drafter 'prompt_lokup'; did you mean 'prompt_lookup'"),
         (["x", "--calibration", "nowhere.json"], "no calibration at nowhere.json"),
         (["x", "--record"], "--record needs --json"),
+        (["x", "--log-probs"], "--log-probs needs --json"),
         (["x", "--profile", "/dev/null/x"], "cannot write the profile folder '/dev/null/x'"),
         (["x", "--target", "nowhere"], "no model 'nowhere'"),
     ],

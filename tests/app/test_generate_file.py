@@ -132,8 +132,10 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     assert run(models, source, output) == 2
     assert "does not say what it is" in capsys.readouterr().err
     assert output.read_bytes() == before
-    assert run(models, source, output, "--overwrite") == 1
+    assert run(models, source, output, "--overwrite", "--log-probs") == 1
     assert output.read_bytes() != before
+    good = [line for line in read(output) if "error" not in line]
+    assert good and all(len(line["log_probs"]) == line["num_tokens"] == len(line["warped_log_probs"]) for line in good)
     assert (tmp_path / "out.jsonl.old").read_bytes() == before
 
 

@@ -55,9 +55,8 @@ def print_json(chunks: Stream, record: bool = False) -> bool:
         for _ in chunks:
             pass
         finished = True
-    fields = chunks.result()._asdict()
-    if not record:
-        del fields["rounds"]
+    result = chunks.result()._replace(**{} if record else {"rounds": None})
+    fields = {name: value for name, value in result._asdict().items() if value is not None}  # what was asked for
     print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
     return finished
 

@@ -1,0 +1,72 @@
+"""Log-probabilities of the emitted tokens: what the target said of each of them in the pass that verified it."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.decoding.sampling import distributions
+from specdec_jax.hyperparameters import host
+from specdec_jax.strategy import strategy
+from specdec_jax.types import Array, Monitor, MonitorState, RoundContext, VerificationResult
+
+
+class LogProbs(NamedTuple):
+    """Of each row's new tokens in their order, nats; entries beyond the emitted tokens are meaningless."""
+
+    raw: Array  # [B, N] float32, at temperature 1 without truncation
+    warped: Array  # [B, N] float32, of the distribution as sampled: at temperature 0 that of one token is 0
+
+
+class LogProbsState(NamedTuple):
+    log_probs: LogProbs
+    watched: MonitorState  # of the monitor inside
+
+    @property
+    def phase(self) -> Array:
+        """[B] int32, where the monitor inside watches phases."""
+        return self.watched.phase
+
+
+@strategy
+def log_probs(longest: int = 2048, monitor: Monitor | None = None) -> Monitor:
+    """Gathers the target's log-probability of every emitted token, in `state.monitor.log_probs`.
+
+    They are those of `Decoder.score` (`raw` with its default warp, `warped` with the request's), up to the rounding of
+    passes of other widths. A lossy verifier may emit tokens of `warped` minus infinity.
+
+    Args:
+        longest: N, most new tokens of a row: those beyond have no entry.
+        monitor: what else watches the text, such as `phases()`.
+
+    Hyperparameters (`init`): those of the monitor inside.
+
+    Raises:
+        ValueError: longest below 1.
+    """
+    if longest < 1:
+        raise ValueError(f"longest must be at least 1, got {longest}")
+
+    def init(batch: int, **hyperparameters: Any) -> LogProbsState:
+        nothing = host(np.zeros((batch, longest), np.float32))
+        watched = () if monitor is None else monitor.init(batch, **hyperparameters)
+        return LogProbsState(LogProbs(nothing, nothing), watched)
+
+    def observe(
+        state: LogProbsState, logits: Array, result: VerificationResult, context: RoundContext
+    ) -> LogProbsState:
+        tokens = result.tokens[:, : logits.shape[1]]
+        seen = distributions(logits[:, : tokens.shape[1]], context.warp)
+        place = jnp.arange(longest, dtype=jnp.int32)[None, :] - context.emitted[:, None]  # in this round
+        new = (place >= 0) & (place < result.length[:, None])
+
+        def extended(entries: Array, log_prob: Array) -> Array:
+            of_round = jnp.take_along_axis(log_prob, tokens[:, :, None], axis=2)[:, :, 0]
+            return jnp.where(new, jnp.take_along_axis(of_round, place, axis=1, mode="clip"), entries)
+
+        assert seen.raw_log_prob is not None  # they are made of logits
+        held = LogProbs(*map(extended, state.log_probs, (seen.raw_log_prob, seen.log_prob)))
+        watched = () if monitor is None else monitor.observe(state.watched, logits, result, context)
+        return LogProbsState(held, watched)
+
+    return Monitor(init, observe, {} if monitor is None else monitor.hyperparameters)
