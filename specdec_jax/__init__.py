@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specdec_jax.text.generation import build_pair as build_pair
     from specdec_jax.text.generation import generate as generate
     from specdec_jax.text.pair import measure_costs as measure_costs
+    from specdec_jax.text.sampler import sampler as sampler
     from specdec_jax.text.sampling_params import SamplingParams as SamplingParams
     from specdec_jax.text.streaming import Chunk as Chunk
     from specdec_jax.text.streaming import stream as stream
@@ -50,6 +51,7 @@ _HOMES = {
     "ModelParams": "decoding.rounds",
     "make_warp": "decoding.sampling",
     "SamplingParams": "text.sampling_params",
+    "sampler": "text.sampler",
     "strategy": "strategy",
     "summarise": "decoding.statistics",
     "Chunk": "text.streaming",

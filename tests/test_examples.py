@@ -1,10 +1,11 @@
-"""docs/first_generation.md and docs/every_rule.md are run as a reader would, on a tiny pair."""
+"""docs/first_generation.md, docs/every_rule.md and docs/training.md are run as a reader would, on tiny models."""
 
 import json
 import re
 import shlex
 from importlib import import_module
 
+import jax
 import pytest
 from pages import ROOT, blocks, documented_columns
 from tiny_pair import write_pair
@@ -53,3 +54,14 @@ def test_every_rule_on_one_recording(models, capsys):
     assert "adaedl-keep" in out and "0.7" in out, "the table by rule and temperature"
     columns = documented_columns("Replays (`policies`")
     assert all(columns == {*row} for row in read_rows("runs/demo-rules"))
+
+
+def test_sampling_in_a_training_loop(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks("training.md", "python"))
+    assert code.count("STEPS = 32, 24, 64, 300") == 1
+    with jax.numpy_dtype_promotion("standard"):  # optax multiplies Python numbers
+        exec(compile(code.replace("64, 300", "8, 3"), "training.md", "exec"), seen := {})
+    assert len(seen["curves"]) == 2 and capsys.readouterr().out.count("of drafts accepted at the end") == 2
+    assert seen["step"]._cache_size() == 3, "refreshed parameters compiled"
+    assert (tmp_path / "drift.png").stat().st_size > 10_000

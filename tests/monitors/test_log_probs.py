@@ -1,12 +1,15 @@
-"""Log-probabilities of emitted tokens are the scores of the text, however it was decoded."""
+"""Log-probabilities of emitted tokens are the scores of the text, however it was decoded; and the sampler."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_llama import noisy_pair
 from tiny_pair import write_pair
 from tiny_t5 import padded
 from tiny_t5 import write_pair as write_t5
 
+import specdec_jax as sd
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding.sampling import log_probabilities, make_warp
 from specdec_jax.monitors import log_probs, phases
@@ -125,3 +128,37 @@ def test_the_built_in_pair(smollm2_float32, smollm2_drafter_float32):
     for warp in WARPS[:2]:
         result = generate(PROMPTS[1], sampling(32, **warp), pair=pair, log_probs=True)
         assert_scored(pair, result, warp, atol=2e-3)
+
+
+# The sampler
+
+
+def test_samples_are_those_of_the_decoder_and_new_parameters_compile_nothing():
+    model, params, noisy = noisy_pair()
+    drafter, sampling = sd.drafters.model(model, 3), SamplingParams(max_new_tokens=10, temperature=0.9, top_p=0.8)
+    sample, traced = sd.sampler(model, drafter, sampling, policy=static(), prefill_chunk=4), []
+
+    @jax.jit
+    def step(params, drafter_params, prompts, seed):
+        traced.append(seed)
+        return sample(params, drafter_params, prompts, seed)
+
+    decoder = sd.build_decoder(model, drafter, static(), sd.verification.rejection(), prefill_chunk=4)
+    prompts = [[5, 7, 9], [11, 3]]
+    for seed, scale in (1, 1.0), (8, 1.1):
+        both = [jax.tree.map(lambda leaf, scale=scale: scale * leaf, tree) for tree in (params, noisy)]
+        found = step(*both, [np.array(prompt) for prompt in prompts], seed)
+        weights, warp = sd.ModelParams(*both), make_warp(2, 0.9, top_p=0.8)
+        state = decoder.run(weights, decoder.prefill(weights, prompts, max_new_tokens=10, warp=warp, seed=seed))
+        begin, end = np.asarray(state.prompt_length), np.asarray(state.length)
+        np.testing.assert_array_equal(found.mask.sum(axis=1), end - begin)
+        for row in range(2):
+            text = np.asarray(state.tokens)[row, : end[row]]
+            np.testing.assert_array_equal(found.tokens[row, found.mask[row]], text[begin[row] :])
+            said = decoder.score(weights, text[None], make_warp(1, 0.9, top_p=0.8)).log_p[0, begin[row] - 1 :]
+            np.testing.assert_allclose(found.log_probs.warped[row, found.mask[row]], said, atol=CLOSE)
+        assert not found.tokens[~found.mask].any() and not found.log_probs.raw[~found.mask].any()
+        np.testing.assert_array_equal(sample(*both, prompts, seed).tokens, found.tokens)
+    assert len(traced) == 1
+    with pytest.raises(ValueError, match="decodes no text.*stop='x'"):
+        sd.sampler(model, drafter, SamplingParams(stop="x"))
