@@ -4,6 +4,7 @@ Question:  Does 1 - sqrt(0.2 H) lie below the chance that a token is accepted, w
            factor fits, pair by pair, and is the cross-entropy 1.4 times the entropy, as gamma = 0.2 assumes? What does
            AdaEDL bring with 0.2, with the fitted factor, and with a lambda chosen for the pair?
 Command:   python -m experiments.entropy TRACES... [--entropy-factor 0.2] [--costs cost_model.json]
+           python -m experiments.entropy siblings TRACES... for the second candidate and the third
            traces of each pair by: python -m experiments.record --target ... --drafter ... --out runs/PAIR
 Time:      half a minute a pair and temperature on 2 cores; --smoke needs no trace
 Expected:  the built-in pair: greedy and at temperature 1 the bound lies well below the mean acceptance of every bin
@@ -31,10 +32,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from experiments.lib import siblings
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, at_temperature, interval, markdown
-from experiments.lib.commands import command
+from experiments.lib.commands import command, with_studies
 from experiments.lib.options import check_least
 from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, rule
@@ -285,7 +287,7 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     return tables.lines_figure(lines, axes, styles, columns=min(PANELS, len(lines)))
 
 
-main = command(Entropy, study, __doc__)
+main = with_studies(command(Entropy, study, __doc__, "python -m experiments.entropy"), siblings=siblings.main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,7 @@
 import pytest
 from reciters import TEXT, byte_level, sentence_piece
 
-from experiments import retokenize
+from experiments.lib import retokenize
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,8 @@
-"""`python -m experiments.siblings`: its table, from made-up traces and from files."""
+"""`python -m experiments.entropy siblings`: its table, from made-up traces and from files."""
 
 import pytest
 
-from experiments import siblings
+from experiments import entropy
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.replay.trace import save_trace
 
@@ -10,7 +10,7 @@ from specdec_jax.replay.trace import save_trace
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     out = tmp_path_factory.mktemp("siblings") / "run"
-    assert siblings.main(["--smoke", "--out", str(out)]) == 0
+    assert entropy.main(["siblings", "--smoke", "--out", str(out)]) == 0
     return (out / "table.md").read_text()
 
 
@@ -35,5 +35,5 @@ def test_the_rules_are_replayed_on_every_machine(table):
 
 def test_a_trace_without_candidates_is_refused(tmp_path, capsys):
     save_trace(tmp_path / "trace-0.npz", made_up_trace()._replace(candidate=None))
-    assert siblings.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert entropy.main(["siblings", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "does not say which candidate is right" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 Question:  Where the first draft is rejected, what is the chance h that the next candidate is the target's token, by
            depth, entropy, task and temperature; and how much faster are rounds that verify siblings too?
-Command:   python -m experiments.siblings TRACES... [--costs cost_model.json]
+Command:   python -m experiments.entropy siblings TRACES... [--costs cost_model.json]
            traces by: python -m experiments.record --drafter smollm2-drafter-reading@8192 --out runs/PAIR
 Time:      a minute a trace on 2 cores; --smoke needs no trace
 Expected:  docs/combs.md
@@ -13,7 +13,6 @@ texts. Combs are replayed; trees cannot be, and are decoded: python -m experimen
 """
 
 import itertools
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +102,4 @@ def replayed_table(source: Source, longest: int) -> str:
     return markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines)
 
 
-main = command(Siblings, study, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(Siblings, study, __doc__, "python -m experiments.entropy siblings")

@@ -2,7 +2,7 @@
 
 Question:  A drafter of another vocabulary drafts a text from the end of one of the target's tokens on. Of the target's
            tokens of that text, how many are proposed before the first that is another?
-Command:   python -m experiments.retokenize --target TARGET --drafter DRAFTER
+Command:   python -m experiments.parity retokenize --target TARGET --drafter DRAFTER
 Time:      a minute; no weights are read
 Expected:  docs/drafters.md, "Text that is tokenised again"
 Output:    a table: a line a way, a column a kind of text
@@ -12,7 +12,6 @@ is what decoding does; and the target's tokenizer given the drafted text, which 
 read from .gguf files, folders or hub ids, whatever the model.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +152,4 @@ def by_tables(merges: Tables, drafts: int, vocab_size: int) -> Way:
     return way
 
 
-main = command(Retokenize, compare, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(Retokenize, compare, __doc__, "python -m experiments.parity retokenize")
