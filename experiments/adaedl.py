@@ -116,7 +116,7 @@ def paper_tables(options: Tables, console: Console) -> None:
     })  # fmt: skip
     blocks, lines = [tables.about(run)], {}
     for source, title in tables.sections(run):
-        table, panels = by_length(source, runs.of_source(rows, source), title)
+        table, panels = by_length(source, runs.by_source(rows, source), title)
         blocks += [f"## {title}", table] if panels else []
         lines |= panels
     blocks += ["## What AdaEDL gains", gains_table(run, rows)]
@@ -177,7 +177,7 @@ def gains_table(run: Run, rows: Sequence[Row]) -> str:
     lines = []
     for source, title in tables.sections(run):
         for name, task in tasks_of_sets(source).items():
-            here = runs.of_source(rows, source, task)
+            here = runs.by_source(rows, source, task)
             best = {method: fastest(here, method) for method in OURS}
             paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
             for other in ("static", "max-confidence"):
@@ -219,7 +219,7 @@ def factor(options: Factor, console: Console) -> None:
     })  # fmt: skip
     blocks = [tables.about(run)]
     for source, title in tables.sections(run):
-        here = runs.of_source(rows, source)
+        here = runs.by_source(rows, source)
         blocks.append(f"## {title}")
         for kind in KINDS:
             mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
@@ -274,7 +274,7 @@ def moving_lambda(options: Lambda, console: Console) -> None:
     blocks = [tables.about(run), f"The checked token is {'kept' if options.keep_checked_token else 'discarded'}."]
     lines, per_text = {}, lambda row: f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in tables.sections(run):
-        here = runs.of_source(rows, source)
+        here = runs.by_source(rows, source)
         whole = {key: runs.find(here, what=key, task=ALL) for key in variants}
         tuned = {key: whole[key] for key in TUNED}
         blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
@@ -352,7 +352,7 @@ def long_texts(options: Long, console: Console) -> None:
     lines, courses = [], {}
     for source, title in tables.sections(run):
         for name in options.rules:
-            mine = [row for row in runs.of_source(rows, source) if row["rule"] == name]
+            mine = [row for row in runs.by_source(rows, source) if row["rule"] == name]
             title_of_rule, end = f"{name}, {title.lower()}", mine[0]["forgotten_tokens"]
             rounds = [row["forgotten_rounds"] for row in mine]
             when = ["never", NONE] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]

@@ -98,7 +98,7 @@ def study(options: Entropy, console: Console) -> None:
     rows = runs.sweep(run, variants())
     blocks = [tables.about(run), *pairs_tables(run, rows, comparisons)]
     for source, title in titled(run):
-        here = {row["task"]: row for row in runs.of_source(comparisons, source)}
+        here = {row["task"]: row for row in runs.by_source(comparisons, source)}
         blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here, options.entropy_factor)]
     write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
@@ -224,8 +224,8 @@ def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> l
     words = (f"{first} over {other}".replace("adaedl, ", "") for first, other in GAINS)
     lines, bins = [], []
     for source, title in titled(run):
-        here = {name: runs.find(runs.of_source(rows, source, ALL), what=name) for name in variants()}
-        (comparison,) = runs.of_source(comparisons, source, ALL)
+        here = {name: runs.find(runs.by_source(rows, source, ALL), what=name) for name in variants()}
+        (comparison,) = runs.by_source(comparisons, source, ALL)
         shared = source.trace.about.get("probability_shared")
         about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
         speed = [interval(runs.speedup(row)) for row in here.values()]
@@ -276,7 +276,7 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     styles = {name: {"color": COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))}
     lines = {}
     for source, title in titled(run):
-        (comparison,) = runs.of_source(comparisons, source, ALL)
+        (comparison,) = runs.by_source(comparisons, source, ALL)
         entropy = [bin_["entropy"] for bin_ in comparison["fine"]]
         smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
         bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (factor, comparison["fits"]["squares"][0])]

@@ -127,7 +127,7 @@ def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
     for task, texts in source.tasks.items():
         if (task == ALL) == several:
             continue
-        here = {row["what"]: row for row in runs.of_source(rows, source, task)}
+        here = {row["what"]: row for row in runs.by_source(rows, source, task)}
         static = here[STATIC]
         length = rule(STATIC).settings()[int(np.argmax(static["curve"]))]["draft_length"]
         over = {name: runs.gain(row, static) for name, row in here.items() if name != STATIC}

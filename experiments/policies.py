@@ -125,7 +125,7 @@ def study(options: Policies, console: Console) -> None:
         every = [name for name in every if replays_lengths(rule(name))]
     variants = over | variants_of((STATIC,), ()) | variants_of(options.rules or every, options.settings)
     rows = runs.sweep(run, variants | references)
-    shown = [shown_of(run, source, runs.of_source(rows, source)) for source in run.sources]
+    shown = [shown_of(run, source, runs.by_source(rows, source)) for source in run.sources]
     points = {
         title: [(name, *runs.speedup(row)) for name, row in entry.whole.items()]
         for entry, (_, title) in zip(shown, tables.sections(run), strict=True)
@@ -351,12 +351,12 @@ def by_machine(options: Policies, console: Console) -> None:
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
     blocks, lines = [tables.about_traces(run)], {}
     for title, mine in sections.items():
-        here = [{row["what"]: row for row in runs.of_source(rows, source, ALL)} for source in mine]
+        here = [{row["what"]: row for row in runs.by_source(rows, source, ALL)} for source in mine]
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
         ratios = [source.costs.ratio for source in mine]
         lines[title] = {name: (ratios, [runs.speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
     if options.groups:
-        cells = [(source, {row["what"]: row for row in runs.of_source(rows, source, ALL)}) for source in sources]
+        cells = [(source, {row["what"]: row for row in runs.by_source(rows, source, ALL)}) for source in sources]
         blocks += ["## All pairs", pairs.NOTE, pairs.pairs_table(cells, list(played))]
     colours = rule_colours(list(played)) | {ORACLE: INK}
     styles = {

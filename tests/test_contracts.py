@@ -19,7 +19,7 @@ from specdec_jax.drafters import model as model_drafter
 from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.models import llama
 from specdec_jax.stopping import static
-from specdec_jax.text.pair import NEED_MODELS
+from specdec_jax.text.pair import MODEL_DRAFTERS
 from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.types import Draft, Drafter, RoundContext, StoppingPolicy, VerificationResult, Verifier
 from specdec_jax.verification import rejection
@@ -121,7 +121,7 @@ def test_a_policys_hyperparameters_are_traced_and_checked(name):
 def test_a_strategy_is_a_value(kind, name):
     """Equal when called alike, changed by hyperparameters and not compiled by them, and written as it is read."""
     factory = find_factory(kind, name)
-    if name in NEED_MODELS:
+    if name in MODEL_DRAFTERS:
         return
     value = factory()
     assert value.call is not None and value.name == name, f"@strategy belongs above {name}()"

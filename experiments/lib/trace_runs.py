@@ -364,7 +364,7 @@ def half_of(texts: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(texts) < texts // 2
 
 
-def of_source(rows: Iterable[Row], source: Source, task: str | None = None) -> list[Row]:
+def by_source(rows: Iterable[Row], source: Source, task: str | None = None) -> list[Row]:
     """The rows of a source, of one task if that is given."""
     return [row for row in rows if (row["group"], row["temperature"]) == source[:2] and task in (None, row["task"])]
 

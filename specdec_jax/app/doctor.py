@@ -27,7 +27,7 @@ from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading import LoadedModel, needs_translation, outline, refuse_encoders
-from specdec_jax.loading.across import said_of, way_for
+from specdec_jax.loading.across import describe_join, way_for
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.intersection import probability_shared
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
@@ -166,7 +166,7 @@ def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
     if not refusal:
         joined = f"agree: {target.tokenizer.vocab_size:,} tokens"
         if needs_translation(target, drafter):
-            joined = f"differ: {said_of(way_for(target, drafter), target.tokenizer, drafter.tokenizer)}"
+            joined = f"differ: {describe_join(way_for(target, drafter), target.tokenizer, drafter.tokenizer)}"
         page.console.print(f"The vocabularies {joined}.")
         if reading := DraftModel.of(drafter.model).reading:
             layers = ", ".join(map(str, reading.layers))

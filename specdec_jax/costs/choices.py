@@ -17,7 +17,7 @@ MEASURED, ESTIMATED = "measured", "estimated"
 VARIABLE = "SPECDEC_JAX_COSTS"  # the default of `costs`: one of these words, or a file
 DRAFTS = 7  # of a round at the most, where nothing certain is known of the machine
 LEAST_SAVING = 0.03  # of a pass, that a narrower width must save: each is compiled, about 3 s on two cores
-WAITING = 1.5  # factor on the cost of drafting for rules that decide by row in a batch (docs/batches.md)
+BATCH_COST_FACTOR = 1.5  # factor on the cost of drafting for rules that decide by row in a batch (docs/batches.md)
 PREDICTABLE = 0.9  # acceptance of a token on text that a drafter predicts well; longer drafts pay nowhere else
 
 
@@ -80,10 +80,10 @@ def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -
 
     `drafter_cost` is c, `verification_times` the pass that verifies k drafts and `verification_cost` what one more
     verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
-    rounds are as long as the longest draft: there drafting costs `WAITING` times as much.
+    rounds are as long as the longest draft: there drafting costs `BATCH_COST_FACTOR` times as much.
     """
     longest = max_draft_length if policy.rounds is None else costs.widths[-1] - 1  # a tree may fill the widest pass
-    waiting = WAITING if costs.batch > 1 and not policy.joins_rows else 1.0
+    waiting = BATCH_COST_FACTOR if costs.batch > 1 and not policy.joins_rows else 1.0
     times = costs.verification_times(longest)
     times = times[0] + waiting * (times - times[0])
     decided: Mapping[str, Any] = {

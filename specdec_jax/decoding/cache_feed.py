@@ -50,7 +50,7 @@ def feed_long(
     return feed(model, params, cache, tokens, valid, wanted, chunk)
 
 
-def noted(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:
+def note_tokens(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:
     """The cache for a pass of tokens [B, T] that the model's `head` or `reading` makes; `apply` does so itself."""
     head = DraftModel.of(model).head
     return cache if head is None else head.note(params, tokens, cache)
@@ -62,7 +62,7 @@ def window(tokens: Array, start: Array, size: int) -> Array:
     return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1, mode="clip")
 
 
-def keep_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> Array:
+def store_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> Array:
     """reads [B, S, P] with what was kept [B, T, P] of positions start[b] ... start[b] + count[b] - 1.
 
     What is read of a position belongs to the next, and goes to that one's slot. Entries beyond `count` are dropped.

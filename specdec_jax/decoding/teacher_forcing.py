@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.cache_feed import check_reads, keep_reads, noted, reads_at
+from specdec_jax.decoding.cache_feed import check_reads, note_tokens, reads_at, store_reads
 from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Params
 
 PREFILL = 64  # prompt tokens a pass takes
@@ -56,9 +56,9 @@ def feed_both(
     assert target.hidden.streams is not None  # init_caches looked
     start = caches.target.length
     p_logits, hidden, target_cache = target.hidden.streams(params[0], tokens, caches.target, reading.layers)
-    reads = keep_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
+    reads = store_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
     here = reads_at(reads, start, tokens.shape[1])
-    drafter_cache = noted(drafter, params[1], caches.drafter, tokens)
+    drafter_cache = note_tokens(drafter, params[1], caches.drafter, tokens)
     q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, drafter_cache)
     if drafter.head is not None:
         q_logits = drafter.head.spread(params[1], drafter_cache, q_logits)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import feed_long, keep_reads, noted, reads_at
+from specdec_jax.decoding.cache_feed import feed_long, note_tokens, reads_at, store_reads
 from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters.model import FED, WIDE, at_end, first_pass, model, next_of, still_valid, with_token
 from specdec_jax.strategy import strategy
@@ -78,7 +78,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         def open(going: Array) -> _Memory:
             wanted = jnp.where(going, _missing(state, context.length), 0)
             with jax.named_scope("draft_feed"):
-                cache, _ = feed_long(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
+                cache, _ = feed_long(reader(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
             cache, last = first_pass(language_model, params, cache, tokens, context.length)
             first = reads_at(state.reads, cache.length, FED)
             return _Memory(cache, last, first, jnp.zeros_like(first[:, 0]))
@@ -112,7 +112,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         """
         del params, tokens
         if seen is not None:
-            after = keep_reads(state.reads, seen.taken, seen.start, seen.count)
+            after = store_reads(state.reads, seen.taken, seen.start, seen.count)
             num_reads = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.num_reads)
             state = state._replace(reads=after, num_reads=num_reads)
         return state._replace(valid=still_valid(state.valid, length))
@@ -123,15 +123,15 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         """Feed what is missing and was read, up to the last two tokens."""
         state = commit(params, state, tokens, length, seen)
         wanted = _missing(state, length)
-        cache, valid = feed_long(fed_with(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
+        cache, valid = feed_long(reader(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
 
-    def fed_with(state: ReadingState) -> LanguageModel:
+    def reader(state: ReadingState) -> LanguageModel:
         """The model over known text, whose reads lie at the slots of its tokens."""
 
         def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
             here = reads_at(state.reads, cache.length, tokens.shape[1])
-            logits, _, cache = reads.apply(params, tokens, here, noted(draft_model, params, cache, tokens))
+            logits, _, cache = reads.apply(params, tokens, here, note_tokens(draft_model, params, cache, tokens))
             return logits, cache
 
         return language_model.replace(apply=apply)

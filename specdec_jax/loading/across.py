@@ -30,14 +30,14 @@ def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = 
     Then `report` is called with a line that says how, and why.
 
     Raises:
-        ValueError: as `needs_translation` and `with_targets_tokens`.
+        ValueError: as `needs_translation` and `translate_vocabulary`.
     """
     if not needs_translation(target, drafter):
         return drafter
     way = way_for(target, drafter)
-    joined = with_targets_tokens(target, drafter, way)
+    joined = translate_vocabulary(target, drafter, way)
     if report is not None:
-        how = said_of(way, target.tokenizer, drafter.tokenizer, joined.params.tokens.size)
+        how = describe_join(way, target.tokenizer, drafter.tokenizer, joined.params.tokens.size)
         report(f"{drafter.name} has another vocabulary than {target.name}: {how}")
     return joined
 
@@ -77,14 +77,14 @@ def asked_for(drafter: Any) -> str:
     return suffix if suffix in WAYS else ""
 
 
-def said_of(way: str, target: Tokenizer, drafter: Tokenizer, count: int | None = None) -> str:
+def describe_join(way: str, target: Tokenizer, drafter: Tokenizer, count: int | None = None) -> str:
     """In words, how it drafts and what both have: `count` tokens, where they are counted already."""
     count = int((translation(target, drafter, target.vocab_size)[0] >= 0).sum()) if count is None else count
     both = f"{count:,} tokens that both have, {share_of(target, drafter, SAMPLE_TEXT):.0%} of those of a sample text"
     return f"it drafts the {both}" if way == TOKENS else f"what it drafts is tokenised again, not only the {both}"
 
 
-def with_targets_tokens(target: Any, drafter: Any, way: str) -> Any:
+def translate_vocabulary(target: Any, drafter: Any, way: str) -> Any:
     """The drafter, a `LoadedModel`, in the target's token ids, by `tokens` or by `text`.
 
     Raises:

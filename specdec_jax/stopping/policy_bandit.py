@@ -91,7 +91,7 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         )
         return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=policies)
 
-    ask = functools.partial(_ask, rules)
+    ask = functools.partial(_answer, rules)
     reads = frozenset().union(*(rule.reads for rule in rules))
     return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32), reads)
 
@@ -111,7 +111,7 @@ def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, .
     return tuple(policies)
 
 
-def _ask(
+def _answer(
     rules: tuple[StoppingPolicy, ...], state: PolicyBanditState, question: str, *arguments: Any
 ) -> tuple[Array, PolicyBanditState]:
     """The answer of each row from its arm; other arms keep their states."""

@@ -41,10 +41,10 @@ from specdec_jax.types import Drafter, DraftModel, LanguageModel, Monitor, Param
 from specdec_jax.verification.rejection import rejection
 
 PHASES = phases()
-NEED_MODELS = ("model", "reading", "no_drafter", "multi_drafter")  # files of drafters/ that no name asks for
+MODEL_DRAFTERS = ("model", "reading", "no_drafter", "multi_drafter")  # files of drafters/ that no name asks for
 SMOLLM2_DRAFTER = Models.drafter
 ENCODER_DEFAULT = "prompt_lookup"  # what such a target writes is often in its source
-READS_NONE = "smollm2-drafter@8192"
+EXAMPLE = "smollm2-drafter@8192"
 
 OneDrafter = LoadedModel | Drafter | str
 
@@ -319,7 +319,7 @@ def check_pair(big: LoadedModel, small: LoadedModel) -> None:
     try:
         check_reads(big.model, small.model)
     except ValueError as error:
-        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {READS_NONE}") from None
+        raise ValueError(f"drafter {small.name!r} for target {big.name!r}: {error}, such as {EXAMPLE}") from None
 
 
 def _watching(policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None) -> Monitor | None:
@@ -339,7 +339,7 @@ def _is_drafter(drafter: Any) -> TypeGuard[OneDrafter]:
 
 
 def _modelless() -> list[str]:
-    return [name for name in names("drafter") if name not in NEED_MODELS]
+    return [name for name in names("drafter") if name not in MODEL_DRAFTERS]
 
 
 def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]) -> OneDrafter:

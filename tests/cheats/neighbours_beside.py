@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.contrib.trees import Wanted, comb
+from specdec_jax.contrib.trees import Extras, comb
 
 
 def neighbours_beside():
@@ -14,7 +14,7 @@ def neighbours_beside():
 
     def beside(state, length, room, context, parent):
         more = jnp.roll(context.emitted, 1) > context.emitted
-        return Wanted(jnp.where(more[:, None], state.siblings, 0))
+        return Extras(jnp.where(more[:, None], state.siblings, 0))
 
     def begin(state, context):
         return context.emitted % 4 != 3, state

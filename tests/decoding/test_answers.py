@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.app import cli
-from specdec_jax.contrib.trees import Wanted, comb, survival_tree, traversal
+from specdec_jax.contrib.trees import Extras, comb, survival_tree, traversal
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
@@ -85,8 +85,8 @@ WRONG = [
     (static(), "threshold", lambda state: jnp.float32(1), "threshold .* must answer float32[2]; it answers float32[]"),
     (static(), "init", lambda batch: {"x": jnp.zeros(())}, "init .* leaves are [2,...]; ['x'] is float32[]"),
     (static(), "init", raising, "KeyError: 'lost'"),
-    (COMB, "beside", lambda state, length, room, context, parent: length, "must return Wanted(siblings int32[2,N])"),
-    (TREE, "beside", lambda *given: Wanted(given[1][:, None]), "children int32[2,2])"),
+    (COMB, "beside", lambda state, length, room, context, parent: length, "must return Extras(siblings int32[2,N])"),
+    (TREE, "beside", lambda *given: Extras(given[1][:, None]), "children int32[2,2])"),
     (TREE, "beside", raising, "KeyError: 'lost'"),
     (TREE, "expand", lambda state, drafted, context: drafted, "must answer float32[2,N,2]"),
     (INNER, "verify", lambda state, draft: state, "the verifier's verify .* takes 2 positional arguments"),

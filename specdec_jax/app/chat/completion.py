@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from specdec_jax.app.chat.commands import COMMANDS, TOKENS
 from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
-from specdec_jax.text.pair import NEED_MODELS
+from specdec_jax.text.pair import MODEL_DRAFTERS
 from specdec_jax.text.strategies import choose, find_factory, names
 
 CALL = re.compile(r"(?P<name>[^(]+)\((?P<given>.*)$")  # a call that is being typed
@@ -62,7 +62,7 @@ def _first(*offered: str) -> Callable[[str], Iterator[str]]:
 
 
 def _drafters() -> list[str]:
-    modelless = [name for name in names("drafter") if name not in NEED_MODELS]
+    modelless = [name for name in names("drafter") if name not in MODEL_DRAFTERS]
     return [*BUILTIN, *(f"{name}@8192" for name in DRAFTERS), "none", *modelless]
 
 

@@ -109,7 +109,7 @@ class Terminal:
                 if shown is not None:
                     self._console.print(shown)
             elif line.strip():
-                self._ask(line, script)
+                self._decode(line, script)
         except Exception as error:  # a user's file may fail in any way while it decodes: the conversation goes on
             message = str(error) if isinstance(error, OSError) else describe_error(error)
             self._errors.print(Text(" ".join(f"error: {message}".split()), "red" if self._colours else ""))
@@ -120,7 +120,7 @@ class Terminal:
             self._note("interrupted")
         return True
 
-    def _ask(self, question: str, script: bool) -> None:
+    def _decode(self, question: str, script: bool) -> None:
         session, before = self._chat.session, self._chat.session.last
         wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
         try:

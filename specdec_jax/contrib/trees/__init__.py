@@ -1,12 +1,12 @@
 """Drafts with siblings: combs, trees of depth two, the rules that want them and the verifier that is made for them."""
 
 from specdec_jax.contrib.trees.seams import Children as Children
+from specdec_jax.contrib.trees.seams import Extras as Extras
 from specdec_jax.contrib.trees.seams import SiblingOutcomes as SiblingOutcomes
 from specdec_jax.contrib.trees.seams import TreeDraft as TreeDraft
 from specdec_jax.contrib.trees.seams import TreePolicy as TreePolicy
 from specdec_jax.contrib.trees.seams import TreeResult as TreeResult
 from specdec_jax.contrib.trees.seams import TreeVerifier as TreeVerifier
-from specdec_jax.contrib.trees.seams import Wanted as Wanted
 from specdec_jax.contrib.trees.stopping import comb as comb
 from specdec_jax.contrib.trees.stopping import survival_tree as survival_tree
 from specdec_jax.contrib.trees.verification import traversal as traversal

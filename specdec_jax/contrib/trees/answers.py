@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult, Wanted
+from specdec_jax.contrib.trees.seams import Children, Extras, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
 from specdec_jax.decoding.answers import (
     Probe,
     Sizes,
@@ -106,11 +106,11 @@ def check_answers(
     whole = array(jnp.int32, batch)
     parent = array(jnp.int32, batch, expansions) if expansions else None
     wanted = probe.result("beside", probe.state, whole, whole, context, parent)
-    siblings, children = (dims(getattr(wanted, name, None)) for name in Wanted._fields)
+    siblings, children = (dims(getattr(wanted, name, None)) for name in Extras._fields)
     whole_numbers = all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(wanted))
-    is_wanted = isinstance(wanted, Wanted) and whole_numbers and len(siblings) == 2 and siblings[0] == batch
+    is_wanted = isinstance(wanted, Extras) and whole_numbers and len(siblings) == 2 and siblings[0] == batch
     if not is_wanted or (expansions and children != (batch, expansions)):
-        text = f"Wanted(siblings int32[{batch},N]" + (f", children int32[{batch},{expansions}])" if expansions else ")")
+        text = f"Extras(siblings int32[{batch},N]" + (f", children int32[{batch},{expansions}])" if expansions else ")")
         probe.refuse("beside", f"must return {text}; it returns {words(wanted)}")
     if policy.expand is not None:
         worth = probe.result("expand", probe.state, whole, context)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.contrib.trees.expansion import fed_with, no_children, to_expand, with_children
+from specdec_jax.contrib.trees.expansion import expanded_tokens, no_children, to_expand, with_children
 from specdec_jax.contrib.trees.seams import Children, TreePolicy
 from specdec_jax.contrib.trees.siblings import further_candidates
 from specdec_jax.contrib.trees.sources import PredictBeside
@@ -122,7 +122,7 @@ def _expanded(
         worth = policy.expand(now.policy, now.length, context)[:, : siblings.shape[1]]
         chosen = to_expand(worth, children.parent, now.length, policy.expanded)
         chosen = jnp.where(loop.chain.going[:, None], chosen, -1)
-    fed = fed_with(chosen, siblings)
+    fed = expanded_tokens(chosen, siblings)
     following, after, memory = predict_beside(now.memory, now.length, fed, uniform(index))
 
     def drawn(distribution: Distribution, place: int) -> Array:

@@ -15,7 +15,7 @@ from specdec_jax.contrib.trees.seams import Children
 from specdec_jax.types import Array
 
 
-class Fed(NamedTuple):
+class Expanded(NamedTuple):
     """Siblings that a drafter pass is fed with beside the chain's last tokens; W of them, a row's first ones."""
 
     token: Array  # [B, W] int32
@@ -50,10 +50,10 @@ def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:
     return jnp.stack(chosen, axis=1)
 
 
-def fed_with(chosen: Array, siblings: Array) -> Fed:
+def expanded_tokens(chosen: Array, siblings: Array) -> Expanded:
     """The chosen [B, W] of siblings [B, K, M] drawn so far; meaningless where none is chosen."""
     flat, index = siblings.reshape(siblings.shape[0], -1), jnp.maximum(chosen, 0)
-    return Fed(jnp.take_along_axis(flat, index, axis=1), index // siblings.shape[2])
+    return Expanded(jnp.take_along_axis(flat, index, axis=1), index // siblings.shape[2])
 
 
 def with_children(children: Children, at: Array, chosen: Array, tokens: Array, log_q: Array | None) -> Children:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.expansion import of_verified
-from specdec_jax.contrib.trees.seams import TreeDraft, Wanted
+from specdec_jax.contrib.trees.seams import Extras, TreeDraft
 from specdec_jax.types import Array
 
 
@@ -38,8 +38,8 @@ def places(draft: TreeDraft) -> Array:
     return draft.length + siblings + children
 
 
-def fitted(draft: TreeDraft, wanted: Wanted, free: Array) -> TreeDraft:
-    """The draft with siblings beside its first N tokens, as many as are wanted, and children; of all the first `free`.
+def truncated(draft: TreeDraft, wanted: Extras, free: Array) -> TreeDraft:
+    """The draft with siblings beside its first N tokens, as many as are wanted, and children, `free` at most.
 
     A token that was chosen, and not drawn, has no siblings, and a sibling that is not verified no children.
     """
@@ -69,7 +69,7 @@ class _Places(NamedTuple):
     candidate: Array  # int32, from 0 on
 
 
-def _behind(count: Array, index: Array) -> _Places:
+def _places_after(count: Array, index: Array) -> _Places:
     """Places by their index [B, W], `count` [B, N] for each owner; below 0 and beyond the last there are none."""
     ends = jnp.cumsum(count, axis=1)
     owner = jnp.sum((ends[:, None, :] <= index[:, :, None]).astype(jnp.int32), axis=2)
@@ -84,19 +84,19 @@ def _tokens_at(tokens: Array, places: _Places) -> Array:
     return jnp.take_along_axis(tokens.reshape(tokens.shape[0], -1), index, axis=1, mode="clip")
 
 
-def laid_out(before: Array, draft: TreeDraft, start: Array, width: int, slots: int) -> Comb:
+def tree_inputs(before: Array, draft: TreeDraft, start: Array, width: int, slots: int) -> Comb:
     """The pass of `width` (W) places from slot start [B] on, where the token `before` [B] the draft goes."""
     assert draft.siblings is not None and draft.sibling_counts is not None
     place = jnp.arange(width, dtype=jnp.int32)[None, :]
     index = place - 1 - draft.length[:, None]  # of the siblings, and then of the children
-    sibling = _behind(draft.sibling_counts, index)
+    sibling = _places_after(draft.sibling_counts, index)
     chain = jnp.pad(draft.tokens, ((0, 0), (1, max(width - 1 - draft.tokens.shape[1], 0))))[:, :width]
     tokens = jnp.where(place == 0, before[:, None], chain)
     tokens = jnp.where(sibling.inside, _tokens_at(draft.siblings, sibling), tokens)
     behind = jnp.where(sibling.inside, sibling.owner, place)  # a sibling at depth d sees places 0 to d, and its own
     position, above = jnp.where(sibling.inside, sibling.owner + 1, place), jnp.broadcast_to(place, tokens.shape)
     if draft.children is not None:  # a child sees its sibling too
-        child = _behind(draft.children.count, index - jnp.sum(draft.sibling_counts, axis=1, keepdims=True))
+        child = _places_after(draft.children.count, index - jnp.sum(draft.sibling_counts, axis=1, keepdims=True))
         parent = jnp.take_along_axis(draft.children.parent, child.owner, axis=1)
         depth, candidate = parent // draft.siblings.shape[2], parent % draft.siblings.shape[2]
         tokens = jnp.where(child.inside, _tokens_at(draft.children.tokens, child), tokens)
@@ -124,7 +124,7 @@ def place_of_child(draft: TreeDraft, expansion: Array, candidate: Array) -> Arra
     return draft.length + jnp.sum(draft.sibling_counts, axis=1, dtype=jnp.int32) + before + candidate
 
 
-def along_path(tree: Any, accepted: Array, path: Path) -> Any:
+def gather_path(tree: Any, accepted: Array, path: Path) -> Any:
     """Leaves [B, W, ...] by place as leaves by position: after the accepted drafts those of the path."""
 
     def reordered(leaf: Array) -> Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.contrib.trees.expansion import child_of, to_expand
-from specdec_jax.contrib.trees.layout import fitted
+from specdec_jax.contrib.trees.layout import truncated
 from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy
 from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
@@ -50,7 +50,7 @@ def _wanted_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     def wanted(context: RoundContext, state: Any, draft: TreeDraft) -> TreeDraft:
         assert policy.beside is not None
         free, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
-        return fitted(draft, policy.beside(state, draft.length, free, context, parent), free)
+        return truncated(draft, policy.beside(state, draft.length, free, context, parent), free)
 
     return in_batches(wanted, batch)
 

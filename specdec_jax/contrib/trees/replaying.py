@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.contrib.trees.layout import fitted, places
+from specdec_jax.contrib.trees.layout import places, truncated
 from specdec_jax.contrib.trees.rejections import candidates
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.replay.candidates import CANDIDATES
@@ -33,7 +33,7 @@ def end_round(
     siblings = jnp.zeros((size, longest, policy.siblings), jnp.int32)  # which tokens they are is not read
     free = most_places - rows.drafted
     wanted = policy.beside(rows.policy, rows.drafted, free, context, None)
-    tree = fitted(TreeDraft(*draft, siblings=siblings), wanted, free)
+    tree = truncated(TreeDraft(*draft, siblings=siblings), wanted, free)
     right = _sibling_is_right(texts, rows, tree).astype(jnp.int32)
     tokens: Any = unrecorded("the emitted tokens", (size, longest + 1))
     result = TreeResult(tokens, rows.accepted + 1, right)

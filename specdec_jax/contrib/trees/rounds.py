@@ -10,7 +10,7 @@ from jax import lax
 
 from specdec_jax.contrib.trees import draft_loop
 from specdec_jax.contrib.trees.expansion import child_of
-from specdec_jax.contrib.trees.layout import Path, along_path, fitted, laid_out, place_of, place_of_child, places
+from specdec_jax.contrib.trees.layout import Path, gather_path, place_of, place_of_child, places, tree_inputs, truncated
 from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
 from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.contrib.trees.sources import expanding
@@ -72,7 +72,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         free = parts.widths[-1] - 1 - chain.length
         parent = None if drafted.children is None else drafted.children.parent
         wanted = policy.beside(drafted.chain.policy, chain.length, free, context, parent)
-        draft = fitted(TreeDraft(*chain, siblings=drafted.siblings, children=drafted.children), wanted, free)
+        draft = truncated(TreeDraft(*chain, siblings=drafted.siblings, children=drafted.children), wanted, free)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, places(draft))
         branches = [_verification(parts, width) for width in parts.widths]
@@ -142,7 +142,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
             ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
             is_sampled = context.warp.temperature > 0
             path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.siblings)
-            logits, target, hidden = along_path((logits, target, hidden), accepted, path)
+            logits, target, hidden = gather_path((logits, target, hidden), accepted, path)
             cache = _moved(cache, context.length - 1, accepted, path)
         result = _result(draft.tokens, accepted, path, draw(after, following), longest)
         emitted = VerificationResult(result.tokens, result.emitted)
@@ -175,7 +175,7 @@ def _target_pass(
     missing = width - 1 - draft.tokens.shape[1]
     fed, comb = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing))), ()
     if draft.sibling_counts is not None:
-        fed, *comb = laid_out(last[:, 0], draft, start, width, state.tokens.shape[1])
+        fed, *comb = tree_inputs(last[:, 0], draft, start, width, state.tokens.shape[1])
     with jax.named_scope("target_pass"):
         return apply_observed(parts.target, parts.drafter.layers, params.target, fed, cache, *comb)
 

@@ -61,7 +61,7 @@ class SiblingOutcomes(NamedTuple):
     rest: Array  # [B, V], the next token's distribution where none is accepted
 
 
-class Wanted(NamedTuple):
+class Extras(NamedTuple):
     """How many tokens a policy wants verified beside a draft."""
 
     siblings: Array  # [B, N] int32, of the first N drafts, up to `siblings`
@@ -77,7 +77,7 @@ class Beside(Protocol):
 
     def __call__(
         self, state: PolicyState, length: Array, free: Array, context: RoundContext, parent: Array | None, /
-    ) -> Wanted: ...
+    ) -> Extras: ...
 
 
 class Expand(Protocol):

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.contrib.trees.expansion import Fed
+from specdec_jax.contrib.trees.expansion import Expanded
 from specdec_jax.drafters.model import FED, at_end, next_of
 from specdec_jax.types import (
     Array,
@@ -19,13 +19,13 @@ from specdec_jax.types import (
     Source,
 )
 
+Predicted = tuple[Next, tuple[Distribution, ...], Any]
+
 
 class PredictBeside(Protocol):
     """As `Source.predict`, and the distribution after each of the W siblings that the pass is fed with."""
 
-    def __call__(
-        self, memory: Any, drafted: Array, fed: Fed, uniform: Array, /
-    ) -> tuple[Next, tuple[Distribution, ...], Any]: ...
+    def __call__(self, memory: Any, drafted: Array, fed: Expanded, uniform: Array, /) -> Predicted: ...
 
 
 def expanding(
@@ -62,7 +62,7 @@ def _with_siblings(draft_model: DraftModel, params: Params, context: RoundContex
     reading = draft_model.reading
     apply = draft_model.apply if draft_model.head is None else draft_model.head.apply
 
-    def predict(memory: Any, drafted: Array, fed: Fed, uniform: Array) -> tuple[Next, tuple[Distribution, ...], Any]:
+    def predict(memory: Any, drafted: Array, fed: Expanded, uniform: Array) -> Predicted:
         inner, states = memory  # states [B, K, P]: what stands in for the target's at every draft; () if none is read
         end = context.length + drafted
         with jax.named_scope("draft_pass"):
@@ -87,7 +87,7 @@ def _with_siblings(draft_model: DraftModel, params: Params, context: RoundContex
     return predict
 
 
-def _where_fed(length: Array, start: Array, fed: Fed, slots: int) -> tuple[Array, Array]:
+def _where_fed(length: Array, start: Array, fed: Expanded, slots: int) -> tuple[Array, Array]:
     """Positions [B, FED + W] and mask [B, FED + W, S] of a pass from slot start [B] on: the last tokens, and siblings.
 
     A sibling stands where the draft did that it replaces: it sees the text of `length` [B], the drafts before it, and

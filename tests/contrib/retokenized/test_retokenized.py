@@ -18,7 +18,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
-from specdec_jax.loading.across import with_targets_tokens
+from specdec_jax.loading.across import translate_vocabulary
 from specdec_jax.loading.token_keys import keys_of
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static, survival
@@ -39,7 +39,7 @@ NEW = 60  # tokens
 
 def decoder_of(target, drafter, policy, most=MOST):
     """A decoder of two loaded models, the drafter's text tokenised again, and its parameters."""
-    joined = with_targets_tokens(target, drafter, "text")
+    joined = translate_vocabulary(target, drafter, "text")
     decoder = build(target.model, drafter_of(joined.model, most), policy, most)
     return decoder, ModelParams(target.params, joined.params)
 
@@ -211,7 +211,7 @@ def test_among_several_drafters_it_goes_on_where_it_was_left():
     target, drafter = PAIRS[BOTH]()
     said, remembered = reciter(target, TEXT), reciter(drafter, badly(TEXT))
     rival = reciter(target, badly(badly(TEXT[:100]) + TEXT[100:]))
-    joined = with_targets_tokens(said, remembered, "text")
+    joined = translate_vocabulary(said, remembered, "text")
     several = multi_drafter([drafter_of(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
     decoder = build(said.model, several, static(draft_length=MOST))
     params, tokens = ModelParams(said.params, (joined.params, rival.params)), target.encode(TEXT)
@@ -237,7 +237,7 @@ def toys(several=False):
     loaded, rival, policy = llama_of(target, 1), llama_of(target, 3), static(draft_length=2)
     if not several:
         return decoder_of(loaded, other, policy, 2)
-    joined = with_targets_tokens(loaded, other, "text")
+    joined = translate_vocabulary(loaded, other, "text")
     drafter = multi_drafter([drafter_of(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
     return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
 

@@ -6,7 +6,7 @@ import pytest
 from comb_texts import beside, by_sampling, sharp_pair, texts, total
 from tiny_reading import reading_pair
 
-from specdec_jax.contrib.trees import TreeDraft, Wanted, comb, layout, rounds, siblings, survival_tree, traversal
+from specdec_jax.contrib.trees import Extras, TreeDraft, comb, layout, rounds, siblings, survival_tree, traversal
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
@@ -107,7 +107,7 @@ def test_sampled_texts_have_the_targets_distribution(case):
 
 
 def off_by_one(before, draft, start, width, slots):
-    found = layout.laid_out(before, draft, start, width, slots)
+    found = layout.tree_inputs(before, draft, start, width, slots)
     return found._replace(mask=jnp.roll(found.mask, 1, axis=2))
 
 
@@ -128,7 +128,7 @@ def unmoved(cache, source, slot):
 def test_wrong_combs_are_found_out(what, monkeypatch):
     """The negative controls: each is a mistake that a comb can hold without any error."""
     if what == "a mask off by one":
-        monkeypatch.setattr(rounds, "laid_out", off_by_one)
+        monkeypatch.setattr(rounds, "tree_inputs", off_by_one)
     elif what == "verified as with replacement":
         monkeypatch.setattr(rounds, "outcomes", forgetful)
     else:
@@ -144,7 +144,7 @@ def draft_of(lengths, beside):
 
 def test_rows_of_different_shapes_lie_in_one_pass():
     draft = draft_of([3, 1], [[0, 2, 1], [2, 0, 0]])
-    found = layout.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 8, 16)
+    found = layout.tree_inputs(jnp.array([10, 20]), draft, jnp.array([5, 2]), 8, 16)
     first, second = np.asarray(found.tokens)
     assert first.tolist()[:7] == [10, 11, 12, 13, 1201, 1202, 1301] and second.tolist()[:4] == [20, 21, 2101, 2102]
     assert np.asarray(found.positions)[0, :7].tolist() == [5, 6, 7, 8, 7, 7, 8]
@@ -158,11 +158,11 @@ def test_rows_of_different_shapes_lie_in_one_pass():
 
 def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     draft = draft_of([3, 2], [[0] * 3] * 2)
-    wanted = Wanted(jnp.array([[5, 1], [1, 1]]))
-    assert layout.fitted(draft, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[2, 1, 0], [1, 1, 0]]
-    assert layout.fitted(draft, wanted, jnp.array([2, 0])).sibling_counts.tolist() == [[2, 0, 0], [0, 0, 0]]
+    wanted = Extras(jnp.array([[5, 1], [1, 1]]))
+    assert layout.truncated(draft, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[2, 1, 0], [1, 1, 0]]
+    assert layout.truncated(draft, wanted, jnp.array([2, 0])).sibling_counts.tolist() == [[2, 0, 0], [0, 0, 0]]
     chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))
-    assert layout.fitted(chosen, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
+    assert layout.truncated(chosen, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
 def test_what_cannot_have_siblings_is_refused():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.contrib.trees import Wanted, comb, enumeration, leaves, outcomes, siblings, survival_tree, traversal
+from specdec_jax.contrib.trees import Extras, comb, enumeration, leaves, outcomes, siblings, survival_tree, traversal
 from specdec_jax.lossless.exact import TOYS, prove_exactly
 from specdec_jax.verification import block, rejection
 
@@ -45,7 +45,7 @@ def by_the_draft(state, length, room, context, parent):
     """A shape that depends on all that the rule may know: how long the draft is, and how far the text."""
     del state, room
     children = None if parent is None else 1 + (length + context.emitted)[:, None] % 2 + 0 * parent
-    return Wanted(jnp.stack([1 + context.emitted % 2, length % 3], axis=1), children)
+    return Extras(jnp.stack([1 + context.emitted % 2, length % 3], axis=1), children)
 
 
 def test_shapes_may_depend_on_the_draft():

@@ -10,8 +10,8 @@ from tiny_reading import logits_of_drafts, reading_pair
 
 from specdec_jax.contrib.trees import (
     Children,
+    Extras,
     TreeDraft,
-    Wanted,
     comb,
     draft_loop,
     expansion,
@@ -161,7 +161,7 @@ def test_sampled_texts_have_the_targets_distribution(case):
 
 def off_by_one(before, draft, start, width, slots):
     """A child sees the place before its sibling's."""
-    found = layout.laid_out(before, draft, start, width, slots)
+    found = layout.tree_inputs(before, draft, start, width, slots)
     place = jnp.arange(width)[None, :] - 1 - layout.places(draft._replace(children=None))[:, None]
     return found._replace(mask=jnp.where((place >= 0)[:, :, None], jnp.roll(found.mask, -1, axis=2), found.mask))
 
@@ -170,7 +170,7 @@ def off_by_one(before, draft, start, width, slots):
 def test_wrong_trees_are_found_out(what, monkeypatch):
     """The negative controls: each is a mistake that a tree can hold without any error."""
     if what == "a mask off by one":
-        monkeypatch.setattr(rounds, "laid_out", off_by_one)
+        monkeypatch.setattr(rounds, "tree_inputs", off_by_one)
     elif what == "a cache slot that stays":
         real = rounds._moved
         sibling_only = lambda cache, start, accepted, path: real(  # noqa: E731
@@ -200,7 +200,7 @@ def draft_of(parent, count, beside=((1, 2, 0), (2, 0, 0)), lengths=(3, 1)):
 
 def test_children_lie_behind_all_siblings_and_see_their_own():
     draft = draft_of([[0, 3], [1, -1]], [[2, 1], [1, 0]])
-    found = layout.laid_out(jnp.array([10, 20]), draft, jnp.array([5, 2]), 12, 24)
+    found = layout.tree_inputs(jnp.array([10, 20]), draft, jnp.array([5, 2]), 12, 24)
     first, second = np.asarray(found.tokens)
     assert first.tolist()[:10] == [10, 11, 12, 13, 1101, 1201, 1202, 1000, 1001, 1002]
     assert second.tolist()[:5] == [20, 21, 2101, 2102, 1004]
@@ -217,11 +217,11 @@ def test_children_lie_behind_all_siblings_and_see_their_own():
 
 def test_children_of_siblings_that_are_not_verified_are_left_out():
     draft = draft_of([[3, 0], [1, -1]], [[0, 0]] * 2, beside=None, lengths=(3, 3))
-    wanted = Wanted(jnp.array([[1, 1, 0], [2, 0, 0]]), jnp.full((2, 2), 2))
-    found = layout.fitted(draft, wanted, jnp.array([9, 3]))
+    wanted = Extras(jnp.array([[1, 1, 0], [2, 0, 0]]), jnp.full((2, 2), 2))
+    found = layout.truncated(draft, wanted, jnp.array([9, 3]))
     assert found.sibling_counts.tolist() == [[1, 1, 0], [2, 0, 0]]
     assert found.children.count.tolist() == [[0, 2], [1, 0]]  # the second sibling is not verified; one place is left
-    found = layout.fitted(draft, wanted, jnp.array([1, 1]))
+    found = layout.truncated(draft, wanted, jnp.array([1, 1]))
     assert found.sibling_counts.tolist() == [[1, 0, 0]] * 2 and found.children.count.tolist() == [[0, 0]] * 2
 
 

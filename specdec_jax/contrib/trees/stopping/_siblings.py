@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specdec_jax.types import Array
 
 
-def worths(chance: Array, length: Array, right: Array) -> Array:
+def marginals(chance: Array, length: Array, right: Array) -> Array:
     """Worth in tokens of every sibling of the first `length` [B] drafts, [B, P, M]; it never rises along M.
 
     Args:

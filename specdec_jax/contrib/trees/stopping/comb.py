@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.contrib.trees.seams import TreePolicy, Wanted
+from specdec_jax.contrib.trees.seams import Extras, TreePolicy
 from specdec_jax.contrib.trees.stopping._siblings import check_expanded
 from specdec_jax.hyperparameters import per_row, vector_per_row
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
@@ -48,10 +48,10 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
         follow = per_row(batch, children, "children", low=0, high=most, dtype=np.int32)
         return CombState(length, wanted.astype(jnp.int32), follow)
 
-    def beside(state: CombState, length: Array, free: Array, context: RoundContext, parent: Array | None) -> Wanted:
+    def beside(state: CombState, length: Array, free: Array, context: RoundContext, parent: Array | None) -> Extras:
         del length, free, context
         children = None if parent is None else jnp.broadcast_to(state.children[:, None], parent.shape)
-        return Wanted(state.siblings, children)
+        return Extras(state.siblings, children)
 
     def expand(state: CombState, drafted: Array, context: RoundContext) -> Array:
         del drafted, context

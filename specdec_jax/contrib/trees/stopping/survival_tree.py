@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.layout import places
-from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult, Wanted
-from specdec_jax.contrib.trees.stopping._siblings import check_expanded, ranks, sums, worths, worths_of_children
+from specdec_jax.contrib.trees.seams import Extras, TreeDraft, TreePolicy, TreeResult
+from specdec_jax.contrib.trees.stopping._siblings import check_expanded, marginals, ranks, sums, worths_of_children
 from specdec_jax.hyperparameters import vector_per_row
 from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net_by_row
 from specdec_jax.stopping._survival_state import (
@@ -106,11 +106,11 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
 
     def beside(
         state: SurvivalTreeState, length: Array, free: Array, context: RoundContext, parent: Array | None
-    ) -> Wanted:
+    ) -> Extras:
         return _wanted(state.policy, length, free, context, right(state, context), parent)
 
     def expand(state: SurvivalTreeState, drafted: Array, context: RoundContext) -> Array:
-        return worths(state.policy.predicted, drafted, right(state, context))
+        return marginals(state.policy.predicted, drafted, right(state, context))
 
     return TreePolicy(
         init,
@@ -135,7 +135,7 @@ def _gain(right: Array, state: SurvivalState, ahead: Ahead, context: RoundContex
     drafted, net = ahead.drafted, net_by_row(state, ahead, context)
     next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
     chance = jnp.where(next_one, ahead.tokens[:, :1], state.predicted)
-    now, then = (worths(chance, drafted + more, right) for more in (0, 1))
+    now, then = (marginals(chance, drafted + more, right) for more in (0, 1))
     drafts = drafted[:, None] + further(ahead)
     net = net + (_net_gain(state, then, drafts) - _net_gain(state, now, drafted[:, None]))
     return best_within(net, ahead, context)
@@ -153,12 +153,12 @@ def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
 
 def _wanted(
     state: SurvivalState, length: Array, free: Array, context: RoundContext, right: Array, parent: Array | None
-) -> Wanted:
+) -> Extras:
     """How many siblings of each draft are worth their places, [B, P] int32, and how many children.
 
     A child is never worth more than its sibling, nor that more than those before it, so the best are a tree.
     """
-    worth, siblings_each = worths(state.predicted, length, right), right.shape[1]
+    worth, siblings_each = marginals(state.predicted, length, right), right.shape[1]
     flat = worth.reshape(worth.shape[0], -1)
     if parent is not None:
         first = state.forecast[:, LEVELS, 0]  # a child comes after a rejected draft, as a round's first token does
@@ -171,5 +171,5 @@ def _wanted(
     chosen = (rank < jnp.argmax(net, axis=1)[:, None]) & (flat > 0)
     counts = jnp.sum(chosen[:, :siblings].reshape(worth.shape), axis=2, dtype=jnp.int32)
     if parent is None:
-        return Wanted(counts)
-    return Wanted(counts, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, siblings_each), axis=2, dtype=jnp.int32))
+        return Extras(counts)
+    return Extras(counts, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, siblings_each), axis=2, dtype=jnp.int32))
