@@ -37,8 +37,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
-    """Links that leave docs/ lead to the pages of the source files."""
+    """Links that leave docs/ lead to the pages of the source files; names of the reference are paragraphs."""
     del others
+    markdown = markdown.replace("\n::: ", "\n\n::: ")
     if page.file.src_uri.startswith("source/"):
         return markdown
     return LINK.sub(lambda match: re.sub(r"^\.\./(.+)", r"source/\1.md", match[1]), markdown)
