@@ -20,6 +20,7 @@ from specdec_jax.types import (
     Monitor,
     Next,
     Observer,
+    RoundContext,
     Seen,
     Source,
     StoppingPolicy,
@@ -229,6 +230,13 @@ CENTRAL = [  # what a reader of a round of AdaEDL with a model drafter opens
     *("drafters/model.py", "stopping/adaedl.py", "stopping/_thresholded.py", "stopping/_algorithm_1.py"),
     "verification/rejection.py",
 ]
+PATH = (
+    "decoding/decoder.py",
+    "drafters/model.py",
+    "stopping/adaedl.py",
+    "verification/rejection.py",
+    "types/__init__.py",
+)
 BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling only falls
     "the package without contrib and distillation": (28_330, 22_000),
     "contrib": (3_375, 2_500),
@@ -236,7 +244,22 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "experiments": (9_495, 7_000),
     "tests": (27_813, 18_000),
     "ten central files": (1_701, 1_700),
+    "plain AdaEDL, with all it imports": (4_271, 2_900),
 }
+
+
+def closure(*names: str) -> set[Path]:
+    """These files of the package, and all of its files that they import."""
+    seen: set[Path] = set()
+    todo = [PACKAGE / name for name in names]
+    while todo:
+        if (path := todo.pop()) not in seen:
+            seen.add(path)
+            package = ".".join(["specdec_jax", *path.relative_to(PACKAGE).parts[:-1]])
+            modules = [module.split(".")[1:] for module in imports_of(path.read_text(encoding="utf-8"), package)]
+            files = [PACKAGE.joinpath(*parts[:end]).with_suffix(".py") for parts in modules for end in (1, 2, 3)]
+            todo += [file for file in files if file.is_file()]
+    return seen
 
 
 def test_lines_stay_within_their_budgets():
@@ -246,6 +269,7 @@ def test_lines_stay_within_their_budgets():
         "experiments": lines_of("experiments/**/*.py"),
         "tests": lines_of("tests/**/*.py"),
         "ten central files": lines_of(*(f"specdec_jax/{name}" for name in CENTRAL)),
+        "plain AdaEDL, with all it imports": lines_of(*(str(path.relative_to(ROOT)) for path in closure(*PATH))),
     }
     whole = lines_of("specdec_jax/**/*.py") - counts["contrib"] - counts["distillation"]
     counts["the package without contrib and distillation"] = whole
@@ -299,7 +323,7 @@ def test_names_say_what_a_thing_is():
 
 
 def test_seams_have_at_most_eight_fields():
-    records = Hidden, Source, Next, Draft, VerificationResult, Observer, Seen
+    records = Hidden, Source, Next, Draft, VerificationResult, Observer, Seen, RoundContext
     kinds = StoppingPolicy, Verifier, Drafter, Monitor, LanguageModel, DraftModel
     fields = {
         **{kind.__name__: len(dataclasses.fields(kind)) for kind in kinds},
