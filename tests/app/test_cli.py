@@ -131,10 +131,7 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
         (["x", "--policy", "adadl"], "unknown policy 'adadl'; did you mean 'adaedl'"),
         (["x", "--verifier", "rejecton"], "unknown verifier 'rejecton'; did you mean 'rejection'"),
         (["x", "--verifier", "greedy", "--temperature", "1"], "greedy verification needs temperature 0, got 1"),
-        (
-            ["x", "--drafter", "none", "--policy", "adaedl(step=0.1)"],
-            "--policy adaedl(step=0.1) have no use",
-        ),
+        (["x", "--drafter", "none", "--policy", "adaedl(step=0.1)"], "--policy adaedl(step=0.1) have no use"),
         (["x", "--drafter", "prompt_lokup"], "no drafter 'prompt_lokup'; did you mean 'prompt_lookup'"),
         (["x", "--calibration", "nowhere.json"], "no calibration at nowhere.json"),
         (["x", "--record"], "--record needs --json"),

@@ -36,10 +36,7 @@ def test_a_page_beside_the_same_text(capsys, models, tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "name", "message"),
-    [
-        ("--page", "no/a.html", "No such file or directory"),
-        ("--page", "a.txt", "must end in .html or .htm"),
-    ],
+    [("--page", "no/a.html", "No such file or directory"), ("--page", "a.txt", "must end in .html or .htm")],
 )
 def test_what_cannot_be_written_is_refused_before_models_are_read(capsys, tmp_path, option, name, message):
     assert cli.main(["generate", "hello", "--target", "no such model", option, str(tmp_path / name)]) == 2

@@ -18,11 +18,7 @@ from specdec_jax.replay.trace import FEATURES, save_trace
 pytestmark = pytest.mark.slow
 
 COMMANDS = {
-    "policies": (
-        policies,
-        ("policies.png",),
-        ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6"),
-    ),
+    "policies": (policies, ("policies.png",), ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),
     "lambda": (adaedl, ("lambdas.png",), ()),
     "factor": (adaedl, (), ("--factors", "0.05", "0.2")),
     "tables": (adaedl, ("paper.png",), ()),

@@ -35,24 +35,13 @@ ROWS = {
 }
 PROMPTS = {
     "cnn_dailymail": [
-        (
-            "f00",
-            "summarization",
-            "Summarise the following text in two or three sentences.\n\n(CNN) A dam broke.",
-        )
+        ("f00", "summarization", "Summarise the following text in two or three sentences.\n\n(CNN) A dam broke.")
     ],
-    "databricks-dolly-15k": [
-        ("0", "instructions", "Write a limerick"),
-        ("2", "instructions", "Go on\n\nOnce upon"),
-    ],
+    "databricks-dolly-15k": [("0", "instructions", "Write a limerick"), ("2", "instructions", "Go on\n\nOnce upon")],
     "wmt19/de-en": [("0", "translation", "Translate the following German text to English.\n\nGuten Tag.")],
     "gsm8k": [("0", "math_reasoning", "What is 2 + 2?\nWork it out step by step.")],
     "openai_humaneval": [
-        (
-            "HumanEval/0",
-            "code",
-            'Complete the following Python function.\n\n```python\ndef one():\n    """1"""\n```',
-        )
+        ("HumanEval/0", "code", 'Complete the following Python function.\n\n```python\ndef one():\n    """1"""\n```')
     ],
 }
 
@@ -201,11 +190,7 @@ def hub(monkeypatch):
     ("source", "name", "asked"),
     [
         ("cnn_dailymail", "cnn_dailymail", ("abisee/cnn_dailymail", "3.0.0", "test")),
-        (
-            "databricks/databricks-dolly-15k",
-            "databricks-dolly-15k",
-            ("databricks/databricks-dolly-15k", None, "train"),
-        ),
+        ("databricks/databricks-dolly-15k", "databricks-dolly-15k", ("databricks/databricks-dolly-15k", None, "train")),
         ("wmt19/de-en", "wmt19/de-en", ("wmt/wmt19", "de-en", "validation")),
         ("openai_humaneval", "openai_humaneval", ("openai/openai_humaneval", None, "test")),
     ],

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from specdec_jax.metrics.acceptance import (
-    best_draft_length,
-    by_task,
-    expected_speedup,
-    expected_tokens,
-    mean_of_tasks,
-)
+from specdec_jax.metrics.acceptance import best_draft_length, by_task, expected_speedup, expected_tokens, mean_of_tasks
 from specdec_jax.metrics.intervals import RESAMPLES
 from specdec_jax.metrics.judging import Judgement
 

@@ -74,10 +74,7 @@ def test_a_table_by_batch_covers_every_batch_once():
     for advice in advices:
         assert [k for first, last, k in table if first <= advice.batch <= last] == [advice.best.setting]
     words = shlex.split(engine_options(lengths[0], table)["vLLM"])[1]
-    assert json.loads(words) == {
-        "num_speculative_tokens": lengths[0],
-        "num_speculative_tokens_per_batch_size": table,
-    }
+    assert json.loads(words) == {"num_speculative_tokens": lengths[0], "num_speculative_tokens_per_batch_size": table}
 
 
 def test_a_threshold_is_judged_on_texts_that_did_not_choose_it():

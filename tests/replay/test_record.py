@@ -115,11 +115,7 @@ def test_more_seeds_are_more_answers_to_the_same_prompts(place, recorded):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (["--batch", "0"], "batch"),
-        (["--temperatures", "-1"], "-1"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
-    ],
+    [(["--batch", "0"], "batch"), (["--temperatures", "-1"], "-1"), (["--prompts", "nowhere.jsonl"], "nowhere.jsonl")],
 )
 def test_bad_input_is_named(place, tmp_path, capsys, options, said):
     try:

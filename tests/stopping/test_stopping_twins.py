@@ -102,11 +102,7 @@ CASES = {
         lambda: twins.AcceptedLengthEMA(7, 0.6, 2, 3, (1, 2, 4)),
     ),
     "goodput": (stopping.goodput(), {}, twins.Goodput),
-    "goodput_at_least_2": (
-        stopping.goodput(),
-        {"least": 2, "drafter_cost": 0.4},
-        lambda: twins.Goodput(0.42, least=2),
-    ),
+    "goodput_at_least_2": (stopping.goodput(), {"least": 2, "drafter_cost": 0.4}, lambda: twins.Goodput(0.42, least=2)),
     "goodput_may_be_none": (
         stopping.goodput(most=4),
         {"least": 0, "prior_acceptance": 0.5, "prior_weight": 1.0, "decay": 0.7, "drafter_cost": 0.35},

@@ -81,11 +81,7 @@ def test_the_kinds_of_a_known_round():
     chunks, _ = streamed(scripted_pair(script, wrong_at(script, 5)))
     assert chunks[0].kinds == ["accepted", "accepted", "accepted", "bonus"]
     assert chunks[1].kinds == ["accepted", "recovered"] and chunks[1].rejected == tokens_of("#g")
-    assert [tuple(piece) for piece in chunks[1].pieces] == [
-        ("e", "accepted"),
-        ("#g", "rejected"),
-        ("f", "recovered"),
-    ]
+    assert [tuple(piece) for piece in chunks[1].pieces] == [("e", "accepted"), ("#g", "rejected"), ("f", "recovered")]
 
 
 def test_the_end_of_sequence_is_a_token_and_no_text():
