@@ -3,7 +3,6 @@
 Question:  Does every program compile for the chip, is every cache donated, does a generation leave the device, how many
            operations is a drafter step, and what does the compiler think a step and a verification cost?
 Command:   python -m experiments.accelerators [--chips tpu-v5e h100] [--pairs smollm2 8b-1b] [--programs run] [--small]
-           python -m experiments.accelerators gpu measures on a GPU what compilers cannot tell
 Time:      1 to 3 minutes a program of the built-in pair on 2 cores; making the environments takes 2 minutes (TPU,
            1.6 GB) and 7 (GPU, 6 GB) the first time; --small is 2 minutes
 Expected:  docs/accelerators.md has the tables
@@ -31,12 +30,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import gpu_suite
 from experiments.lib.cells import markdown
 from experiments.lib.chip_compile import COMMAND, Job, environment
 from experiments.lib.chip_reports import PATHS
 from experiments.lib.chips import CHIPS, TARGETS
-from experiments.lib.commands import exit_codes, parsed, terminal, with_studies
+from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import check_least
 from experiments.lib.plots import COLOURS, plain_axes
@@ -296,9 +294,6 @@ def measures(row: Mapping[str, Any]) -> dict[str, int]:
         "bytes of temporary memory": row["temp"],
         "host round trips": thunks.get("whiles", 0) + thunks.get("conditionals", 0),
     }
-
-
-main = with_studies(main, gpu=gpu_suite.main)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
            [--set threshold=0.1:0.9:9] [--over static adaedl] [--costs cost_model.json | --ratio 0.1 --slope 0.01]
            python -m experiments.policies TRACES... --ratios 0.05 0.1 [--measured RUN_FOLDER]
            python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
+           python -m experiments.policies headroom LOGS... (what rules gain on public logs, and how wrong advice is)
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
 Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 240 Spec-Bench questions, greedy: adaedl 1.44,
            the best static length 1.61, survival 1.71, oracle 2.10
@@ -38,11 +39,11 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from experiments.lib import pairs
+from experiments.lib import headroom, pairs
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, PARENTHESES, at_temperature, emphasised, interval, markdown
-from experiments.lib.commands import command
+from experiments.lib.commands import command, with_studies
 from experiments.lib.measured import measured_points, points_table
 from experiments.lib.plots import INK, RULE_COLOURS, rule_colours
 from experiments.lib.rules import COMPARED, RULES, STATIC, Rule, headings, rule
@@ -438,7 +439,7 @@ def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]],
     return markdown(["group", "c", "a", "tokens a pass", *headings(heads)], lines)
 
 
-main = command(Policies, study, __doc__)
+main = with_studies(command(Policies, study, __doc__), headroom=headroom.main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from tiny_llama import CONFIG, model_and_params
 
-from experiments.lib.gpu_suite import ballasted
+from experiments.gpu_suite import ballasted
 from specdec_jax import verification
 from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.decoding import build_decoder

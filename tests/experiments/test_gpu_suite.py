@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import accelerators
-from experiments.lib import gpu_suite
-from experiments.lib.gpu_suite import with_ballast
+from experiments import gpu_suite
+from experiments.gpu_suite import with_ballast
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.models import llama
 from specdec_jax.text.generation import SamplingParams, build_pair, generate
@@ -43,13 +42,13 @@ def test_the_suite_measures_and_goes_on_where_it_was(tmp_path, monkeypatch, caps
     out = tmp_path / "run"
     options = ["--smoke", "--max-new-tokens", "8", "--batches", "2", "--repeats", "2", "--out", str(out)]
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert accelerators.main(["gpu", *options]) == 0
+    assert gpu_suite.main(options) == 0
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     wanted = {"bandwidth of a copy", "graph: times faster than without", "ballast: c", "ballast: batch 2, survival"}
     assert wanted <= {row["what"] for row in rows} and all(row["value"] > 0 for row in rows)
     assert "of a copy's bandwidth" in (out / "table.md").read_text()
     monkeypatch.setattr(gpu_suite, "bandwidth", lambda config: pytest.fail("measured again"))
-    assert accelerators.main(["gpu", *options]) == 0
+    assert gpu_suite.main(options) == 0
     capsys.readouterr()
-    assert accelerators.main(["gpu", "--out", str(tmp_path / "real")]) == 2
+    assert gpu_suite.main(["--out", str(tmp_path / "real")]) == 2
     assert "there is no accelerator here" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.headroom import main, predictions, read_sweep, sweep_table
+from experiments.lib.headroom import main, predictions, read_sweep, sweep_table
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.replay.trace import save_trace

@@ -3,7 +3,7 @@
 Question:  Does a whole generation run as one CUDA graph, and is it faster than without? What are c and V(k) of a pair
            of 8B's and 1B's shapes, and how near does its plain decoding come to the memory's bandwidth? What is
            speculation worth at batch 1, 8 and 64?
-Command:   python -m experiments.accelerators gpu [--parts graph ballast] [--smoke]
+Command:   python -m experiments.gpu_suite [--parts graph ballast] [--smoke]
 Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny shapes
 Time:      under 10 minutes on a GPU (aim; it has not been run on one); 2 minutes with --smoke on 2 cores
 Expected:  aims: plain decoding reads weights at 80 % of the bandwidth that a copy reaches; the graph is faster
@@ -17,6 +17,7 @@ experiments.peers --only transformers` there, with a torch for its CUDA in the e
 """
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -233,4 +234,7 @@ def report(rows: list[Measurement]) -> str:
     return f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n"
 
 
-main = command(Suite, suite, __doc__, "python -m experiments.accelerators gpu")
+main = command(Suite, suite, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,8 +2,9 @@
 
 Question:  Between the best static length and the oracle: how much is there, by data set, drafter and c, and how much of
            it do rules get? With --sweep: does a speed-up predicted from other settings agree with a measured one?
-Command:   python -m experiments.headroom LOGS TRACES... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05] [--out FOLDER]
-           python -m experiments.headroom --sweep data.json
+Command:   python -m experiments.policies headroom LOGS TRACES... [--ratios 0.05 0.1 0.2]
+           [--slopes 0.02 0.05] [--out FOLDER]
+           python -m experiments.policies headroom --sweep data.json
 Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; docs/spec_bundle/public/raw_data/data.json of SpecForge
 Time:      about four minutes of one core for SpecDecode-Bench and six traces, seconds for a sweep
 Expected:  docs/headroom.md and docs/advice.md have the tables
@@ -16,7 +17,6 @@ hold accepted lengths alone, rules that read distributions are left out.
 """
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -258,7 +258,4 @@ def predictions(here: Mapping[int, Measured], others: Sequence[Measured]) -> dic
     return {name: {k: float(totals[k] / (fixed + step * k)) for k in CHAINS} for name, totals in tokens.items()}
 
 
-main = command(Headroom, headroom, __doc__)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = command(Headroom, headroom, __doc__, "python -m experiments.policies headroom")
