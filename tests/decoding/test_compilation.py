@@ -19,7 +19,7 @@ from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.verification import block, rejection
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimised]
 
 ROOT = Path(__file__).resolve().parent
 

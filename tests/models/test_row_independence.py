@@ -14,7 +14,10 @@ from specdec_jax.models.adapters import with_source
 from specdec_jax.models.attention import causal_mask
 from specdec_jax.types import DraftModel
 
-pytestmark = pytest.mark.skipif(kernels.path() is None, reason="products are XLA's")
+pytestmark = [
+    pytest.mark.skipif(kernels.path() is None, reason="products are XLA's"),
+    pytest.mark.optimised,  # sums in the order that users get
+]
 
 FAST, TOKENS, SLOTS = ("llama", "gemma2"), 11, 24
 DRAFTERS = {"llama_reading"}  # decode nothing alone
