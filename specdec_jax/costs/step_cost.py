@@ -20,8 +20,8 @@ from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
-from specdec_jax.decoding.rounds import draft_of, drafting_uniforms, empty_log_q
-from specdec_jax.decoding.sampling import argmax, make_warp
+from specdec_jax.decoding.rounds import draft_of, empty_log_q
+from specdec_jax.decoding.sampling import DRAFT, argmax, make_warp, round_uniforms
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 SOURCE = 128  # slots of what an encoder has read, all full
@@ -90,10 +90,10 @@ def draft_round(
     begin, vocab_size = jnp.full((batch,), slots // 2, jnp.int32), drafter.model.spec.vocab_size
 
     def draft(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
-        uniform = drafting_uniforms(jnp.zeros((batch,), jnp.uint32), context)
         source, longest = drafter.source(params, state, tokens, context), drafter.max_draft_length
+        chance = round_uniforms(jnp.zeros((batch,), jnp.uint32), context.emitted, longest)
         log_q = empty_log_q(source, batch, longest, vocab_size, keep_log_q)
-        drafted = draft_loop.draft(source, policy, policy_state, context, uniform, longest, log_q)
+        drafted = draft_loop.draft(source, policy, policy_state, context, lambda step: chance[:, step, DRAFT], longest, log_q)
         verified = draft_of(source.close(drafted)[1])
         used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
         passes = drafted.passes, drafted.entropy, drafted.max_prob

@@ -9,7 +9,7 @@ from jax import lax
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.phase import recorded_phase
-from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, uniforms
+from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, round_uniforms
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
@@ -67,7 +67,9 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     context = round_context(parts, state)
     with jax.named_scope("draft"):
         source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-        uniform, longest = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
+        longest = parts.drafter.max_draft_length
+        chance = round_uniforms(state.key, context.emitted, longest + 1)
+        uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
         needs, vocab_size = parts.verifier.needs_log_q, parts.target.spec.vocab_size
         log_q = empty_log_q(source, state.tokens.shape[0], longest, vocab_size, needs)
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
@@ -76,9 +78,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, draft.length)
         branches = [_verification(parts, width) for width in parts.widths]
-        verified = lax.switch(
-            choice, branches, params, state, draft, context, uniforms_of_verification(parts, state.key, context)
-        )
+        verified = lax.switch(choice, branches, params, state, draft, context, chance)
     with jax.named_scope("commit"):
         result, threshold = verified.result, parts.policy.threshold(drafted.policy)
         policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
@@ -141,15 +141,15 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     held = min(width - 1, longest)  # drafts this width can hold, which no row exceeds
 
     def verify(
-        params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: tuple[Array, Array]
+        params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: Array
     ) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         logits, hidden = jax.tree.map(lambda leaf: leaf[:, : held + 1], (logits, hidden))
         target = distributions(logits, state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
-        accepted = draw(jnp.exp(log_prob_accepted), chance[0])
-        following = jnp.take_along_axis(chance[1], accepted[:, None], axis=1)[:, 0]
+        accepted = draw(jnp.exp(log_prob_accepted), chance[:, 0, ACCEPT])
+        following = jnp.take_along_axis(chance[..., NEXT], accepted[:, None], axis=1)[:, 0]
         result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), longest)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
         taken = take(parts.drafter, params.drafter, hidden, target)
@@ -199,21 +199,6 @@ def padded(tree: Any, size: int) -> Any:
         return jnp.pad(leaf[:, :size], ((0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)))
 
     return jax.tree.map(pad, tree)
-
-
-def drafting_uniforms(key: Array, context: RoundContext) -> Callable[[Array], Array]:
-    """What a drafter draws with: (step []) -> [B] float32, the uniform of draft `step` of this round."""
-    return lambda step: uniforms(key, context.emitted, step, DRAFT)
-
-
-def uniforms_of_verification(parts: Parts, key: Array, context: RoundContext) -> tuple[Array, Array]:
-    """The uniforms of acceptance [B] and of the token after as many drafts [B, K+1], of which one entry is read.
-
-    Made before the switch: inside it every width would compile its own.
-    """
-    each = jax.vmap(lambda accepted: uniforms(key, context.emitted, accepted, NEXT), out_axes=1)
-    ends = jnp.arange(parts.drafter.max_draft_length + 1, dtype=jnp.int32)
-    return uniforms(key, context.emitted, jnp.int32(0), ACCEPT), each(ends)
 
 
 def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> VerificationResult:

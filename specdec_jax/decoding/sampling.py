@@ -163,13 +163,27 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
     Args:
         seed: [B, 2] uint32, a request's key (`DecodeState.key`), or [B], which stands for the key (0, seed).
     """
+    positions = jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32)
+    return _uniforms(seed, emitted, positions[:, None] * 3 + role)[:, 0]
+
+
+def round_uniforms(seed: Array, emitted: Array, positions: int) -> Array:
+    """`uniforms` of all positions and roles, [B, positions, 3], in one draw: a round needs most of them, and drawn one
+    by one they were half of the operations that a round has besides its models' passes.
+    """
+    index = jnp.broadcast_to(jnp.arange(positions * 3, dtype=jnp.int32), (seed.shape[0], positions * 3))
+    return _uniforms(seed, emitted, index).reshape(-1, positions, 3)
+
+
+def _uniforms(seed: Array, emitted: Array, index: Array) -> Array:
+    """[B, N] of N numbers a row, `index` [B, N]."""
 
     @jax.vmap
-    def row(seed: Array, emitted: Array, position: Array) -> Array:
+    def row(seed: Array, emitted: Array, index: Array) -> Array:
         key = jax.random.fold_in(_key(seed), emitted)
-        return jax.random.uniform(jax.random.fold_in(key, position * 3 + role))
+        return jax.vmap(lambda each: jax.random.uniform(jax.random.fold_in(key, each)))(index)
 
-    return row(seed, emitted, jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32))
+    return row(seed, emitted, index)
 
 
 def prompt_hashes(*texts: Sequence[Any]) -> Any:

@@ -24,16 +24,23 @@ from specdec_jax.decoding.rounds import (
     commit_drafter,
     cut,
     draft_of,
-    drafting_uniforms,
     empty_log_q,
     measure_round,
     narrowest,
     padded,
     round_context,
     take,
-    uniforms_of_verification,
 )
-from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, distributions, draw, uniforms
+from specdec_jax.decoding.sampling import (
+    ACCEPT,
+    BY_CANDIDATE,
+    DRAFT,
+    NEXT,
+    distributions,
+    draw,
+    round_uniforms,
+    uniforms,
+)
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.models.attention import write
@@ -63,7 +70,8 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         if policy.expanded:
             slots = state.tokens.shape[1]
             source, predict_beside = expanding(source, parts.drafter, params.drafter, context, slots)
-        uniform, longest = drafting_uniforms(state.key, context), parts.drafter.max_draft_length
+        uniform = lambda index: uniforms(state.key, context.emitted, index, DRAFT)  # noqa: E731
+        longest = parts.drafter.max_draft_length
         size = state.tokens.shape[0], longest, parts.target.spec.vocab_size
         log_q = empty_log_q(source, *size, parts.verifier.needs_log_q)
         drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, longest, log_q)
@@ -115,7 +123,8 @@ def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:
     steps = 2 if getattr(parts.policy, "expanded", 0) else 1
     index = [jnp.int32(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
     siblings = [uniforms(key, context.emitted, each, ACCEPT) for each in index]
-    return _Chance(*uniforms_of_verification(parts, key, context), jnp.stack(siblings, axis=1))
+    chain = round_uniforms(key, context.emitted, parts.drafter.max_draft_length + 1)
+    return _Chance(chain[:, 0, ACCEPT], chain[..., NEXT], jnp.stack(siblings, axis=1))
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:

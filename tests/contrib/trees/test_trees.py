@@ -24,7 +24,7 @@ from specdec_jax.contrib.trees.sources import expanding
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding import rounds as chain_rounds
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.sampling import DRAFT, make_warp, uniforms
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.no_drafter import no_drafter
@@ -100,10 +100,8 @@ def proposed(target, drafter, params, policy, hyperparameters, prompt):
     context = chain_rounds.round_context(decoder.parts, state)
     source = drafter.source(params.drafter, state.drafter, state.tokens, context)
     source, predict_beside = expanding(source, drafter, params.drafter, context, state.tokens.shape[1])
-    log_q, uniform = (
-        chain_rounds.empty_log_q(source, 1, MOST, target.spec.vocab_size, True),
-        chain_rounds.drafting_uniforms(state.key, context),
-    )
+    log_q = chain_rounds.empty_log_q(source, 1, MOST, target.spec.vocab_size, True)
+    uniform = lambda index: uniforms(state.key, context.emitted, index, DRAFT)  # noqa: E731
     return draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, MOST, log_q)
 
 
