@@ -16,12 +16,12 @@ INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
 
-test: $(VENV)/.dev ## everything, real weights included
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --ignore tests/app/test_chat_terminal.py $(ARGS)
+test: $(VENV)/.dev ## all tests, real weights included, but further cases: ARGS="-m seldom"
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -m "not seldom" --ignore tests/app/test_chat_terminal.py $(ARGS)
 	$(RUN) -m pytest tests/app/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone; 5: ARGS chose none of it
 
 check: lint typecheck ## for every save: lint, types, and the tests that are quick and read no real weights
-	$(RUN) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+	$(RUN) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not seldom" $(ARGS)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN) -m ruff check .

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -42,8 +43,15 @@ REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float3
 
 
 def pytest_collection_modifyitems(items):
-    """What reads real weights is slow too, and optimised; files that take long say so themselves."""
+    """What reads real weights is slow too, and optimised; of `often(n)` tests all but the first n cases are seldom."""
+    cases = Counter()
     for item in items:
+        often = item.get_closest_marker("often")
+        if often is not None:
+            test = item.nodeid.split("[")[0]
+            cases[test] += 1
+            if cases[test] > often.args[0]:
+                item.add_marker(pytest.mark.seldom)
         if REAL & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.optimised)

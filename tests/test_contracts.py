@@ -17,6 +17,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.drafters.draft_models import llama_reading
+from specdec_jax.lossless import long_drafts
 from specdec_jax.models import llama
 from specdec_jax.stopping import static
 from specdec_jax.text.pair import MODEL_DRAFTERS
@@ -187,7 +188,9 @@ SHOWN = {"static": [0, 0], "at_least": [0, 0], "phase_length": [3, 3], "hazard_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
+@pytest.mark.parametrize("drawn", [1_500, pytest.param(long_drafts.DRAWN, marks=pytest.mark.seldom)])
+def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name, drawn, monkeypatch):
+    monkeypatch.setattr(long_drafts, "DRAWN", drawn)
     policy = find_factory("policy", name)()
     report = lossless.prove_long_drafts(policy, rejection(), warps=({"temperature": 1.0}, {"temperature": 0.0}))
     assert report.lossless and report.error < 1e-7 and report.alone

@@ -83,6 +83,7 @@ def test_the_drafters_draft_and_are_lossless(folder, name):
     assert report.lossless and report.drafted[-1] > 100
 
 
+@pytest.mark.optimised
 def test_the_first_proof_on_the_command_line_succeeds(folder, capsys):
     line = next(line for line in COMMANDS if "verify-lossless" in line)
     assert cli.main([*shlex.split(line)[3:], "--sequences", "2048", "--max-draft-length", "3"]) == 0

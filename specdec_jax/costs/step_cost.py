@@ -93,7 +93,9 @@ def draft_round(
         source, longest = drafter.source(params, state, tokens, context), drafter.max_draft_length
         chance = round_uniforms(jnp.zeros((batch,), jnp.uint32), context.emitted, longest)
         log_q = empty_log_q(source, batch, longest, vocab_size, keep_log_q)
-        drafted = draft_loop.draft(source, policy, policy_state, context, lambda step: chance[:, step, DRAFT], longest, log_q)
+        drafted = draft_loop.draft(
+            source, policy, policy_state, context, lambda step: chance[:, step, DRAFT], longest, log_q
+        )
         verified = draft_of(source.close(drafted)[1])
         used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
         passes = drafted.passes, drafted.entropy, drafted.max_prob

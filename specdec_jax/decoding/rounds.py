@@ -140,9 +140,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     longest = parts.drafter.max_draft_length
     held = min(width - 1, longest)  # drafts this width can hold, which no row exceeds
 
-    def verify(
-        params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: Array
-    ) -> Verified:
+    def verify(params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: Array) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         logits, hidden = jax.tree.map(lambda leaf: leaf[:, : held + 1], (logits, hidden))

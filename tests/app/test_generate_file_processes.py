@@ -56,6 +56,7 @@ def launch(count, source, output, command):
     return launched.launch(count, ["-m", "specdec_jax", "generate-file", source, output, *command], output.parent)
 
 
+@pytest.mark.seldom
 def test_one_target_on_the_devices_of_all(command, source, whole, tmp_path):
     """Two processes that both decode every line, one of which writes; then one is killed, and the run goes on."""
     output, more = tmp_path / "out.jsonl", ["--spanning", "--mesh", "model=2"]

@@ -139,12 +139,14 @@ def verify(capsys, *arguments):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.optimised
 def test_a_proof_that_succeeds(capsys):
     code, out = verify(capsys, "--policy", "adaedl(threshold=0.5, keep_checked_token=true)")
     assert code == 0 and "Lossless for drafts of up to 5 tokens" in " ".join(out.split())
     assert out.count("e-1") >= 24 and max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.optimised
 def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args, **toy: SAMPLED)
     monkeypatch.setattr(proof, "prove_long_texts", lambda *rules, **options: TEXTS)
@@ -216,6 +218,7 @@ def test_what_was_not_tried_is_named(found, beyond, says):
     assert "Lossless" not in text and "--max-draft-length" in text
 
 
+@pytest.mark.optimised
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
     found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
     monkeypatch.setattr(proof, "_on_toys", lambda *args: found)

@@ -109,6 +109,7 @@ def decoded(name, together):
     return found
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_every_row_decodes_as_it_does_alone(name, together):

@@ -93,6 +93,7 @@ def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsy
     assert "12 steps" in card and "greedy agreement" in card
 
 
+@pytest.mark.seldom
 def test_a_drafter_of_another_family_comes_from_the_same_data(place, whole, tmp_path):
     """Stopped after a step, gone on to the end, exported, loaded: it drafts what its target would write."""
     family, kind, out = "gpt2", gpt2.GPT2Config, tmp_path / "gpt2"
@@ -226,6 +227,7 @@ def test_a_variant_of_a_field_there_is_not_is_named():
         VariantsConfig(base=None, variants={"x": {"shpe": 1}})
 
 
+@pytest.mark.seldom
 def test_killed_at_any_moment_it_goes_on_to_the_same_weights(place, whole):
     """SIGKILL while it writes and while it trains, then once to the end."""
     out, moments = place / "killed", random.Random(0)

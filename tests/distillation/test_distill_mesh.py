@@ -38,6 +38,7 @@ def runs(place):
     return folder
 
 
+@pytest.mark.seldom
 def test_the_same_tokens_are_written_and_labelled_alike(runs):
     one, mesh = (json.loads((runs / name / "data" / "manifest.json").read_text()) for name in ("one", "mesh"))
     assert one["tokens"] == mesh["tokens"] > 1000

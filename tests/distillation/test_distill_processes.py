@@ -44,6 +44,7 @@ def both(place):
     return out
 
 
+@pytest.mark.seldom
 def test_two_processes_write_the_data_of_one(both, whole):
     shards = [json.loads((out / "data" / "manifest.json").read_text())["shards"] for out in (both, whole)]
     assert shards[0] == shards[1] and len(shards[0]) > 3

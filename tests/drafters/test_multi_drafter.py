@@ -309,6 +309,7 @@ def test_observers_inside_see_the_target():
     assert held[1] > held[0]
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection, block])
 def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""

@@ -96,6 +96,7 @@ def decoder_of(policy, verifier, most=3):
     return decoder, ModelParams(target_params, params)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 def test_the_whole_decoder_draws_from_the_target(verifier):
     decoder, params = decoder_of(at_least(2, adaedl()), verifier)
@@ -103,6 +104,7 @@ def test_the_whole_decoder_draws_from_the_target(verifier):
     assert report.lossless and report.drafted[1] > 500
 
 
+@pytest.mark.optimised
 def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
     """The bug to fear: drawn from the shared tokens, told as if from the drafter's whole vocabulary."""
     decoder, params = decoder_of(static(draft_length=2), rejection(), 2)

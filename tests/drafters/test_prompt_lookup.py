@@ -142,6 +142,7 @@ def test_greedy_output_is_plain_decodings_to_the_last_slot():
     assert figures["num_emitted_tokens"] == 90  # the budget holds: no row goes past its limit
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 def test_the_whole_decoder_is_lossless(verifier):
     """Chi-square of what is drawn, with a rule that reads the drafted token's probability and adapts."""

@@ -57,6 +57,7 @@ def start(words, output, **options):
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize("name", ["generate-file", "record"])
 def test_a_killed_command_goes_on_to_the_same_bytes(name, commands, tmp_path):
     words, written = commands[name]

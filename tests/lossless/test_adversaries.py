@@ -120,7 +120,10 @@ def sampled(rule):
     return lossless.test_by_sampling(decoder, params, tokens=MOST + 1, sequences=16_384)
 
 
-@pytest.mark.parametrize("place", ["draft 5", "token 2", "odd rounds", "next row"])  # one row of thousands is what `alone` is for
+@pytest.mark.optimised
+@pytest.mark.parametrize(
+    "place", ["draft 5", "token 2", "odd rounds", "next row"]
+)  # one row of thousands is what `alone` is for
 def test_a_rule_that_knew_the_uniforms_would_be_seen(place, monkeypatch):
     """With the hole opened again the sampled test rejects the cheat wherever it hides; closed, it is honest."""
     monkeypatch.setattr("specdec_jax.decoding.rounds.policy_seeds", lambda seed: seed)
@@ -129,6 +132,7 @@ def test_a_rule_that_knew_the_uniforms_would_be_seen(place, monkeypatch):
     assert report.drafted[-1] > 500
 
 
+@pytest.mark.optimised
 def test_the_same_rule_without_the_seed_is_honest():
     assert sampled(policy(PLACES["token 2"], improbable)).lossless
 

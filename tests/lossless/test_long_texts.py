@@ -56,6 +56,7 @@ def run(monkeypatch, capsys, *arguments, but=""):
     return code, " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_cheats_are_refused(name, monkeypatch, capsys):
     kind, line = REFUSED[name]

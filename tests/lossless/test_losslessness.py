@@ -170,6 +170,7 @@ def sampled(policy, verifier, hyperparameters, warp, **options):
     return lossless.test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", SAMPLED)
 def test_the_whole_decoder_draws_from_the_targets_distribution(name):
     report = sampled(*SAMPLED[name])
@@ -177,6 +178,7 @@ def test_the_whole_decoder_draws_from_the_targets_distribution(name):
     assert report.p_value > 1e-3 and report.lossless
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", ["restless-rejection", "restless-block"])
 def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
     def by_position(seed, emitted, position, role):
@@ -211,6 +213,7 @@ def test_a_drafter_that_drops_a_drawn_token_fails():
     assert report.p_value < 1e-12
 
 
+@pytest.mark.optimised
 def test_the_sampled_test_bins_what_it_cannot_list():
     """A vocabulary larger than the tree's branching: prefixes and the rest of each, still a partition."""
     decoder, params = lossless.toy_decoder(static(), rejection(), vocab_size=12)

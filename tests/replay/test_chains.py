@@ -112,6 +112,8 @@ def sampled_trace():
     return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
 
 
+@pytest.mark.often(3)
+@pytest.mark.optimised
 @pytest.mark.parametrize("rule", RULES)
 def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     policy, hyperparameters = RULES[rule]

@@ -88,6 +88,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.optimised
 def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
     path, options = place
     out = path / "shared"

@@ -138,12 +138,12 @@ def test_the_greedy_texts_end_in_both_ways_and_are_rejected_now_and_then(greedy_
 
 
 SAMPLED = {
+    "survival": (survival(), {"drafter_cost": 0.2}),
     "adaedl": (adaedl(), FAST | {"threshold": 0.2}),
     "adaedl fixed": (adaedl(), {"step": 0.0, "threshold": 0.45}),
     "adaedl keep": (adaedl(keep_checked_token=True), FAST),
     "static": (static(), {"draft_length": 4}),
     "draft and verify": (draft_and_verify(), {"threshold": 0.5, "step": 0.3}),  # reads the drawn token's probability
-    "survival": (survival(), {"drafter_cost": 0.2}),
     "phase length": (phase_length(), {"routine_length": 6, "reasoning_length": 1}),
 }
 
@@ -153,6 +153,8 @@ def sampled_trace():
     return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
 
 
+@pytest.mark.often(4)
+@pytest.mark.optimised
 @pytest.mark.parametrize("rule", SAMPLED)
 def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     """2,000 live texts against 2,000 replayed ones; a trace whose acceptance ignores the text's token is seen."""

@@ -14,6 +14,7 @@ from specdec_jax.contrib.trees.layout import Path, gather_path, place_of, place_
 from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
 from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.contrib.trees.sources import expanding
+from specdec_jax.decoding import sampling
 from specdec_jax.decoding.phase import recorded_phase
 from specdec_jax.decoding.rounds import (
     ModelParams,
@@ -31,16 +32,7 @@ from specdec_jax.decoding.rounds import (
     round_context,
     take,
 )
-from specdec_jax.decoding.sampling import (
-    ACCEPT,
-    BY_CANDIDATE,
-    DRAFT,
-    NEXT,
-    distributions,
-    draw,
-    round_uniforms,
-    uniforms,
-)
+from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, NEXT, distributions, draw
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.models.attention import write
@@ -70,7 +62,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         if policy.expanded:
             slots = state.tokens.shape[1]
             source, predict_beside = expanding(source, parts.drafter, params.drafter, context, slots)
-        uniform = lambda index: uniforms(state.key, context.emitted, index, DRAFT)  # noqa: E731
+        uniform = lambda index: sampling.uniforms(state.key, context.emitted, index, DRAFT)  # noqa: E731
         longest = parts.drafter.max_draft_length
         size = state.tokens.shape[0], longest, parts.target.spec.vocab_size
         log_q = empty_log_q(source, *size, parts.verifier.needs_log_q)
@@ -122,8 +114,8 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
 def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:
     steps = 2 if getattr(parts.policy, "expanded", 0) else 1
     index = [jnp.int32(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
-    siblings = [uniforms(key, context.emitted, each, ACCEPT) for each in index]
-    chain = round_uniforms(key, context.emitted, parts.drafter.max_draft_length + 1)
+    siblings = [sampling.uniforms(key, context.emitted, each, ACCEPT) for each in index]
+    chain = sampling.round_uniforms(key, context.emitted, parts.drafter.max_draft_length + 1)
     return _Chance(chain[:, 0, ACCEPT], chain[..., NEXT], jnp.stack(siblings, axis=1))
 
 

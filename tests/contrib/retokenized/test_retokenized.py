@@ -242,6 +242,7 @@ def toys(several=False):
     return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("several", [False, True])
 def test_the_whole_decoder_draws_from_the_target(several):
     """Drafts that were chosen are verified as such, also beside drafts that were drawn."""

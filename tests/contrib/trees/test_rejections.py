@@ -73,6 +73,7 @@ def test_chains_of_a_drafter_that_makes_nothing_of_what_it_reads_have_the_texts_
     assert set(one.depth) == set(range(MOST)) and (one.candidate > 1).any()
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(("drafter", "params"), [(TABLE, DRAFTER), (READER, DEAF)])
 def test_sampled_candidates_are_right_as_often_as_they_ought_to_be(drafter, params):
     """Of every context and token, the chance by enumeration that the second, third, fourth candidate is that token."""

@@ -55,6 +55,7 @@ def taken(state):
     return np.bincount(np.maximum(np.asarray(record.emitted - record.accepted)[played] - 1, 0), minlength=3)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("verifier", [rejection(), greedy(), traversal()])
 def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
@@ -68,6 +69,7 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     assert 0 <= sum(total(state, name) for name in parts) - total(state, "num_emitted_tokens") <= len(PROMPTS)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("policy", [comb(expanded=2), survival_tree(siblings=3, expanded=2)])
 def test_models_that_read_their_target_write_its_text(policy):
     """Positions, masks, two moved cache slots and the drafter's own cache: a wrong one changes the rounds after it."""
@@ -80,6 +82,7 @@ def test_models_that_read_their_target_write_its_text(policy):
     assert beside(state, "draft") > 20
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("policy", [comb(expanded=1), update_every(survival_tree(siblings=3, expanded=1))])
 def test_a_model_that_drafts_for_a_noisy_copy_of_itself_takes_children(policy):
     target, params, noisy = sharp_pair()
@@ -150,6 +153,8 @@ def sampled(case, verifier=rejection, **warp):
     return by_sampling(*CASES[case], verifier(), **warp)
 
 
+@pytest.mark.often(1)
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", CASES)
 def test_sampled_texts_have_the_targets_distribution(case):
     assert sampled(case).lossless
@@ -164,6 +169,7 @@ def off_by_one(before, draft, start, width, slots):
     return found._replace(mask=jnp.where((place >= 0)[:, :, None], jnp.roll(found.mask, -1, axis=2), found.mask))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("what", ["a mask off by one", "a cache slot that stays", "children of another sibling"])
 def test_wrong_trees_are_found_out(what, monkeypatch):
     """The negative controls: each is a mistake that a tree can hold without any error."""
