@@ -11,14 +11,17 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test check lint format typecheck docs wheel bench accelerators coder gemma parity clean help FORCE
+.PHONY: demo test seldom check lint format typecheck docs wheel bench accelerators coder gemma parity clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
 
-test: $(VENV)/.dev ## all tests, real weights included, but further cases: ARGS="-m seldom"
+test: $(VENV)/.dev ## all tests, real weights included, but those of seldom
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -m "not seldom" --ignore tests/app/test_chat_terminal.py $(ARGS)
 	$(RUN) -m pytest tests/app/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone; 5: ARGS chose none of it
+
+seldom: $(VENV)/.dev ## further cases of the same tests, and whole clusters of processes: once a week, before a release
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -m seldom $(ARGS)
 
 check: lint typecheck ## for every save: lint, types, and the tests that are quick and read no real weights
 	$(RUN) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not seldom" $(ARGS)

@@ -186,9 +186,15 @@ def test_what_calls_itself_lossless_is(policy, verifier):
 SHOWN = {"static": [0, 0], "at_least": [0, 0], "phase_length": [3, 3], "hazard_cost": [0, 5]}
 
 
+def long_proofs():
+    for name in POLICIES:
+        few = () if name != "survival_tree" else pytest.mark.seldom  # it takes six minutes
+        yield pytest.param(name, 1_500, marks=few)
+        yield pytest.param(name, long_drafts.DRAWN, marks=pytest.mark.seldom)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("drawn", [1_500, pytest.param(long_drafts.DRAWN, marks=pytest.mark.seldom)])
+@pytest.mark.parametrize(("name", "drawn"), long_proofs())
 def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name, drawn, monkeypatch):
     monkeypatch.setattr(long_drafts, "DRAWN", drawn)
     policy = find_factory("policy", name)()

@@ -74,6 +74,7 @@ def test_the_verifier_is_lossless_and_its_number_matters(folder):
         assert report.lossless and max(report.draft_lengths) == 2, report.total_variation
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", ["follows", "recent"])
 def test_the_drafters_draft_and_are_lossless(folder, name):
     vocab, most = 6, 3
@@ -83,6 +84,7 @@ def test_the_drafters_draft_and_are_lossless(folder, name):
     assert report.lossless and report.drafted[-1] > 100
 
 
+@pytest.mark.seldom
 @pytest.mark.optimised
 def test_the_first_proof_on_the_command_line_succeeds(folder, capsys):
     line = next(line for line in COMMANDS if "verify-lossless" in line)

@@ -40,6 +40,7 @@ def _told(said):
     return json.loads(line.removeprefix("told "))
 
 
+@pytest.mark.seldom
 def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, alone, tmp_path):
     found = ended(launch(2, [SCRIPT, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)
     assert [code for code, _ in found] == [0, 0], found

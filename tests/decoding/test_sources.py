@@ -214,6 +214,7 @@ def sampled_pair():
     return decoder, ModelParams(params, noisy)
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("read", [[3, 5, 4, 1], [6, 2, 5, 6]], ids=["its source", "control"])
 def test_sampled_texts_have_the_targets_distribution(read):

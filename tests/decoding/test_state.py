@@ -99,6 +99,7 @@ def plain():
     return found
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize(
     "policy, verifier",
     [(policy, "rejection") for policy in POLICIES]

@@ -49,6 +49,7 @@ def test_the_same_tokens_are_written_and_labelled_alike(runs):
         assert entry["file"] == other["file"]
 
 
+@pytest.mark.seldom
 def test_the_weights_are_those_of_one_device(runs):
     left, right = (load_file(runs / name / "drafter" / "model.safetensors") for name in ("one", "mesh"))
     for name, tensor in left.items():

@@ -51,6 +51,7 @@ def test_two_processes_write_the_data_of_one(both, whole):
     assert not list((both / "data").glob(".0*.lock"))
 
 
+@pytest.mark.seldom
 def test_their_weights_are_those_of_one_but_for_the_order_of_sums(both, whole):
     one, two = (load_file(out / "drafter" / "model.safetensors") for out in (whole, both))
     for name, tensor in one.items():

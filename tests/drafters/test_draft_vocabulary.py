@@ -148,6 +148,7 @@ def headed_table(vocab):
     return table.replace(hidden=Hidden(hidden, lambda params: jnp.asarray(params).reshape(vocab * vocab, vocab).T))
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection, block])
 def test_the_text_is_the_targets_in_distribution(verifier):

@@ -67,6 +67,7 @@ def rounds_of(state, row):
     return int(state.statistics.num_rounds[row])
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(
     ("verifier", "drafters", "params"), [(rejection, 2, (BAD, GOOD)), (block, 1, (BAD,))], ids=["never_chosen", "alone"]
 )
@@ -309,6 +310,7 @@ def test_observers_inside_see_the_target():
     assert held[1] > held[0]
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection, block])
 def test_the_text_is_the_targets_in_distribution(verifier):

@@ -227,6 +227,7 @@ def test_greedy_output_is_plain_decodings_and_only_it_is_counted():
     assert table.key.shape == (2, 64, 4)  # what was taken out outlives the donated state
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 def test_the_whole_decoder_is_lossless(verifier):

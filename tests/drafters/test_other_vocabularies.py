@@ -96,6 +96,7 @@ def decoder_of(policy, verifier, most=3):
     return decoder, ModelParams(target_params, params)
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 def test_the_whole_decoder_draws_from_the_target(verifier):

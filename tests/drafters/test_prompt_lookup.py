@@ -142,6 +142,7 @@ def test_greedy_output_is_plain_decodings_to_the_last_slot():
     assert figures["num_emitted_tokens"] == 90  # the budget holds: no row goes past its limit
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 def test_the_whole_decoder_is_lossless(verifier):

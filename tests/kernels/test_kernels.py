@@ -244,6 +244,7 @@ def test_two_processes_compile_once(fresh, built, monkeypatch):
     assert (fresh / "count").read_text().count("compiled") == 1
 
 
+@pytest.mark.seldom
 @pytest.mark.slow
 @needs_path
 def test_a_sanitizer_finds_nothing(tmp_path):

@@ -120,6 +120,7 @@ def sampled(rule):
     return lossless.test_by_sampling(decoder, params, tokens=MOST + 1, sequences=16_384)
 
 
+@pytest.mark.often(2)
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     "place", ["draft 5", "token 2", "odd rounds", "next row"]

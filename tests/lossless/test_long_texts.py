@@ -56,7 +56,7 @@ def run(monkeypatch, capsys, *arguments, but=""):
     return code, " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.often(3)
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_cheats_are_refused(name, monkeypatch, capsys):
     kind, line = REFUSED[name]
@@ -83,6 +83,7 @@ def by_chance(state, distribution, drafted, context):
     return policy_uniforms(context, 1)[:, 0] < 0.7, state
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("policy", [static().replace(check=by_chance), comb(links=2, siblings=(2, 2), most=2)])
 def test_honest_policies_with_chance_or_siblings_pass(policy):
     report = lossless.prove_long_texts(policy, rejection(), max_draft_length=2, tokens=64)

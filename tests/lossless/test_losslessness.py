@@ -170,6 +170,7 @@ def sampled(policy, verifier, hyperparameters, warp, **options):
     return lossless.test_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
 
 
+@pytest.mark.often(3)
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", SAMPLED)
 def test_the_whole_decoder_draws_from_the_targets_distribution(name):
@@ -181,10 +182,13 @@ def test_the_whole_decoder_draws_from_the_targets_distribution(name):
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", ["restless-rejection", "restless-block"])
 def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
-    def by_position(seed, emitted, position, role):
-        return sampling.uniforms(seed, jnp.zeros_like(emitted), emitted + position, role)
+    def by_position(seed, emitted, positions):
+        def at(position, role):
+            return sampling.uniforms(seed, jnp.zeros_like(emitted), emitted + position, role)
 
-    monkeypatch.setattr("specdec_jax.decoding.rounds.uniforms", by_position)
+        return jnp.stack([jnp.stack([at(i, role) for role in range(3)], -1) for i in range(positions)], 1)
+
+    monkeypatch.setattr("specdec_jax.decoding.rounds.round_uniforms", by_position)
     report = sampled(*SAMPLED[name])
     assert report.statistic > 2 * report.degrees and report.p_value < 1e-12 and not report.lossless
 

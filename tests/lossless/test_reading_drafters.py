@@ -24,7 +24,7 @@ WARP = {"temperature": 1.0}
 MOST = 4
 
 
-@pytest.mark.often(3)
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 @pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])

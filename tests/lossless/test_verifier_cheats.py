@@ -101,6 +101,7 @@ def nothing_else(monkeypatch):
     monkeypatch.setattr(proof, "_on_toys", lambda *arguments: found)
 
 
+@pytest.mark.often(2)
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     ("drafter", "code", "says"),

@@ -133,6 +133,7 @@ def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path, batch):
         assert found.acceptance[index, 0] == pytest.approx(np.mean(mass), abs=1e-4)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_answers_are_those_of_generate_whatever_the_batch(tmp_path, temperature):
     target = load_model(write_pair(tmp_path)[0], dtype="float32")

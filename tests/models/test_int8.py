@@ -183,6 +183,7 @@ def test_a_product_of_few_rows_is_that_of_many(rows, dtype):
     np.testing.assert_allclose(jax.jit(layers.project, static_argnums=2)(x, kernel, dtype), exact, atol=1e-5)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_greedy_texts_are_those_of_plain_decoding(tied):
     """Of an int8 target with an int8 drafter, in float32 products: what one pass of the same int8 target says."""

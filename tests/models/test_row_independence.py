@@ -70,17 +70,18 @@ PROMPTS = "The capital of France is", "def add(a, b):", "1, 2, 3, 4,", "Once upo
 
 
 @pytest.mark.slow
-def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(smollm2, smollm2_drafter):
+@pytest.mark.often(2)
+@pytest.mark.parametrize("width", [8, 2, 5, 16])
+def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(width, smollm2, smollm2_drafter):
     """At every width of verification, alone and in a batch of four rows."""
     greedy = sd.SamplingParams(max_new_tokens=48, temperature=0)
     plain = sd.build_pair(smollm2, None)
     expected = [sd.generate(prompt, greedy, pair=plain).tokens for prompt in PROMPTS]
-    for width in (2, 5, 8, 16):
-        policy = sd.stopping.static(draft_length=width - 1)
-        pair = sd.build_pair(smollm2, smollm2_drafter, policy=policy, verification_widths=(width,))
-        for rows in (1, 4) if width == 8 else (1,):
-            found = []
-            for first in range(0, len(PROMPTS), rows):
-                results = sd.generate(list(PROMPTS[first : first + rows]), greedy, pair=pair)
-                found += [one.tokens for one in results]
-            assert found == expected, (width, rows)
+    policy = sd.stopping.static(draft_length=width - 1)
+    pair = sd.build_pair(smollm2, smollm2_drafter, policy=policy, verification_widths=(width,))
+    for rows in (1, 4) if width == 8 else (1,):
+        found = []
+        for first in range(0, len(PROMPTS), rows):
+            results = sd.generate(list(PROMPTS[first : first + rows]), greedy, pair=pair)
+            found += [one.tokens for one in results]
+        assert found == expected, rows

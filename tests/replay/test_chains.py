@@ -69,6 +69,7 @@ def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_fir
         np.testing.assert_allclose(trace.chains[row, 0, :, FEATURES.index("entropy")], seen, atol=1e-4)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]
@@ -112,7 +113,7 @@ def sampled_trace():
     return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
 
 
-@pytest.mark.often(3)
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("rule", RULES)
 def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):

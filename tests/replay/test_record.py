@@ -16,7 +16,7 @@ from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.optimised]  # processes of their own are
 
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 
@@ -88,7 +88,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
-@pytest.mark.optimised
+@pytest.mark.seldom
 def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
     path, options = place
     out = path / "shared"

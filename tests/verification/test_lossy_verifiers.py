@@ -241,6 +241,7 @@ def test_what_they_refuse(factory, hyperparameters, message):
 # The whole decoder
 
 
+@pytest.mark.often(2)
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", ["lenience 0.3", "typical", "easd", "by_phase"])
 def test_the_whole_decoder_draws_from_that_distribution_and_not_the_targets(name):

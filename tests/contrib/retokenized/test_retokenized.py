@@ -183,6 +183,7 @@ def improvised(name, policy):
     return decoder, params, prompts, decoder.prefill(params, prompts, max_new_tokens=16, slots=56, stop_ids=())
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize(("name", "policy"), zip(PAIRS, POLICIES, strict=True), ids=str)
 def test_greedy_batches_decode_what_plain_decoding_does(name, policy):
     """Random models say bytes that are no text, special tokens and padding."""
@@ -242,6 +243,7 @@ def toys(several=False):
     return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("several", [False, True])
 def test_the_whole_decoder_draws_from_the_target(several):

@@ -58,6 +58,7 @@ def p_value(counts, expected):
     return stats.chisquare(counts[some], expected[some] * counts.sum()).pvalue
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("p", "q"), [(P, Q), (Q, P), (P, np.array([0.0, 0.0, 0.0, 0.4, 0.6]))])
 def test_candidates_told_afterwards_are_those_drawn_forwards(p, q):
     expected = by_enumeration(p, q)

@@ -29,7 +29,7 @@ SHAPE = {"links": 3, "siblings": (2, 1, 3)}
 FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 12}
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.parametrize("verifier", [rejection(), greedy(), block(), traversal()])
 def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
@@ -44,7 +44,7 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     assert 0 <= sum(total(counts, name) for name in parts) - total(counts, "num_emitted_tokens") <= ended
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3), update_every(survival_tree(siblings=3))])
 def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_text(policy):
     """Positions, masks and the moved cache slot: a wrong one changes what the rounds after it write."""
@@ -57,6 +57,7 @@ def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_te
     assert beside(counts, "draft") > 20
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3)])
 def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
@@ -70,6 +71,7 @@ def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     assert lookups > 0 or total(counts, "drafted_at") > total(counts, "drafter_passes")
 
 
+@pytest.mark.seldom
 @pytest.mark.optimised
 def test_several_models_draw_siblings_of_their_own_distributions():
     """One joined source has each row's own distribution: siblings of another, or of none, change what is written."""
@@ -80,6 +82,7 @@ def test_several_models_draw_siblings_of_their_own_distributions():
     assert tested_by_sampling(decoder, own, **options).lossless
 
 
+@pytest.mark.seldom
 def test_a_comb_of_a_model_that_drafts_for_itself_takes_siblings_where_the_draft_is_wrong():
     """Its own weights with noise draft: their second choice is often the text's."""
     target, params, noisy = sharp_pair()
@@ -101,7 +104,7 @@ def sampled(case, verifier=rejection, **warp):
     return by_sampling(*CASES[case], verifier(), **warp)
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.optimised
 @pytest.mark.parametrize("case", CASES)
 def test_sampled_texts_have_the_targets_distribution(case):
@@ -129,6 +132,7 @@ def unmoved(cache, source, slot):
     return cache
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("what", ["a mask off by one", "verified as with replacement", "a cache slot that stays"])
 def test_wrong_combs_are_found_out(what, monkeypatch):

@@ -66,6 +66,7 @@ def test_trees_are_exact(policy, verifier, monkeypatch):
     assert max(taken) > 0.02  # children are accepted, and not only allowed
 
 
+@pytest.mark.seldom
 def test_shapes_of_trees_may_depend_on_the_draft():
     policy = survival_tree(siblings=2, expanded=2, **FREE)
     adaptive = dataclasses.replace(policy, beside=by_the_draft)

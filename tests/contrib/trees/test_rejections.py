@@ -63,6 +63,7 @@ def test_greedy_candidates_are_the_ranks_in_the_drafters_table(greedy):
     assert not greedy.candidate[:, LIMIT].any() and set(rank.flat) >= {0, 1, 2, 3}
 
 
+@pytest.mark.seldom
 def test_chains_of_a_drafter_that_makes_nothing_of_what_it_reads_have_the_texts_candidates(greedy):
     chains = trace_of(PROMPTS, READER, DEAF, temperature=0.0)
     np.testing.assert_array_equal(runs(chains)[:, :LIMIT], runs(greedy)[:, :LIMIT])
@@ -73,6 +74,7 @@ def test_chains_of_a_drafter_that_makes_nothing_of_what_it_reads_have_the_texts_
     assert set(one.depth) == set(range(MOST)) and (one.candidate > 1).any()
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize(("drafter", "params"), [(TABLE, DRAFTER), (READER, DEAF)])
 def test_sampled_candidates_are_right_as_often_as_they_ought_to_be(drafter, params):

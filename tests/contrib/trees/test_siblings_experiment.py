@@ -14,6 +14,7 @@ def table(tmp_path_factory):
     return (out / "table.md").read_text()
 
 
+@pytest.mark.seldom
 def test_chances_stand_by_depth_entropy_and_task(table):
     lines = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in table.splitlines() if line.startswith("|")}
     assert {"anywhere", "draft 1", "0 to 0.5 nats", "4 or more nats", "code"} <= set(lines)

@@ -69,7 +69,7 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
     assert 0 <= sum(total(state, name) for name in parts) - total(state, "num_emitted_tokens") <= len(PROMPTS)
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.parametrize("policy", [comb(expanded=2), survival_tree(siblings=3, expanded=2)])
 def test_models_that_read_their_target_write_its_text(policy):
     """Positions, masks, two moved cache slots and the drafter's own cache: a wrong one changes the rounds after it."""
@@ -82,7 +82,7 @@ def test_models_that_read_their_target_write_its_text(policy):
     assert beside(state, "draft") > 20
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.parametrize("policy", [comb(expanded=1), update_every(survival_tree(siblings=3, expanded=1))])
 def test_a_model_that_drafts_for_a_noisy_copy_of_itself_takes_children(policy):
     target, params, noisy = sharp_pair()
@@ -169,6 +169,7 @@ def off_by_one(before, draft, start, width, slots):
     return found._replace(mask=jnp.where((place >= 0)[:, :, None], jnp.roll(found.mask, -1, axis=2), found.mask))
 
 
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("what", ["a mask off by one", "a cache slot that stays", "children of another sibling"])
 def test_wrong_trees_are_found_out(what, monkeypatch):
@@ -260,6 +261,7 @@ def test_survival_ranks_children_beside_siblings():
     assert asked.children[0, 1] <= asked.siblings[0, 2] * 2  # none without its sibling
 
 
+@pytest.mark.seldom
 def test_greedy_rows_beside_sampled_ones_write_the_targets_text():
     own = model(TABLE, MOST, catch_up=4)
     hot = np.where(np.arange(len(PROMPTS)) % 2, 1.0, 0.0)
@@ -284,6 +286,7 @@ def test_what_cannot_be_expanded_is_refused():
             build_decoder(TABLE, model(TABLE, MOST), wrong, rejection())
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("most", [1, MOST])
 def test_a_drafter_with_a_draft_vocabulary_expands_siblings(most):
     """Of rounds of one draft there are none to expand."""
