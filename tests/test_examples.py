@@ -56,6 +56,7 @@ def test_every_rule_on_one_recording(models, capsys):
     assert all(columns == {*row} for row in read_rows("runs/demo-rules"))
 
 
+@pytest.mark.seldom
 def test_sampling_in_a_training_loop(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks("training.md", "python"))

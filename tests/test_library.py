@@ -22,6 +22,7 @@ assert scores.log_p.shape == scores.log_q.shape == (4, 12)
 """
 
 
+@pytest.mark.seldom
 @pytest.mark.slow
 def test_the_page_runs():
     assert len(BLOCKS) == 7

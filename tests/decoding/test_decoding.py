@@ -165,6 +165,7 @@ WARPS = [
 ]
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize(
     "policy, verifier",
     [

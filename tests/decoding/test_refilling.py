@@ -109,7 +109,7 @@ def decoded(name, together):
     return found
 
 
-@pytest.mark.often(3)
+@pytest.mark.often(2)
 @pytest.mark.optimised
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("name", CASES)

@@ -207,6 +207,7 @@ config = VariantsConfig(base=base, seconds=0.2, texts=4, variants={"plain": {}, 
 """
 
 
+@pytest.mark.seldom
 def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, monkeypatch):
     path = place / "variants.py"
     path.write_text((place / "config.py").read_text() + VARIANTS)

@@ -175,6 +175,7 @@ def test_the_source_of_a_reduced_drafter(tmp_path, monkeypatch):
     assert split_source("folder@12") == ("folder@12", ""), "what exists under that name is meant"
 
 
+@pytest.mark.seldom
 def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2, smollm2_drafter):
     """Same weights, same calibration, a cheaper pass, and greedily the target's text; ids from the file or by rank."""
     reduced = load_model("smollm2-drafter@2048")

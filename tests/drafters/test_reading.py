@@ -148,6 +148,7 @@ def test_score_reads_the_target_at_every_position():
     np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("catch_up", [2, 5, 64])
 def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
     pair = reading_pair()

@@ -79,6 +79,7 @@ def test_a_killed_command_goes_on_to_the_same_bytes(name, commands, tmp_path):
     assert process.returncode in (0, 1) and written(output) == whole, said  # 1: the last kill came after the last line
 
 
+@pytest.mark.seldom
 def test_a_full_disk_is_one_error_and_the_run_goes_on_elsewhere(commands, tmp_path):
     words, written = commands["generate-file"]
     assert start(words, tmp_path / "whole").wait() == 0

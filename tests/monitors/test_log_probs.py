@@ -51,6 +51,7 @@ def assert_scored(pair, result, warp, atol=CLOSE):
     np.testing.assert_allclose(found, scores(pair, result, warp), atol=atol)
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_they_are_the_scores_and_the_tokens_are_the_same_without_them(tiny, warp):
     asked, options = sampling(24, seed=3, **warp), {"pair": tiny, "chat": False}
@@ -123,6 +124,7 @@ def test_the_monitor_inside_still_watches(tiny):
         log_probs(0)
 
 
+@pytest.mark.seldom
 def test_the_built_in_pair(smollm2_float32, smollm2_drafter_float32):
     pair = build_pair(smollm2_float32, smollm2_drafter_float32, policy=static(draft_length=3), max_draft_length=3)
     for warp in WARPS[:2]:

@@ -103,6 +103,7 @@ def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
+@pytest.mark.seldom
 def test_more_seeds_are_more_answers_to_the_same_prompts(place, recorded):
     path, options = place
     out = path / "seeds"

@@ -68,7 +68,7 @@ def greedy_trace():
     return trace_of(PROMPTS, stop_ids=STOPS, **TRUNCATED)
 
 
-@pytest.mark.often(12)
+@pytest.mark.often(6)
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]
@@ -154,7 +154,7 @@ def sampled_trace():
     return trace_of([[1, 2]] * 2000, limit=24, temperature=0.9, seed=100_000)
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("rule", SAMPLED)
 def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):

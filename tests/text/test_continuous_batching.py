@@ -56,7 +56,7 @@ def by_index(results):
     return {done.index: done.result for done in results}
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("batch", "refill_after"), [(1, 1), (3, 1), (4, 2), (16, 1)])
 def test_every_request_gets_what_it_gets_alone(tiny, stops, alone, batch, refill_after):
     found = by_index(complete(tiny, requests(tiny, stops), batch, refill_after=refill_after))

@@ -16,6 +16,7 @@ TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in 
 PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
 
 
+@pytest.mark.seldom
 def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smollm2_float32, smollm2_drafter_float32):
     plain = generate(PROMPT, SamplingParams(max_new_tokens=40), target=smollm2_float32, drafter=None)
     drafters = (smollm2_drafter_float32, "prompt_lookup")

@@ -33,6 +33,7 @@ def accepted_in_rounds(monkeypatch, kind):
     return taken
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize("verifier", [rejection, block, traversal])
 @pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival_tree(siblings=2, **FREE)])
 def test_combs_are_exact(policy, verifier, monkeypatch):
@@ -48,6 +49,7 @@ def by_the_draft(state, length, room, context, parent):
     return Extras(jnp.stack([1 + context.emitted % 2, length % 3], axis=1), children)
 
 
+@pytest.mark.seldom
 def test_shapes_may_depend_on_the_draft():
     policy = survival_tree(siblings=2, **FREE)
     adaptive = dataclasses.replace(policy, beside=by_the_draft)
@@ -58,6 +60,7 @@ def test_shapes_may_depend_on_the_draft():
 TREE = {"links": 2, "siblings": (2, 1), "children": 2}
 
 
+@pytest.mark.often(2)
 @pytest.mark.parametrize("verifier", [rejection, traversal])
 @pytest.mark.parametrize("policy", [comb(2, 1, **TREE), survival_tree(siblings=2, expanded=1, **FREE)])
 def test_trees_are_exact(policy, verifier, monkeypatch):
