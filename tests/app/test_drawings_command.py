@@ -44,6 +44,7 @@ def test_what_cannot_be_written_is_refused_before_models_are_read(capsys, tmp_pa
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.seldom
 def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):
     """The tiny target is ever uncertain: at the default thresholds it reasons after eight tokens, at its own never."""
     names = {"target": models[1], "drafter": models[3]}

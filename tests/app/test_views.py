@@ -219,6 +219,7 @@ def test_what_was_not_tried_is_named(found, beyond, says):
     assert "Lossless" not in text and "--max-draft-length" in text
 
 
+@pytest.mark.seldom
 @pytest.mark.optimised
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
     found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)

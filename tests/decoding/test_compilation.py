@@ -122,7 +122,7 @@ def test_a_state_is_donated(name):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((after, params)))
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.parametrize("policy", [adaedl(), comb(), comb(expanded=1)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_a_generation_copies_no_cache(policy, dtype):

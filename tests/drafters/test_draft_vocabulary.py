@@ -108,6 +108,7 @@ def test_a_padded_or_cut_vocabulary_spreads_alike(other):
     np.testing.assert_array_equal(heads[1].spread(few, cache, small), logits)
 
 
+@pytest.mark.seldom
 def test_drafting_from_few_rows_is_drafting_from_the_spread_logits():
     """The drafter looks at N + M entries; a twin that looks at all V, -inf for the rest, does the same by round.
 
@@ -194,6 +195,7 @@ def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2, smollm2_drafter):
     assert few.statistics["num_accepted_tokens"] > 4
 
 
+@pytest.mark.seldom
 def test_the_built_in_drafter_that_reads_drafts_for_the_built_in_target(smollm2):
     """Greedily the target's text, of which it guesses a good part."""
     request = SamplingParams(max_new_tokens=24)

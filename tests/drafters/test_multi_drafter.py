@@ -67,7 +67,7 @@ def rounds_of(state, row):
     return int(state.statistics.num_rounds[row])
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.parametrize(
     ("verifier", "drafters", "params"), [(rejection, 2, (BAD, GOOD)), (block, 1, (BAD,))], ids=["never_chosen", "alone"]
 )
@@ -297,6 +297,7 @@ def test_the_text_is_the_targets_greedily():
         np.testing.assert_array_equal(state.tokens, plain.tokens)
 
 
+@pytest.mark.seldom
 def test_observers_inside_see_the_target():
     """An n-gram table filled from the target's distributions holds more than was emitted, also where a model drafts."""
     held = {}

@@ -105,6 +105,7 @@ def test_extend_catches_up_from_what_is_fed_and_what_was_kept():
     np.testing.assert_array_equal(state.tokens, fresh.tokens)
 
 
+@pytest.mark.seldom
 def test_one_of_several_catches_up_from_what_was_kept():
     """Rows choose for themselves: who sat out for some rounds reads what it missed, beside rows that did not."""
     pair = reading_pair()
@@ -125,6 +126,7 @@ def test_one_of_several_catches_up_from_what_was_kept():
     assert min(changes) > 2 and check_passes(pair, state) > 4
 
 
+@pytest.mark.seldom
 def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     pair = reading_pair()
     target, params, drafter, own = pair
@@ -156,6 +158,7 @@ def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
     check_passes(pair, state)
 
 
+@pytest.mark.seldom
 def test_long_prompts_are_fed_in_wide_passes():
     """With 192 slots most of the first and third go in 64 tokens a pass, the rest four."""
     target, params, drafter, own = reading_pair()

@@ -43,6 +43,7 @@ def ran(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.seldom
 def test_the_figures_are_those_of_the_rows(ran):
     rows = read_rows(ran)
     assert [row["method"] for row in rows[:6]] == list(METHODS) and len(rows) == 2 * 2 * 2 * 6

@@ -110,6 +110,7 @@ def found(run, traces):
     return {point.method: point for point in measured_points(run, traces, COSTS)}
 
 
+@pytest.mark.seldom
 def test_greedy_predictions_are_the_live_rounds(ran):
     """Every pass costs the same, so that a prediction is the rounds and the passes that were counted."""
     run, traces = ran

@@ -89,6 +89,7 @@ def test_the_verdict_on_a_verifier(file, rows_and_sizes, capsys, monkeypatch):
     assert ("should be" in out) == (code == 1) and "--seed 3 draws them again" in out
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("monitor", [(), ("--monitor", "phases")])
 def test_a_rule_that_reads_the_monitors_entropy_is_judged(monitor, small, capsys):
     code, out, err = run(capsys, "--policy", str(CHEATS / "reads_entropy.py"), *monitor)

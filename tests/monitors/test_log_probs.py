@@ -87,6 +87,7 @@ def test_rows_that_are_refilled_keep_nothing_of_who_had_them_before(tiny):
         assert str(done.result.log_probs).encode() in line and b'"warped_log_probs": [null]' in line
 
 
+@pytest.mark.seldom
 def test_siblings_that_are_accepted_have_their_own(tiny):
     pair = build_pair(
         *(tiny.target, tiny.drafters[0]), policy=comb(), max_draft_length=3, verification_widths=(2, 4, 12)
@@ -99,6 +100,7 @@ def test_siblings_that_are_accepted_have_their_own(tiny):
     assert max(beside) > 0
 
 
+@pytest.mark.seldom
 def test_an_encoders_answers(tmp_path):
     target, drafter = write_t5(tmp_path)
     pair = build_pair(target, drafter, policy=static(draft_length=3), max_draft_length=3, dtype="float32")

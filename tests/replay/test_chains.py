@@ -50,6 +50,7 @@ def greedy_trace():
     return trace_of(PROMPTS, stop_ids=STOPS)
 
 
+@pytest.mark.seldom
 def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_first_token_on():
     """Prompts of one token: both places of the first pass's window are not known yet."""
     target, params, model, own = reading_pair()

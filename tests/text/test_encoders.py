@@ -59,6 +59,7 @@ def test_a_stream_is_what_generate_gives(tiny, expected):
     assert chunks.result().tokens == expected[1].tokens
 
 
+@pytest.mark.seldom
 def test_rows_take_the_next_source_of_their_size(tiny, plain):
     prompts = [PROMPTS[number % 2] + "abcdefgh"[number] for number in range(5)]
     requests = [prepare(tiny, [text], SamplingParams(max_new_tokens=5 + 3 * i)) for i, text in enumerate(prompts)]

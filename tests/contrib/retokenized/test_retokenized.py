@@ -73,6 +73,7 @@ def drafted(target, drafter, begun):
     return len(drafts), accepted
 
 
+@pytest.mark.often(1)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_target_that_says_what_is_drafted_accepts_it(name):
     """Round by round as many drafts, and as many accepted, as the tokenizers themselves would give."""
@@ -183,7 +184,7 @@ def improvised(name, policy):
     return decoder, params, prompts, decoder.prefill(params, prompts, max_new_tokens=16, slots=56, stop_ids=())
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.parametrize(("name", "policy"), zip(PAIRS, POLICIES, strict=True), ids=str)
 def test_greedy_batches_decode_what_plain_decoding_does(name, policy):
     """Random models say bytes that are no text, special tokens and padding."""

@@ -57,7 +57,7 @@ def test_models_with_attention_and_rows_of_different_shapes_write_the_targets_te
     assert beside(counts, "draft") > 20
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3)])
 def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
@@ -132,7 +132,7 @@ def unmoved(cache, source, slot):
     return cache
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.optimised
 @pytest.mark.parametrize("what", ["a mask off by one", "verified as with replacement", "a cache slot that stays"])
 def test_wrong_combs_are_found_out(what, monkeypatch):

@@ -286,7 +286,7 @@ def test_what_cannot_be_expanded_is_refused():
             build_decoder(TABLE, model(TABLE, MOST), wrong, rejection())
 
 
-@pytest.mark.often(1)
+@pytest.mark.seldom
 @pytest.mark.parametrize("most", [1, MOST])
 def test_a_drafter_with_a_draft_vocabulary_expands_siblings(most):
     """Of rounds of one draft there are none to expand."""
