@@ -171,12 +171,7 @@ def test_a_verifiers_lengths_are_a_distribution(name):
 
 # A rule that never drafts what a lossy verifier changes hides the loss (AdaEDL and easd): those meet `static` alone.
 LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIERS}
-VERIFIED = [
-    pytest.param(policy, name, marks=pytest.mark.seldom if (policy, name) == ("survival_tree", "block") else ())
-    for policy in POLICIES
-    for name in VERIFIERS
-    if LOSSLESS[name] or policy == "static"
-]
+VERIFIED = [(policy, name) for policy in POLICIES for name in VERIFIERS if LOSSLESS[name] or policy == "static"]
 
 
 @pytest.mark.slow
@@ -191,15 +186,15 @@ def test_what_calls_itself_lossless_is(policy, verifier):
 SHOWN = {"static": [0, 0], "at_least": [0, 0], "phase_length": [3, 3], "hazard_cost": [0, 5]}
 
 
-def long_proofs():
-    for name in POLICIES:
-        few = () if name != "survival_tree" else pytest.mark.seldom  # it takes six minutes
-        yield pytest.param(name, 1_500, marks=few)
-        yield pytest.param(name, long_drafts.DRAWN, marks=pytest.mark.seldom)
+LONG_PROOFS = [
+    pytest.param(name, drawn, marks=pytest.mark.seldom if drawn > 1_500 or name == "survival_tree" else ())
+    for name in POLICIES  # survival_tree takes six minutes
+    for drawn in (1_500, long_drafts.DRAWN)
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "drawn"), long_proofs())
+@pytest.mark.parametrize(("name", "drawn"), LONG_PROOFS)
 def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name, drawn, monkeypatch):
     monkeypatch.setattr(long_drafts, "DRAWN", drawn)
     policy = find_factory("policy", name)()
@@ -209,7 +204,6 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name, drawn, 
     assert shown == SHOWN[name] if name in SHOWN else min(shown) >= 4, shown
 
 
-@pytest.mark.often(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):

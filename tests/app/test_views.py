@@ -146,7 +146,6 @@ def test_a_proof_that_succeeds(capsys):
     assert out.count("e-1") >= 24 and max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.seldom
 @pytest.mark.optimised
 def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args, **toy: SAMPLED)

@@ -99,7 +99,6 @@ def plain():
     return found
 
 
-@pytest.mark.often(4)
 @pytest.mark.parametrize(
     "policy, verifier",
     [(policy, "rejection") for policy in POLICIES]

@@ -183,10 +183,8 @@ def test_the_whole_decoder_draws_from_the_targets_distribution(name):
 @pytest.mark.parametrize("name", ["restless-rejection", "restless-block"])
 def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
     def by_position(seed, emitted, positions):
-        def at(position, role):
-            return sampling.uniforms(seed, jnp.zeros_like(emitted), emitted + position, role)
-
-        return jnp.stack([jnp.stack([at(i, role) for role in range(3)], -1) for i in range(positions)], 1)
+        index = emitted[:, None] * 3 + jnp.arange(positions * 3, dtype=jnp.int32)[None]
+        return sampling._uniforms(seed, jnp.zeros_like(emitted), index).reshape(-1, positions, 3)
 
     monkeypatch.setattr("specdec_jax.decoding.rounds.round_uniforms", by_position)
     report = sampled(*SAMPLED[name])

@@ -76,7 +76,6 @@ VERDICTS = {
 }
 
 
-@pytest.mark.often(7)
 @pytest.mark.parametrize("file", VERDICTS)
 def test_the_verdict_on_a_verifier(file, rows_and_sizes, capsys, monkeypatch):
     monkeypatch.setattr(decoder, "_warned", set())  # warnings are given once a process

@@ -69,19 +69,25 @@ def test_a_branch_of_a_tree_says_what_its_chain_says():
 PROMPTS = "The capital of France is", "def add(a, b):", "1, 2, 3, 4,", "Once upon a time"
 
 
+GREEDY = sd.SamplingParams(max_new_tokens=48, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(smollm2):
+    pair = sd.build_pair(smollm2, None)
+    return [sd.generate(prompt, GREEDY, pair=pair).tokens for prompt in PROMPTS]
+
+
 @pytest.mark.slow
 @pytest.mark.often(2)
 @pytest.mark.parametrize("width", [8, 2, 5, 16])
-def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(width, smollm2, smollm2_drafter):
+def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(width, smollm2, smollm2_drafter, plain_texts):
     """At every width of verification, alone and in a batch of four rows."""
-    greedy = sd.SamplingParams(max_new_tokens=48, temperature=0)
-    plain = sd.build_pair(smollm2, None)
-    expected = [sd.generate(prompt, greedy, pair=plain).tokens for prompt in PROMPTS]
     policy = sd.stopping.static(draft_length=width - 1)
     pair = sd.build_pair(smollm2, smollm2_drafter, policy=policy, verification_widths=(width,))
     for rows in (1, 4) if width == 8 else (1,):
         found = []
         for first in range(0, len(PROMPTS), rows):
-            results = sd.generate(list(PROMPTS[first : first + rows]), greedy, pair=pair)
+            results = sd.generate(list(PROMPTS[first : first + rows]), GREEDY, pair=pair)
             found += [one.tokens for one in results]
-        assert found == expected, rows
+        assert found == plain_texts, rows

@@ -153,7 +153,7 @@ def sampled(case, verifier=rejection, **warp):
     return by_sampling(*CASES[case], verifier(), **warp)
 
 
-@pytest.mark.seldom
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("case", CASES)
 def test_sampled_texts_have_the_targets_distribution(case):
