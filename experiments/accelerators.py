@@ -70,8 +70,6 @@ class Accelerators:
     """Most drafts a round."""
     mesh: str = "data=1,model=1"
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
-    one_graph: bool = True
-    """On GPUs: capture loops into command buffers."""
     int8: bool = False
     """The matrices of both models in eight bits."""
     small: bool = False
@@ -146,7 +144,7 @@ def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, pyth
     """The facts of one program, from a process of its own; no more than an error where that died, to be tried again."""
     chip, pair, program, batch = key
     out = folder.path / "programs" / "-".join(map(str, key))
-    options = config.slots, config.max_draft_length, config.one_graph, config.mesh, config.int8
+    options = config.slots, config.max_draft_length, config.mesh, config.int8
     job = Job(chip, pair, program, str(out), batch, *options)
     command = [str(python), "-m", COMMAND, json.dumps(asdict(job))]
     try:

@@ -5,7 +5,10 @@ Entry points switch that cache on; imports set nothing.
 
 import os
 import warnings
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -56,3 +59,17 @@ def enable() -> Path | None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     return folder
+
+
+def compile_together(calls: Iterable[Callable[[], Any]]) -> None:
+    """Makes the calls in threads, so that what each has to compile is compiled at the same time.
+
+    One after the other where a mesh is set, which threads do not see. The first error of a call is raised.
+    """
+    if not jax.sharding.get_mesh().empty:
+        for call in calls:
+            call()
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for done in [threads.submit(call) for call in calls]:
+            done.result()

@@ -21,7 +21,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from experiments.lib import chip_reports
 from experiments.lib.chip_programs import PAIRS, bytes_of, placed, program, shapes_of, weights_read
 from experiments.lib.chips import CHIPS
-from specdec_jax.decoding.one_graph import OPTIONS
 from specdec_jax.sharding import MODEL, make_mesh, mesh_sizes
 
 COMMAND = "experiments.lib.chip_compile"
@@ -39,8 +38,6 @@ class Job:
     batch: int = 1
     slots: int = 512
     max_draft_length: int = 7
-    one_graph: bool = True
-    """On a GPU: compile as the decoder does there, with loops in command buffers."""
     mesh: str = "data=1,model=1"
     """Numbers of chips, as `--mesh` elsewhere."""
     int8: bool = False
@@ -60,10 +57,9 @@ def environment(job: Job) -> dict[str, str]:
 def compile_for(job: Job) -> dict[str, Any]:
     """Compiles and reports; a compiler's refusal is a fact too."""
     chip = CHIPS[job.chip]
-    options = OPTIONS if job.one_graph and chip.platform == "cuda" else {}
     mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
     pair = PAIRS[job.pair]._replace(int8=job.int8)
-    shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length, options), pair, mesh)
+    shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length), pair, mesh)
     function, arguments = program(job.program, shapes)
     whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is neither static nor placed
     arguments = jax.tree.map(

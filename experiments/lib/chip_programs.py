@@ -1,6 +1,5 @@
 """Programs of a pair of models by shapes alone: nothing is loaded, everything is compiled as a generation would be."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -70,7 +69,7 @@ class Shapes(NamedTuple):
     state: Any
 
 
-def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compiler_options: Mapping[str, Any]) -> Shapes:
+def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shapes:
     """The decoder of a pair with `survival` and token rejection in bfloat16, and the shapes of a generation of it."""
     target = llama.language_model(pair.target, jnp.bfloat16)
     drafter, drafter_params = _drafter(pair)
@@ -79,7 +78,6 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int, compile
         drafter_of(drafter, max_draft_length),
         survival_tree(siblings=pair.siblings, expanded=pair.expanded) if pair.siblings else stopping.survival(),
         verification.rejection(),
-        compiler_options=compiler_options,
     )
     params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)

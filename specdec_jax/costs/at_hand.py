@@ -39,6 +39,7 @@ from specdec_jax.types import Drafter, LanguageModel, Statistics
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
 DRAFTS, SLOTS, PASSES = 7, 512, 2
+MANY_PASSES = 32  # on accelerators, where a call costs a millisecond and a pass hardly more
 FEW = 128  # slots of the second pass by which a slot's cost in a batch is measured; for one row they cost nothing
 SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
 FASTER = 0.8  # of the kept time, that a pass must take less than for what is kept to be doubted
@@ -128,10 +129,10 @@ def _measure(
     """`before`: an earlier table, which confirms passes of a strange shape if they are the same."""
     busy = busy_doubts()
     programs: dict[str, Callable[[], Any]] = {
-        str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=PASSES) for width in WIDTHS
+        str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=_passes()) for width in WIDTHS
     }
     share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
-    per = dict.fromkeys(programs, PASSES)
+    per = dict.fromkeys(programs, _passes())
     if drafter is not None:
         by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
         options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
@@ -156,13 +157,18 @@ def _measure(
     return steady._replace(doubts=busy + steady.doubts + (probe_doubts(target, steady.plain_pass) if alone else ()))
 
 
+def _passes() -> int:
+    """Passes of one call."""
+    return PASSES if jax.default_backend() == "cpu" else MANY_PASSES
+
+
 def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
     """The share of a pass with SLOTS cache slots that one with FEW does without, by passes side by side.
 
     Wide passes of many rows leave time for three turns only, in whose noise 32 rows were made to draft.
     """
-    few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=PASSES)
-    times = turns({"many": many, "few": few}, REPEATS, {"many": PASSES, "few": PASSES}, seconds=2 * SECONDS)
+    few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=_passes())
+    times = turns({"many": many, "few": few}, REPEATS, {"many": _passes(), "few": _passes()}, seconds=2 * SECONDS)
     return max(1.0 - float(np.median(np.divide(times["few"], times["many"]))), 0.0)
 
 
@@ -178,8 +184,8 @@ def _confirmed(
     with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
         if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
             return costs
-        plain_pass = target_pass(target.model, target.params, WIDTHS[0], costs.batch, SLOTS, passes=PASSES)
-        times = alternate({"1": plain_pass}, REPEATS, {"1": PASSES}, seconds=SECONDS / 4)
+        plain_pass = target_pass(target.model, target.params, WIDTHS[0], costs.batch, SLOTS, passes=_passes())
+        times = alternate({"1": plain_pass}, REPEATS, {"1": _passes()}, seconds=SECONDS / 4)
         share = times["1"].median / costs.plain_pass
         if share < FASTER:
             say("a pass takes less time than when costs were measured: the machine was busy then")

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.one_graph import options_here
 from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import draft_of, empty_log_q
 from specdec_jax.decoding.sampling import DRAFT, argmax, make_warp, round_uniforms
@@ -53,7 +53,7 @@ def target_pass(
 
         return lax.fori_loop(0, passes, one_pass, (cache, tokens))[1]
 
-    compiled = jax.jit(loop, compiler_options=options_here() or None)
+    compiled = jax.jit(loop)
     source = None if model.spec.source is None else _source(batch)
     cache = jax.jit(lambda params, source: model.init_cache(params, batch, slots, source))(params, source)
     tokens = jnp.ones((batch, width), jnp.int32)
@@ -101,7 +101,7 @@ def draft_round(
         passes = drafted.passes, drafted.entropy, drafted.max_prob
         return (*used, *passes) if measure else used
 
-    compiled = jax.jit(draft, compiler_options=options_here() or None)
+    compiled = jax.jit(draft)
     tokens = jnp.ones((batch, slots), jnp.int32)
 
     def half_full(params: Params, source: tuple[Array, Array], tokens: Array) -> Any:
@@ -140,8 +140,7 @@ def turns(
 
     After `seconds` three turns are enough. Entry i of every program belongs to turn i.
     """
-    for program in programs.values():
-        program()
+    compile_together(programs.values())
     times: dict[str, list[float]] = {name: [] for name in programs}
     began = time.perf_counter()
     for turn in range(repeats):

@@ -19,7 +19,6 @@ from filelock import FileLock
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.machine import device, features
-from specdec_jax.decoding.one_graph import options_here
 
 
 class Table(Protocol):
@@ -69,7 +68,7 @@ def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
-    here = device(), features(), jax.__version__, options_here(), kernels.path()
+    here = device(), features(), jax.__version__, kernels.path()
     identity = json.dumps([kind, shapes, *here], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
     return folder / f"{kind}-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"

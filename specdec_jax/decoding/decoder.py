@@ -18,8 +18,8 @@ from jax import lax
 
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.one_graph import FLAG, counted, explained, num_programs, options_here
 from specdec_jax.decoding.prefill import drafter_prefill, fill, fill_drafter, target_prefill
+from specdec_jax.decoding.programs import counted, num_programs
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp
@@ -109,8 +109,7 @@ def build_decoder(
         verification_widths: ascending widths the target verifies in; the narrowest that holds the batch's longest draft
             runs. One width makes a row's float32 arithmetic independent of its neighbours. None: `default_widths`.
         prefill_chunk: prompt tokens a target pass takes.
-        compiler_options: of `jax.jit`. None: a CUDA graph of each whole program where the default backend can
-            (`one_graph.py`; an `xla_gpu_enable_command_buffer` in XLA_FLAGS overrules it).
+        compiler_options: of `jax.jit`.
 
     Raises:
         ValueError: widths that do not ascend or cannot hold the longest draft, drafts longer than the target's context,
@@ -150,19 +149,19 @@ def build_decoder(
         )
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
-    compile_options = options_here() if compiler_options is None else dict(compiler_options)
-    jit = functools.partial(jax.jit, compiler_options=compile_options or None)
+    options = dict(compiler_options or {})
+    jit = functools.partial(jax.jit, compiler_options=options or None)
     jitted = {
         "run": jit(counted(run_rounds), donate_argnums=1),
         "step": jit(counted(lambda params, state: by_rows(play(parts, params, state))), donate_argnums=1),
-        "prefill": target_prefill(target, observer, prefill_chunk, tuple(compile_options.items())),
-        "prefill_drafter": drafter_prefill(drafter, tuple(compile_options.items())),
+        "prefill": target_prefill(target, observer, prefill_chunk, tuple(options.items())),
+        "prefill_drafter": drafter_prefill(drafter, tuple(options.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
         "repeat": jit(repeat_row, static_argnums=1),
         "place": jit(place_row, donate_argnums=0),
         "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),
     }
-    return _wrap(parts, jitted, captured=FLAG in compile_options)
+    return _wrap(parts, jitted)
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
@@ -198,7 +197,7 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
     return begin, prefill, compile_prefill
 
 
-def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
+def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     """The Python side: arguments are checked here, before anything compiles."""
     begin, prefill, compile_prefill = _prefilling(parts, jitted)
 
@@ -242,12 +241,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any], captured: bool) -> Decoder:
         if leave is not None and leave < 1:
             raise ValueError(f"run leaves when 1 or more rows are done, got {leave}")
         limit = ALL_ROUNDS if rounds is None else rounds
-        try:
-            return jitted["run"](params, state, np.int32(limit), np.int32(min(leave or batch, batch)))
-        except jax.errors.JaxRuntimeError as error:
-            if not captured or "RESOURCE_EXHAUSTED" in str(error):
-                raise
-            raise explained(error) from error
+        return jitted["run"](params, state, np.int32(limit), np.int32(min(leave or batch, batch)))
 
     def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
         refuse_encoder(parts.target, "score")

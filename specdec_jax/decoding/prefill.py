@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed_long
-from specdec_jax.decoding.one_graph import counted
+from specdec_jax.decoding.programs import counted
 from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Params, Seen
 

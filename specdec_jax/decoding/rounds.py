@@ -73,6 +73,20 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         needs, vocab_size = parts.verifier.needs_log_q, parts.target.spec.vocab_size
         log_q = empty_log_q(source, state.tokens.shape[0], longest, vocab_size, needs)
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
+    return finish_round(parts, params, state, context, chance, source, drafted)
+
+
+def finish_round(
+    parts: Parts,
+    params: ModelParams,
+    state: DecodeState,
+    context: RoundContext,
+    chance: Array,
+    source: Source,
+    drafted: Drafted,
+) -> DecodeState:
+    """The state after what the source drafted is verified, emitted and committed; `chance` is `round_uniforms`."""
+    with jax.named_scope("draft"):
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
     with jax.named_scope("verify"):

@@ -177,7 +177,7 @@ def test_the_committed_budgets_say_why():
     [*(("tiny", name) for name in PROGRAMS), ("smollm2-reading", "prefill"), ("smollm2-reading", "run")],
 )
 def test_every_program_traces_by_shapes(pair, name):
-    shapes = shapes_of(PAIRS[pair], 2, 128, 3, {})
+    shapes = shapes_of(PAIRS[pair], 2, 128, 3)
     function, arguments = program(name, shapes)
     assert function.trace(*arguments).jaxpr.jaxpr.eqns
 
@@ -194,7 +194,7 @@ def test_gpus_have_target_files_and_flags_only_where_they_belong():
     for chip in CHIPS.values():
         assert (TARGETS / f"{chip.name}.txtpb").exists() == (chip.platform == "cuda")
         assert Path(accelerators.__file__).parents[1].joinpath(chip.packages).exists()
-    job = Job("h100", "tiny", "run", "out", one_graph=False)
+    job = Job("h100", "tiny", "run", "out")
     assert "--xla_gpu_autotune_level=0" in environment(job)["XLA_FLAGS"]
     assert "XLA_FLAGS" not in environment(Job("tpu-v5e", "a", "b", "c"))
 

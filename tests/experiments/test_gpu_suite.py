@@ -44,7 +44,7 @@ def test_the_suite_measures_and_goes_on_where_it_was(tmp_path, monkeypatch, caps
     monkeypatch.setenv("HOME", str(tmp_path))
     assert gpu_suite.main(options) == 0
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    wanted = {"bandwidth of a copy", "graph: times faster than without", "ballast: c", "ballast: batch 2, survival"}
+    wanted = {"bandwidth of a copy", "graph: times as long without graphs", "ballast: c", "ballast: batch 2, survival"}
     assert wanted <= {row["what"] for row in rows} and all(row["value"] > 0 for row in rows)
     assert "of a copy's bandwidth" in (out / "table.md").read_text()
     monkeypatch.setattr(gpu_suite, "bandwidth", lambda config: pytest.fail("measured again"))
