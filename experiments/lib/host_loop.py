@@ -39,8 +39,8 @@ def on_host(decoder: Decoder) -> Decoder:
 
     @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
     def finish(params: Any, state: DecodeState, chance: Any, context: Any, drafted: Any, width: int) -> DecodeState:
-        one, opened = parts._replace(widths=(width,)), source(params, state, context)
-        return finish_round(one, params, state, context, chance, opened, drafted)
+        narrow, opened = parts._replace(widths=(width,)), source(params, state, context)
+        return finish_round(narrow, params, state, context, chance, opened, drafted)
 
     def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
         played = 0
