@@ -218,7 +218,7 @@ def requests_for(config: Suite, pairs: Mapping[str, Pair], batch: int) -> dict[s
 def in_turns(
     config: Suite, pairs: Mapping[str, Pair], requests: Mapping[str, Request]
 ) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
-    """Seconds of each pair's generations, one of each in turn after one that compiles, and their tokens."""
+    """Seconds of each pair's generations, one of each in turn after an untimed one, and their tokens."""
     runs = [
         {name: decode(pair, requests[name]).results for name, pair in pairs.items()} for _ in range(config.repeats + 1)
     ][1:]

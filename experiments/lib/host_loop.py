@@ -8,10 +8,9 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from specdec_jax.decoding import Decoder, draft_loop
-from specdec_jax.decoding.rounds import empty_log_q, finish_round, round_context
+from specdec_jax.decoding.rounds import empty_log_q, finish_round, narrowest, round_context
 from specdec_jax.decoding.sampling import DRAFT, round_uniforms
 from specdec_jax.types import DecodeState
 
@@ -48,7 +47,7 @@ def on_host(decoder: Decoder) -> Decoder:
             chance, context, loop = begin(params, state)
             while loop.going.any():
                 loop = draft(params, state, chance, context, loop)
-            width = next(width for width in widths if width > jnp.max(loop.drafted.length))
+            width = widths[int(narrowest(widths, loop.drafted.length))]
             state, played = finish(params, state, chance, context, loop.drafted, width), played + 1
         return state
 

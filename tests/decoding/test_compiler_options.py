@@ -17,17 +17,17 @@ def tiny_decoder(**options):
 
 
 @pytest.mark.parametrize("name", ["prefill", "run", "step", "extend", "score"])
-def test_what_the_compiler_is_told_reaches_every_program(name):
+def test_compiler_options_reach_every_program(name):
     """An option that no compiler knows is refused by each."""
     decoder, params = tiny_decoder()
     state = decoder.prefill(params, [[1, 2]], max_new_tokens=2)
-    told, _ = tiny_decoder(compiler_options={"xla_no_such_option": "1"})
+    refused, _ = tiny_decoder(compiler_options={"xla_no_such_option": "1"})
     calls = {
-        "prefill": lambda: told.prefill(params, [[1, 2]], max_new_tokens=2),
-        "run": lambda: told.run(params, state),
-        "step": lambda: told.step(params, state),
-        "extend": lambda: told.extend(params, state, [[1, 2, 3]], max_new_tokens=2),
-        "score": lambda: told.score(params, [[1, 2, 3]]),
+        "prefill": lambda: refused.prefill(params, [[1, 2]], max_new_tokens=2),
+        "run": lambda: refused.run(params, state),
+        "step": lambda: refused.step(params, state),
+        "extend": lambda: refused.extend(params, state, [[1, 2, 3]], max_new_tokens=2),
+        "score": lambda: refused.score(params, [[1, 2, 3]]),
     }
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         calls[name]()
