@@ -4,7 +4,6 @@ Question:  Of small random models of every family, written as the hub has them, 
            are the logits from those of transformers on torch, both in float32? And do traces of tools/record_torch.py
            agree with this package's along the same texts?
 Command:   python -m experiments.parity [--models HuggingFaceTB/SmolLM2-135M ./folder]    (make parity)
-           python -m experiments.parity retokenize compares tokenizers' tables with the tokenizers
 Time:      six minutes on 2 cores, and some more to make the environment with torch, once
 Expected:  every row under 1e-4 of the largest logit; exit code 1 where one is not
 Output:    runs/parity-<time>/ with manifest.json, results.jsonl (a line a model), table.md and the models themselves
@@ -27,9 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from experiments.lib import retokenize
 from experiments.lib.cells import markdown
-from experiments.lib.commands import exit_codes, parsed, terminal, with_studies
+from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of, run_script
 from experiments.lib.options import Output
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
@@ -164,9 +162,6 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
         raise OSError(f"{out} has {len(lines)} of {len(CASES)} small models")
     text = json.dumps(head | {"positions": list(POSITIONS)})[:-1] + ', "cases": {\n' + ",\n".join(lines) + "\n}}\n"
     write_text(path, text)
-
-
-main = with_studies(main, retokenize=retokenize.main)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from specdec_jax.decoding import Decoder, draft_loop
-from specdec_jax.decoding.rounds import empty_log_q, finish_round, narrowest, round_context
-from specdec_jax.decoding.sampling import DRAFT, round_uniforms
+from specdec_jax.decoding.rounds import finish_round, narrowest, open_round
+from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.types import DecodeState
 
 
@@ -25,10 +25,7 @@ def on_host(decoder: Decoder) -> Decoder:
 
     @jax.jit
     def begin(params: Any, state: DecodeState) -> Any:
-        context = round_context(parts, state)
-        chance, opened = round_uniforms(state.key, context.emitted, longest + 1), source(params, state, context)
-        needs, vocab_size = parts.verifier.needs_log_q, parts.target.spec.vocab_size
-        log_q = empty_log_q(opened, len(state.done), longest, vocab_size, needs)
+        context, chance, opened, log_q = open_round(parts, params, state)
         return chance, *draft_loop.opened(opened, parts.policy, state.policy, context, longest, log_q)
 
     @functools.partial(jax.jit, donate_argnums=4)

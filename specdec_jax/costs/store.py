@@ -1,7 +1,7 @@
 """Where measurements of this machine are kept, and when they are made again.
 
 A table that may be wrong carries its doubts, a clause for each. The process that measured it uses it all the same; the
-next one measures again.
+next one measures again, unless the machine is busy then as well.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from filelock import FileLock
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.machine import device, features
+from specdec_jax.costs.step_cost import busy_doubts
 
 
 class Table(Protocol):
@@ -40,7 +41,8 @@ def once(
 ) -> T:
     """What the file holds; measured and written where there is none, or another process left a doubtful one.
 
-    A file that cannot be read is measured again.
+    A file that cannot be read is measured again. A doubtful one is used as it is while more processes want to run than
+    there are cores: a second measurement would be as doubtful, and every process would wait for one.
     """
     with nullcontext() if path is None else FileLock(path.with_suffix(".lock")):
         before = None
@@ -49,7 +51,11 @@ def once(
                 before = read(path)
                 if not before.doubts or path in measured_here:
                     return before
-                say(f"costs of an earlier measurement are doubtful ({', '.join(before.doubts)}): measuring again")
+                doubtful = f"costs of an earlier measurement are doubtful ({', '.join(before.doubts)})"
+                if busy_doubts():
+                    say(f"{doubtful}; they are used as they are, since this machine is busy now")
+                    return before
+                say(f"{doubtful}: measuring again")
             except (ValueError, OSError) as error:
                 say(f"{error}: measuring again")
         table = measure(before)

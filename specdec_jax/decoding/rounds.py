@@ -64,16 +64,22 @@ class Verified(NamedTuple):
 
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
     """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
-    context = round_context(parts, state)
     with jax.named_scope("draft"):
-        source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-        longest = parts.drafter.max_draft_length
-        chance = round_uniforms(state.key, context.emitted, longest + 1)
-        uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
-        needs, vocab_size = parts.verifier.needs_log_q, parts.target.spec.vocab_size
-        log_q = empty_log_q(source, state.tokens.shape[0], longest, vocab_size, needs)
+        context, chance, source, log_q = open_round(parts, params, state)
+        uniform, longest = lambda step: chance[:, step, DRAFT], parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
     return finish_round(parts, params, state, context, chance, source, drafted)
+
+
+def open_round(
+    parts: Parts, params: ModelParams, state: DecodeState
+) -> tuple[RoundContext, Array, Source, Array | None]:
+    """What a round drafts with: its context, its `round_uniforms`, the drafter's source, and the empty log_q."""
+    context, longest = round_context(parts, state), parts.drafter.max_draft_length
+    source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
+    batch, vocab_size = state.tokens.shape[0], parts.target.spec.vocab_size
+    log_q = empty_log_q(source, batch, longest, vocab_size, parts.verifier.needs_log_q)
+    return context, round_uniforms(state.key, context.emitted, longest + 1), source, log_q
 
 
 def finish_round(
@@ -257,13 +263,7 @@ def commit_drafter(
 
 
 def measure_round(
-    drafted: Drafted,
-    draft: Draft,
-    accepted: Array,
-    emitted: Array,
-    width: Array,
-    threshold: Array,
-    phase: Array,
+    drafted: Drafted, draft: Draft, accepted: Array, emitted: Array, width: Array, threshold: Array, phase: Array
 ) -> RoundInfo:
     """The round as it is counted and recorded. A pass that gave no token of the loop's draft is discarded."""
     return RoundInfo(

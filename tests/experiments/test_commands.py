@@ -62,7 +62,7 @@ EXPERIMENTS = sorted(
 
 
 STUDIES = ["distill judge", "distill compare", "distill rank_tokens", "batches waiting"]
-STUDIES += ["step_cost precision", "policies headroom", "entropy siblings", "parity retokenize"]
+STUDIES += ["step_cost precision", "policies headroom", "entropy siblings"]
 
 
 @pytest.mark.parametrize("name", [*EXPERIMENTS, *STUDIES])

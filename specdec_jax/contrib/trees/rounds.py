@@ -25,11 +25,10 @@ from specdec_jax.decoding.rounds import (
     commit_drafter,
     cut,
     draft_of,
-    empty_log_q,
     measure_round,
     narrowest,
+    open_round,
     padded,
-    round_context,
     take,
 )
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, NEXT, distributions, draw
@@ -54,18 +53,15 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     the record are of the chain, whose accepted drafts and last token are fewer than the tokens emitted by what was
     accepted beside it.
     """
-    context, policy = round_context(parts, state), parts.policy
+    policy, longest = parts.policy, parts.drafter.max_draft_length
     assert isinstance(policy, TreePolicy) and policy.beside is not None  # check_parts looked
     with jax.named_scope("draft"):
-        source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
+        context, _, source, log_q = open_round(parts, params, state)
         predict_beside = None
         if policy.expanded:
             slots = state.tokens.shape[1]
             source, predict_beside = expanding(source, parts.drafter, params.drafter, context, slots)
         uniform = lambda index: sampling.uniforms(state.key, context.emitted, index, DRAFT)  # noqa: E731
-        longest = parts.drafter.max_draft_length
-        size = state.tokens.shape[0], longest, parts.target.spec.vocab_size
-        log_q = empty_log_q(source, *size, parts.verifier.needs_log_q)
         drafted = draft_loop.draft(source, predict_beside, policy, state.policy, context, uniform, longest, log_q)
         drafter, to_verify = source.close(drafted.chain)
         chain = draft_of(to_verify)
