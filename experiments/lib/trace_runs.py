@@ -121,7 +121,10 @@ def costs_or_default(path: str | Path | None) -> CostModel:
 
     Without one, what was measured on two x86 cores (docs/performance.md).
     """
-    named = COSTS if path is None else COSTS.parent / f"{path}.json"
+    if path is None:
+        costs = load_cost_model(COSTS)
+        return costs._replace(device=f"the default costs ({costs.device})")
+    named = COSTS.parent / f"{path}.json"
     return load_cost_model(named if named.is_file() else path)
 
 

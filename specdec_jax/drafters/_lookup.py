@@ -35,12 +35,15 @@ def lookup(
     """A source without passes, that never reads a uniform: nothing is drawn. The loop leaves `state` as it was."""
 
     def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
-        token, available, chance = retrieve(memory, drafted)
+        answer = retrieve(memory, drafted)
+        if len(answer) != 3:
+            raise ValueError(f"retrieve must give (token, known, chance), [B] each, and gave {len(answer)} values")
+        token, available, chance = answer
         return Next(right_or_wrong(token, chance, vocab_size), token, available), memory
 
-    def keep(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
+    def keep(memory: Any, token: Array, is_drafted: Array, drafted: Array) -> Any:
         del drafted
-        return select_rows(drawn, remember(memory, token), memory)
+        return select_rows(is_drafted, remember(memory, token), memory)
 
     return Source(lambda going: memory, predict, keep, lambda drafted: (state, drafted), cost=0.0, chosen=True)
 

@@ -228,9 +228,9 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
             after.append(left)
         return _by_row(rows, each, vocab_size), tuple(after)
 
-    def keep(memory: tuple[Any, ...], token: Array, drawn: Array, drafted: Array) -> tuple[Any, ...]:
+    def keep(memory: tuple[Any, ...], token: Array, is_drafted: Array, drafted: Array) -> tuple[Any, ...]:
         each = zip(sources, rows, memory, strict=True)
-        return tuple(source.keep(before, token, drawn & mine, drafted) for source, mine, before in each)
+        return tuple(source.keep(before, token, is_drafted & mine, drafted) for source, mine, before in each)
 
     def close(drafted: Drafted) -> tuple[tuple[DrafterState, ...], Drafted]:
         states, verified = [], drafted

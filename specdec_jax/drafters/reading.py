@@ -90,11 +90,11 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
             following = next_of(draft_model.head, params, cache, logits, context, uniform)
             return following, memory._replace(cache=cache, stand_in=stand_in)
 
-        def keep(memory: _Memory, token: Array, drawn: Array, drafted: Array) -> _Memory:
+        def keep(memory: _Memory, token: Array, is_drafted: Array, drafted: Array) -> _Memory:
             length = context.length + drafted
             longer = with_token(memory.last, token, length), with_token(memory.reads, memory.stand_in, length)
-            last = jnp.where(drawn[:, None], longer[0], memory.last)
-            return memory._replace(last=last, reads=jnp.where(drawn[:, None, None], longer[1], memory.reads))
+            last = jnp.where(is_drafted[:, None], longer[0], memory.last)
+            return memory._replace(last=last, reads=jnp.where(is_drafted[:, None, None], longer[1], memory.reads))
 
         def close(drafted: Drafted) -> tuple[ReadingState, Drafted]:
             # Only the first pass read the target; entries of later ones are fed anew if their tokens are accepted.

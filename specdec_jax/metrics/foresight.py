@@ -2,15 +2,15 @@
 
 A rule sees a distribution after it has paid for the pass. With foresight the whole draft of the round, its
 distributions and its tokens, is known at once, and the length that brings most is drafted; whether a token is accepted
-stays random. Chances are those of the logistic model of `metrics.prior`, fitted on this very trace. No rule that reads
-entropy, largest probability and the drawn token's probability, and learns their weights from other texts, should be
-faster but by luck. `replay.oracle`, which knows the coins too, lies far above.
+stays random. Chances are those of `survival`, with a prior fitted on this very trace and an offset and a lapse rate
+fitted on each whole text. No rule that reads entropy, largest probability and the drawn token's probability, and learns
+from what it has decoded, should be faster but by luck. `replay.oracle`, which knows the coins too, lies far above.
 """
 
 import numpy as np
 
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.metrics.prior import chances, fit_prior
+from specdec_jax.metrics.prior import chances, fit_prior, learnt_by_text
 from specdec_jax.replay.replay import Replay, rounds_of
 from specdec_jax.replay.trace import Trace
 
@@ -28,7 +28,8 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     if trace.lengths_only:
         raise ValueError("foresight of distributions needs a trace that holds them, and this one has lengths only")
     longest = trace.max_draft_length if max_draft_length is None else max_draft_length
-    chance = chances(fit_prior(trace), drafts_from(trace, longest), trace.temperature[:, None, None])
+    prior, drafts = fit_prior(trace), drafts_from(trace, longest)
+    chance = chances(prior, drafts, trace.temperature[:, None, None], learnt_by_text(prior, trace))
     worth = np.pad(np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0)))  # tokens of n drafts
     budget = np.clip(trace.limit[:, None] - np.arange(worth.shape[1]) - 1, 0, longest)
     worth[np.arange(longest + 1) > budget[:, :, None]] = -np.inf

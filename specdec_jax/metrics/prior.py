@@ -9,11 +9,12 @@ import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping._survival_state import Prior, evidence
+from specdec_jax.stopping._survival_state import LAPSE, LAPSE_WEIGHT, Prior, evidence
 from specdec_jax.stopping.survival import SAMPLED
 
 RIDGE = 1e-4
 MOST_SURPRISE = 1.5
+PRECISION, ITERATIONS = 4.0, 50  # of a text's offset before it is seen; of expectation maximisation
 
 
 class Positions(NamedTuple):
@@ -29,17 +30,20 @@ def positions(trace: Trace) -> Positions:
     """The draft before every token of every text; of a drafter that reads its target, every chain's drafts up to the
     first that is rejected, or to the text's end.
     """
+    at, features, accepted = _evaluated(trace)
+    return Positions(*_read(features[at], trace.temperature[np.nonzero(at)[0]].astype(np.float64)), accepted[at])
+
+
+def _evaluated(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(which drafts were verified [N, T+1] or [N, T+1, K], their features [..., F] float64, which were accepted)."""
     if trace.chains is None or trace.run is None:
         at = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
-        features, accepted = trace.path[at].astype(np.float64), trace.accepted[at]
-        log_q = FEATURES.index("log_q")
-        features[~accepted, log_q] = trace.tails[trace.tail_of[at][~accepted], 0, log_q]
-    else:
-        begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
-        at = (step <= trace.run[:, :, None]) & (begin + step < trace.length[:, None, None])
-        features = trace.chains[at].astype(np.float64)
-        accepted = np.broadcast_to(step < trace.run[:, :, None], at.shape)[at]
-    return Positions(*_read(features, trace.temperature[np.nonzero(at)[0]].astype(np.float64)), accepted)
+        features, log_q, rejected = trace.path.astype(np.float64), FEATURES.index("log_q"), at & ~trace.accepted
+        features[rejected, log_q] = trace.tails[trace.tail_of[rejected], 0, log_q]
+        return at, features, trace.accepted
+    begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
+    at = (step <= trace.run[:, :, None]) & (begin + step < trace.length[:, None, None])
+    return at, trace.chains.astype(np.float64), np.broadcast_to(step < trace.run[:, :, None], at.shape)
 
 
 def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -51,11 +55,46 @@ def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np
     return logit, surprise, np.broadcast_to(log_temperature, logit.shape)
 
 
-def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
-    """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts."""
+class Learnt(NamedTuple):
+    """What a text teaches beyond the prior, as `survival` learns it; [N] each."""
+
+    offset: np.ndarray  # logits
+    lapse: np.ndarray  # the lapse rate
+
+
+def learnt_by_text(prior: Prior, trace: Trace) -> Learnt:
+    """The offset and the lapse rate of every whole text, by expectation maximisation with the rule's priors."""
+    at, features, accepted = _evaluated(trace)
+    texts = len(at)
+    at, accepted = at.reshape(texts, -1), accepted.reshape(texts, -1)
+    logit = _logit(prior, features, trace.temperature.reshape(-1, *[1] * (features.ndim - 2))).reshape(texts, -1)
+    offset, lapse, count = np.zeros(texts), np.full(texts, LAPSE), at.sum(axis=1)
+    for _ in range(ITERATIONS):
+        chance = 1 / (1 + np.exp(-logit - offset[:, None]))
+        lapsed = np.where(at & ~accepted, lapse[:, None] / (1 - (1 - lapse[:, None]) * chance), 0.0)
+        weight = at - lapsed
+        excess = np.sum(weight * (accepted - chance), axis=1) - PRECISION * offset
+        offset = np.clip(offset + excess / (PRECISION + np.sum(weight * chance * (1 - chance), axis=1)), -9, 9)
+        lapse = (LAPSE * LAPSE_WEIGHT + lapsed.sum(axis=1)) / (LAPSE_WEIGHT + count)
+    return Learnt(offset, lapse)
+
+
+def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray, learnt: Learnt | None = None) -> np.ndarray:
+    """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts.
+
+    Args:
+        learnt: of each text, in which case features are [N, ..., F]; no offset and no lapses unless given.
+    """
+    logit = _logit(prior, features, temperature)
+    if learnt is None:
+        return 1 / (1 + np.exp(-logit))
+    offset, lapse = (values.reshape(-1, *[1] * (logit.ndim - 1)) for values in learnt)
+    return (1 - lapse) / (1 + np.exp(-logit - offset))
+
+
+def _logit(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
     logit, surprise, log_temperature = _read(features, temperature)
-    logit = prior.bias + prior.log_temperature * log_temperature + logit + prior.surprise * surprise
-    return 1 / (1 + np.exp(-logit))
+    return prior.bias + prior.log_temperature * log_temperature + logit + prior.surprise * surprise
 
 
 def fit_prior(*traces: Trace) -> Prior:

@@ -127,7 +127,7 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
     )
     rows = rows._replace(
         drafted=step.drafted,
-        accepted=rows.accepted + (step.drawn & hit).astype(jnp.int32),
+        accepted=rows.accepted + (step.is_drafted & hit).astype(jnp.int32),
         passes=rows.passes + going.astype(jnp.int32),
         fresh=jnp.zeros_like(going),
         policy=step.policy,

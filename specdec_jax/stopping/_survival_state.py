@@ -10,7 +10,8 @@ from specdec_jax.stopping._readings import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
-OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DECAY of the moves between levels, too
+LAPSE, LAPSE_WEIGHT = 0.05, 10.0  # the lapse rate before anything is seen, and how many verified tokens it counts for
+OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DECAY of moves and lapses, too
 # Levels of confidence by the chance before the offset: their bounds, and the chance that stands for each.
 BOUNDS, CHANCES = np.array([0.5, 0.8, 0.95]), np.array([0.3, 0.65, 0.88, 0.98])
 EDGES, CENTRES = (np.log(chance / (1 - chance)).astype(np.float32)[None, :] for chance in (BOUNDS, CHANCES))
@@ -51,6 +52,8 @@ class SurvivalState(NamedTuple):
     passes: Array  # of this round, in units of drafter_cost
     offset: Array  # logits, learnt
     precision: Array  # of the offset
+    lapses: Array  # decayed sums: the expected number of lapses ...
+    trials: Array  # ... and of verified drafts; the lapse rate is their ratio
     moves: Array  # [B, LEVELS + 1, LEVELS], how often a level followed each; those that begin a round are the last row
     tokens: Array  # decayed sums: tokens emitted ...
     time: Array  # ... and their time in passes of plain decoding; R is their ratio
@@ -99,7 +102,7 @@ def forecast(state: SurvivalState) -> Array:
     """
     counts = state.moves + 1.0
     share = counts / jnp.sum(counts, axis=2, keepdims=True)
-    reach = share * jax.nn.sigmoid(CENTRES + state.offset[:, None])[:, None, :]
+    reach = share * ((1.0 - lapse_rate(state))[:, None] * jax.nn.sigmoid(CENTRES + state.offset[:, None]))[:, None, :]
     power = reach[:, :LEVELS]
     expected = jnp.sum(power, axis=2, keepdims=True)
     while expected.shape[2] < HORIZON - 1:
@@ -116,7 +119,15 @@ def _product(left: Array, right: Array) -> Array:
 
 def chance_of(state: SurvivalState, logit: Any) -> Array:
     """The chance of a logit under what was learnt, [B]."""
-    return jax.nn.sigmoid(logit + state.offset)
+    return (1.0 - lapse_rate(state)) * jax.nn.sigmoid(logit + state.offset)
+
+
+def lapse_rate(state: SurvivalState) -> Array:
+    """The share [B] float32 of drafts that are rejected however confident the drafter is.
+
+    It is large where the target's token is often one that the drafter does not have, or cannot know.
+    """
+    return (LAPSE * LAPSE_WEIGHT + state.lapses) / (LAPSE_WEIGHT + state.trials)
 
 
 def rate_of(state: SurvivalState) -> Array:
@@ -143,17 +154,28 @@ def learn_moves(state: SurvivalState, result: VerificationResult) -> SurvivalSta
     return state._replace(moves=RATE_DECAY * state.moves + seen)
 
 
-def learn_offset(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
-    """One step of the filter: the offset moves by what was accepted beyond what was predicted, over its precision."""
+def learn_chances(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
+    """One step of the filter for the offset, and of expectation maximisation (Dempster et al. 1977) for the lapse rate.
+
+    A rejected draft was a lapse with the chance lapse rate / (1 - predicted chance). What is left of it, and accepted
+    drafts, move the offset by what was accepted beyond what was predicted, over the precision.
+    """
     evaluated, accepted = evaluated_positions(draft, result, positions)
-    weight, chance = evaluated.astype(jnp.float32), state.predicted
+    lapse = lapse_rate(state)[:, None]
+    lapsed = jnp.where(evaluated & ~accepted, lapse / (1.0 - state.predicted), 0.0)
+    weight, chance = evaluated.astype(jnp.float32) - lapsed, state.predicted / (1.0 - lapse)
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
     information = jnp.sum(weight * chance * (1.0 - chance), axis=1)
     prior = state.settings.prior_precision
     precision = prior + OFFSET_DECAY * (state.precision - prior) + information
     forgotten = (1.0 - OFFSET_DECAY) * prior / precision  # what was learnt long ago gives way to the prior
     offset = state.offset * (1.0 - forgotten) + excess / precision
-    return state._replace(offset=jnp.clip(offset, -STEEPEST, STEEPEST), precision=precision)
+    return state._replace(
+        offset=jnp.clip(offset, -STEEPEST, STEEPEST),
+        precision=precision,
+        lapses=RATE_DECAY * state.lapses + jnp.sum(lapsed, axis=1),
+        trials=RATE_DECAY * state.trials + jnp.sum(evaluated, axis=1, dtype=jnp.float32),
+    )
 
 
 def learn_rate(state: SurvivalState, verified: Array, emitted: Array) -> SurvivalState:

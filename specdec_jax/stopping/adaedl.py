@@ -31,9 +31,9 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
     """AdaEDL as published, or with the distribution that fails the check still giving its token.
 
     Args:
-        keep_checked_token: draw the token of the failing distribution too and stop after it. Its pass is already paid,
-            and the decision still precedes the draw, so this is as lossless as the published rule. Ours, not the
-            paper's.
+        keep_checked_token: draft the token of the failing distribution too and stop after it. Its pass is already paid,
+            and the decision is made without a look at the token, so this is as lossless as the published rule. Ours,
+            not the paper's.
         raw_entropy: read the entropy at temperature 1 without truncation instead of the distribution's as sampled.
 
     Hyperparameters (`init`), with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in

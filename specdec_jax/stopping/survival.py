@@ -44,8 +44,8 @@ from specdec_jax.stopping._survival_state import (
     SurvivalState,
     chance_of,
     forecast,
+    learn_chances,
     learn_moves,
-    learn_offset,
     learn_rate,
     level_of,
     logit_of,
@@ -125,6 +125,8 @@ def survival_with(
             passes=zero,
             offset=zero,
             precision=settings.prior_precision,
+            lapses=zero,
+            trials=zero,
             moves=jnp.zeros((batch, LEVELS + 1, LEVELS), jnp.float32),
             tokens=rate * weight,
             time=weight,
@@ -164,7 +166,7 @@ def survival_with(
         return gain(state, after_level(state, level_of(state.logit), drafted), context) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
-        state = learn_moves(learn_offset(state, draft, result, positions), result)
+        state = learn_moves(learn_chances(state, draft, result, positions), result)
         return learn_rate(state, draft.length, result.length)
 
     reads = frozenset({"rows"} if together else ())

@@ -115,7 +115,7 @@ class Begin(Protocol):
 
 
 class Check(Protocol):
-    """The next position's distribution is known, its token not shown: draft it? Gives (draw [B] bool, state).
+    """The next position's distribution is known, its token not shown: draft it? Gives (draft [B] bool, state).
 
     `drafted` [B] int32 counts the drafts of the round so far.
     """
@@ -126,7 +126,7 @@ class Check(Protocol):
 
 
 class Proceed(Protocol):
-    """The token [B] int32 is drawn and kept: pay for another pass? Gives (go_on [B] bool, state).
+    """The token [B] int32 has become a draft: pay for another pass? Gives (go_on [B] bool, state).
 
     `drafted` [B] int32 counts it already.
     """
@@ -144,7 +144,7 @@ class Update(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StoppingPolicy(Strategy):
-    """When to stop drafting. Whether a token is drafted is decided before it is drawn (docs/design.md, invariant 2).
+    """When to stop drafting. Whether a token is drafted is decided without a look at it (docs/design.md, invariant 2).
 
     A rule gives only what it decides: unless given, every round begins and drafts to its budget, and learns nothing.
     """
@@ -252,9 +252,9 @@ class Predict(Protocol):
 
 
 class Keep(Protocol):
-    """The memory after `token` [B] was drafted where `drawn` [B] bool, as the draft after `drafted` [B] others."""
+    """The memory after `token` [B] was drafted where `is_drafted` [B] bool, as the draft after `drafted` [B] others."""
 
-    def __call__(self, memory: Any, token: Array, drawn: Array, drafted: Array, /) -> Any: ...
+    def __call__(self, memory: Any, token: Array, is_drafted: Array, drafted: Array, /) -> Any: ...
 
 
 class Source(NamedTuple):

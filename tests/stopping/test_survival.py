@@ -43,9 +43,13 @@ class Twin:
         self.p0, self.rate0, self.weight = precision, rate, weight
         self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
         self.moves = [[0] * 4 for _ in range(5)]
+        self.lapses = self.trials = 0.0
+
+    def lapse(self):
+        return (0.5 + self.lapses) / (10 + self.trials)
 
     def chance(self, logit):
-        return 1 / (1 + math.exp(-logit - self.offset))
+        return (1 - self.lapse()) / (1 + math.exp(-logit - self.offset))
 
     def expected(self, level, count):
         """Tokens that so many further drafts bring after a distribution of that level; 4 is a round's start."""
@@ -89,9 +93,14 @@ class Twin:
         return self.gain(lambda count: self.expected(self.levels[-1], count), drafted, room - drafted, 0)
 
     def update(self, drafted, accepted):
-        evaluated = self.told[: min(drafted, accepted + 1)]
-        excess = sum((index < accepted) - told for index, told in enumerate(evaluated))
-        information = sum(told * (1 - told) for told in evaluated)
+        lapse, excess, information, lapses = self.lapse(), 0.0, 0.0, 0.0
+        for index, told in enumerate(self.told[: min(drafted, accepted + 1)]):
+            chance, lapsed = told / (1 - lapse), 0.0 if index < accepted else lapse / (1 - told)
+            excess += (1 - lapsed) * ((index < accepted) - chance)
+            information += (1 - lapsed) * chance * (1 - chance)
+            lapses += lapsed
+        self.lapses = 0.98 * self.lapses + lapses
+        self.trials = 0.98 * self.trials + min(drafted, accepted + 1)
         self.precision = self.p0 + 0.95 * (self.precision - self.p0) + information
         kept = 1 - 0.05 * self.p0 / self.precision
         self.offset = min(max(self.offset * kept + excess / self.precision, -4), 4)
@@ -148,6 +157,7 @@ def test_rounds_line_by_line():
         for twin, taken in zip(twins, accepted.tolist(), strict=True):
             twin.update(length, taken)
         np.testing.assert_allclose(state.offset, [twin.offset for twin in twins], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(state.lapses, [twin.lapses for twin in twins], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(state.moves, [twin.moves for twin in twins], rtol=1e-4)
         np.testing.assert_allclose(policy.threshold(state), [max(t.tokens / t.time, 1.0) for t in twins], rtol=1e-4)
     assert len(decided) == 6, "a branch was never taken"
@@ -180,8 +190,8 @@ def drafted_by(policy, state, seen, budget=30):
 
 
 def settled(state, level):
-    """A state whose row has only ever seen one level of confidence."""
-    return state._replace(moves=state.moves.at[:, :, level].set(1e6))
+    """A state whose row has only ever seen one level of confidence, and no lapse."""
+    return state._replace(moves=state.moves.at[:, :, level].set(1e6), trials=jnp.full_like(state.trials, 1e9))
 
 
 @pytest.mark.parametrize("level", range(4))
@@ -363,6 +373,7 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
             known_chances = {
                 "predicted": jnp.asarray([[*known, *[0.9] * 29]], jnp.float32),
                 "forecast": jnp.full((1, 5, 8), chance, jnp.float32),  # of the next draft, whatever is seen
+                "trials": jnp.full(1, 1e9, jnp.float32),  # without lapses
             }
             if siblings:
                 state = state._replace(policy=state.policy._replace(**known_chances))

@@ -48,8 +48,8 @@ def expanding(
         following, inner = source.predict(memory[0], drafted, uniform)
         return following, (inner, memory[1])
 
-    def keep(memory: Any, token: Array, drawn: Array, drafted: Array) -> Any:
-        return source.keep(memory[0], token, drawn, drafted), memory[1]
+    def keep(memory: Any, token: Array, is_drafted: Array, drafted: Array) -> Any:
+        return source.keep(memory[0], token, is_drafted, drafted), memory[1]
 
     def close(drafted: Drafted) -> tuple[Any, Drafted]:
         return source.close(drafted._replace(memory=drafted.memory[0]))

@@ -21,8 +21,8 @@ from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net
 from specdec_jax.stopping._survival_state import (
     LEVELS,
     SurvivalState,
+    learn_chances,
     learn_moves,
-    learn_offset,
     learn_rate,
     rate_of,
     time_of,
@@ -101,7 +101,7 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
         return answer, state._replace(policy=policy)
 
     def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
-        policy = learn_moves(learn_offset(state.policy, draft, result, positions), result)  # type: ignore[arg-type]
+        policy = learn_moves(learn_chances(state.policy, draft, result, positions), result)  # type: ignore[arg-type]
         return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
 
     def beside(
