@@ -242,7 +242,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim (docs/design.md); a ceiling 
     "contrib": (3_372, 2_500),
     "distillation": (2_388, 2_500),
     "experiments": (9_398, 7_000),
-    "tests": (27_913, 18_000),
+    "tests": (27_936, 18_000),
     "ten central files": (1_693, 1_700),
     "plain AdaEDL, with all it imports": (4_238, 2_900),
 }

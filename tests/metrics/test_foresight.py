@@ -6,9 +6,11 @@ import pytest
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.costs.cost_model import cost_model, flat
 from specdec_jax.metrics.foresight import drafts_from, with_foresight
-from specdec_jax.metrics.prior import chances, fit_prior, positions
+from specdec_jax.metrics.prior import chances, fit_prior, learnt_by_text, positions
 from specdec_jax.replay.replay import oracle, replay, rounds_of
+from specdec_jax.replay.trace import FEATURES
 from specdec_jax.stopping import static, survival
+from specdec_jax.stopping.survival import GREEDY
 
 MOST = 5
 
@@ -49,6 +51,20 @@ def test_chances_are_those_that_the_prior_was_fitted_on(trace):
     predicted = chances(prior, first, trace.temperature[texts])
     assert abs(predicted.mean() - seen.accepted.mean()) < 0.01
     assert np.corrcoef(predicted, seen.accepted)[0, 1] > 0.3
+
+
+def test_chances_learnt_by_text_are_the_shares_that_were_accepted():
+    """Of two texts as confident as each other one is rejected throughout; the prior takes them for equal."""
+    trace = made_up_trace(0.0, texts=2, tokens=64, longest=MOST)
+    at = np.arange(trace.accepted.shape[1])[None] < trace.length[:, None]
+    path = trace.path.copy()
+    path[..., FEATURES.index("max_prob")] = 0.9999
+    accepted = at & np.array([[True], [False]])
+    trace = trace._replace(path=path, accepted=accepted, tail_of=np.zeros_like(trace.tail_of))
+    learnt = learnt_by_text(GREEDY, trace)
+    first, second = chances(GREEDY, path[:, 0], trace.temperature, learnt)
+    assert first > 0.95 and second < 0.3
+    assert abs(np.subtract(*chances(GREEDY, path[:, 0], trace.temperature))) < 1e-9
 
 
 def test_it_lies_between_rules_and_the_oracle():

@@ -229,6 +229,17 @@ def test_confidence_that_comes_in_runs_is_found_out():
     assert drafted_by(policy, state, sure) > before + 2
 
 
+def test_confidence_that_says_nothing_is_found_out():
+    """Every other draft is rejected, at a largest probability of 0.9999. An offset alone would still say 0.998."""
+    policy, sure = survival(), constant_distribution(1, entropy=0.001, largest=0.9999)
+    state = policy.init(1)
+    for number in range(80):
+        _, state = policy.begin(state, context(1))
+        _, state = policy.check(state, sure, jnp.zeros(1, jnp.int32), context(1))
+        state = policy.update(state, *outcome([1], [number % 2]))
+    assert 0.4 < float(state.predicted[0, 0]) < 0.6
+
+
 def test_sampled_chances_fall_with_entropy_and_rise_with_temperature():
     policy, chances = survival(), []
     for temperature in (0.7, 1.0, 1.3):
