@@ -52,8 +52,8 @@ class SurvivalState(NamedTuple):
     passes: Array  # of this round, in units of drafter_cost
     offset: Array  # logits, learnt
     precision: Array  # of the offset
-    lapses: Array  # decayed sums: the expected number of lapses ...
-    trials: Array  # ... and of verified drafts; the lapse rate is their ratio
+    lapse: Array  # the share of drafts that are rejected however confident the drafter is, learnt ...
+    trials: Array  # ... from so many verified drafts, with what the prior counts for; a decayed sum
     moves: Array  # [B, LEVELS + 1, LEVELS], how often a level followed each; those that begin a round are the last row
     tokens: Array  # decayed sums: tokens emitted ...
     time: Array  # ... and their time in passes of plain decoding; R is their ratio
@@ -102,7 +102,7 @@ def forecast(state: SurvivalState) -> Array:
     """
     counts = state.moves + 1.0
     share = counts / jnp.sum(counts, axis=2, keepdims=True)
-    reach = share * ((1.0 - lapse_rate(state))[:, None] * jax.nn.sigmoid(CENTRES + state.offset[:, None]))[:, None, :]
+    reach = share * ((1.0 - state.lapse)[:, None] * jax.nn.sigmoid(CENTRES + state.offset[:, None]))[:, None, :]
     power = reach[:, :LEVELS]
     expected = jnp.sum(power, axis=2, keepdims=True)
     while expected.shape[2] < HORIZON - 1:
@@ -119,15 +119,7 @@ def _product(left: Array, right: Array) -> Array:
 
 def chance_of(state: SurvivalState, logit: Any) -> Array:
     """The chance of a logit under what was learnt, [B]."""
-    return (1.0 - lapse_rate(state)) * jax.nn.sigmoid(logit + state.offset)
-
-
-def lapse_rate(state: SurvivalState) -> Array:
-    """The share [B] float32 of drafts that are rejected however confident the drafter is.
-
-    It is large where the target's token is often one that the drafter does not have, or cannot know.
-    """
-    return (LAPSE * LAPSE_WEIGHT + state.lapses) / (LAPSE_WEIGHT + state.trials)
+    return (1.0 - state.lapse) * jax.nn.sigmoid(logit + state.offset)
 
 
 def rate_of(state: SurvivalState) -> Array:
@@ -157,11 +149,12 @@ def learn_moves(state: SurvivalState, result: VerificationResult) -> SurvivalSta
 def learn_chances(state: SurvivalState, draft: Draft, result: VerificationResult, positions: int) -> SurvivalState:
     """One step of the filter for the offset, and of expectation maximisation (Dempster et al. 1977) for the lapse rate.
 
-    A rejected draft was a lapse with the chance lapse rate / (1 - predicted chance). What is left of it, and accepted
-    drafts, move the offset by what was accepted beyond what was predicted, over the precision.
+    Lapses are many where the target's token is often one that the drafter does not have, or cannot know. A rejected
+    draft was a lapse with the chance lapse rate / (1 - predicted chance). What is left of it, and accepted drafts, move
+    the offset by what was accepted beyond what was predicted, over the precision.
     """
     evaluated, accepted = evaluated_positions(draft, result, positions)
-    lapse = lapse_rate(state)[:, None]
+    lapse = state.lapse[:, None]
     lapsed = jnp.where(evaluated & ~accepted, lapse / (1.0 - state.predicted), 0.0)
     weight, chance = evaluated.astype(jnp.float32) - lapsed, state.predicted / (1.0 - lapse)
     excess = jnp.sum(weight * (accepted.astype(jnp.float32) - chance), axis=1)
@@ -170,12 +163,11 @@ def learn_chances(state: SurvivalState, draft: Draft, result: VerificationResult
     precision = prior + OFFSET_DECAY * (state.precision - prior) + information
     forgotten = (1.0 - OFFSET_DECAY) * prior / precision  # what was learnt long ago gives way to the prior
     offset = state.offset * (1.0 - forgotten) + excess / precision
-    return state._replace(
-        offset=jnp.clip(offset, -STEEPEST, STEEPEST),
-        precision=precision,
-        lapses=RATE_DECAY * state.lapses + jnp.sum(lapsed, axis=1),
-        trials=RATE_DECAY * state.trials + jnp.sum(evaluated, axis=1, dtype=jnp.float32),
-    )
+    first = LAPSE * LAPSE_WEIGHT
+    lapses = first + RATE_DECAY * (state.lapse * state.trials - first) + jnp.sum(lapsed, axis=1)
+    trials = LAPSE_WEIGHT + RATE_DECAY * (state.trials - LAPSE_WEIGHT) + jnp.sum(evaluated, axis=1, dtype=jnp.float32)
+    offset = jnp.clip(offset, -STEEPEST, STEEPEST)
+    return state._replace(offset=offset, precision=precision, lapse=lapses / trials, trials=trials)
 
 
 def learn_rate(state: SurvivalState, verified: Array, emitted: Array) -> SurvivalState:

@@ -38,6 +38,8 @@ from specdec_jax.stopping._readings import relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
     HORIZON,
+    LAPSE,
+    LAPSE_WEIGHT,
     LEVELS,
     Prior,
     Settings,
@@ -125,8 +127,8 @@ def survival_with(
             passes=zero,
             offset=zero,
             precision=settings.prior_precision,
-            lapses=zero,
-            trials=zero,
+            lapse=per_row(batch, LAPSE, "lapse"),
+            trials=per_row(batch, LAPSE_WEIGHT, "trials"),
             moves=jnp.zeros((batch, LEVELS + 1, LEVELS), jnp.float32),
             tokens=rate * weight,
             time=weight,

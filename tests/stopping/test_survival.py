@@ -157,7 +157,7 @@ def test_rounds_line_by_line():
         for twin, taken in zip(twins, accepted.tolist(), strict=True):
             twin.update(length, taken)
         np.testing.assert_allclose(state.offset, [twin.offset for twin in twins], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(state.lapses, [twin.lapses for twin in twins], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(state.lapse, [twin.lapse() for twin in twins], rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(state.moves, [twin.moves for twin in twins], rtol=1e-4)
         np.testing.assert_allclose(policy.threshold(state), [max(t.tokens / t.time, 1.0) for t in twins], rtol=1e-4)
     assert len(decided) == 6, "a branch was never taken"
@@ -191,7 +191,7 @@ def drafted_by(policy, state, seen, budget=30):
 
 def settled(state, level):
     """A state whose row has only ever seen one level of confidence, and no lapse."""
-    return state._replace(moves=state.moves.at[:, :, level].set(1e6), trials=jnp.full_like(state.trials, 1e9))
+    return state._replace(moves=state.moves.at[:, :, level].set(1e6), lapse=jnp.zeros_like(state.lapse))
 
 
 @pytest.mark.parametrize("level", range(4))
@@ -384,7 +384,7 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
             known_chances = {
                 "predicted": jnp.asarray([[*known, *[0.9] * 29]], jnp.float32),
                 "forecast": jnp.full((1, 5, 8), chance, jnp.float32),  # of the next draft, whatever is seen
-                "trials": jnp.full(1, 1e9, jnp.float32),  # without lapses
+                "lapse": jnp.zeros(1, jnp.float32),
             }
             if siblings:
                 state = state._replace(policy=state.policy._replace(**known_chances))
