@@ -37,27 +37,27 @@ BUGS = (
     # The draft loop.
     Bug(
         "a token is drafted that the rule said no to",
-        "drawn = going & wants",
-        "drawn = going",
+        "is_drafted = going & wants",
+        "is_drafted = going",
         "tests/decoding/test_draft_loop.py",
     ),
     Bug(
         "a draft goes on beyond its budget",
-        "drawn & goes_on & (drafted < context.budget)",
-        "drawn & goes_on & (drafted <= context.budget)",
+        "is_drafted & goes_on & (drafted < context.budget)",
+        "is_drafted & goes_on & (drafted <= context.budget)",
         "tests/decoding/test_draft_loop.py",
     ),
     Bug(
         "the rule's state changes in rows that have stopped drafting",
-        "after = select_rows(drawn, proceeded, checked)",
+        "after = select_rows(is_drafted, proceeded, checked)",
         "after = proceeded",
         "tests/decoding/test_draft_loop.py",
     ),
     # Rounds.
     Bug(
         "the token after the draft is drawn with the draft's own uniform",
-        "uniforms(key, context.emitted, accepted, NEXT)",
-        "uniforms(key, context.emitted, accepted, DRAFT)",
+        "jnp.take_along_axis(chance[..., NEXT], accepted[:, None], axis=1)",
+        "jnp.take_along_axis(chance[..., DRAFT], accepted[:, None], axis=1)",
         "tests/decoding/test_decoding.py::test_the_loop_is_the_twin",
     ),
     Bug(
