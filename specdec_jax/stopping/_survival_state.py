@@ -16,6 +16,7 @@ OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DEC
 BOUNDS, CHANCES = np.array([0.5, 0.8, 0.95]), np.array([0.3, 0.65, 0.88, 0.98])
 EDGES, CENTRES = (np.log(chance / (1 - chance)).astype(np.float32)[None, :] for chance in (BOUNDS, CHANCES))
 LEVELS = len(CHANCES)
+FIRST_MOVES = np.array([[[1.0, 1.0, 1.0, 3.0]]], np.float32)  # to each level, before any is seen: a row tries to draft
 HORIZON = 8  # most further tokens that are weighed at once
 LEAST_ENTROPY = 0.02  # nats, added to every entropy: a distribution of one token is not certain to be right
 
@@ -96,11 +97,11 @@ def level_of(logit: Array) -> Array:
 def forecast(state: SurvivalState) -> Array:
     """Expected accepted tokens of 1, 2 ... further drafts, [B, LEVELS + 1, HORIZON]: after each level, and anew.
 
-    With T the chances of moves between levels (Laplace's rule of succession: one count more for each) and A the chances
-    of acceptance, n drafts after level z bring f_n(z) = sum over z' of T(z, z') A(z') (1 + f_(n-1)(z')). Those of all n
-    up to 2 m follow from those up to m: f_(m+n) = f_m + (T A)^m f_n.
+    With T the chances of moves between levels (their counts and FIRST_MOVES) and A the chances of acceptance, n drafts
+    after level z bring f_n(z) = sum over z' of T(z, z') A(z') (1 + f_(n-1)(z')). Those of all n up to 2 m follow from
+    those up to m: f_(m+n) = f_m + (T A)^m f_n.
     """
-    counts = state.moves + 1.0
+    counts = state.moves + FIRST_MOVES
     share = counts / jnp.sum(counts, axis=2, keepdims=True)
     reach = share * ((1.0 - state.lapse)[:, None] * jax.nn.sigmoid(CENTRES + state.offset[:, None]))[:, None, :]
     power = reach[:, :LEVELS]

@@ -16,8 +16,9 @@ number a row, an offset of all logits, follows the acceptance seen: an extended 
 suffice and positions that are rarely evaluated need no estimate of their own.
 
 Tokens whose distribution is not known yet follow a Markov chain over four levels of confidence. A row counts its moves
-between levels, starting from one of each (Laplace's rule), so nothing about the future is taken from another pair: a
-drafter whose confidence comes in long runs is found out in the first rounds.
+between levels, so nothing about the future is taken from another pair: a drafter whose confidence comes in long runs is
+found out in the first rounds. It starts from one of each and three of the highest, an optimist: where a pass is dear, a
+row that expected a mean drafter would never draft, and never learn that this one is better.
 
 In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
 weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then

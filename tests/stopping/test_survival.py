@@ -55,7 +55,7 @@ class Twin:
         """Tokens that so many further drafts bring after a distribution of that level; 4 is a round's start."""
         if count == 0:
             return 0.0
-        counts, found = [1 + seen for seen in self.moves[level]], 0.0
+        counts, found = [1 + seen + 2 * (then == 3) for then, seen in enumerate(self.moves[level])], 0.0
         for then, standing in enumerate((0.3, 0.65, 0.88, 0.98)):
             chance = self.chance(math.log(standing / (1 - standing)))
             found += counts[then] / sum(counts) * chance * (1 + self.expected(then, count - 1))
