@@ -11,9 +11,9 @@ of the next ones, c a drafter pass and V(k) the verification of k drafts, in pas
 
 The odds that a token is accepted are proportional to those of the most probable token where decoding is greedy, and
 inversely proportional to the entropy where it is sampled; the factor depends on the temperature and, once the token is
-drawn, a little on its surprise. These few numbers are a prior, learnt from pairs of models (metrics/prior.py). One
-number a row, an offset of all logits, follows the acceptance seen: an extended Kalman filter, so that a few rounds
-suffice and positions that are rarely evaluated need no estimate of their own.
+drawn, a little on its surprise. These few numbers are a prior, learnt from pairs of models (metrics/prior.py). Two
+numbers a row follow the acceptance seen: an offset of all logits, by an extended Kalman filter, and the lapse rate, the
+share of drafts that are rejected however confident the drafter is. A few rounds suffice.
 
 Tokens whose distribution is not known yet follow a Markov chain over four levels of confidence. A row counts its moves
 between levels, so nothing about the future is taken from another pair: a drafter whose confidence comes in long runs is
