@@ -23,7 +23,9 @@ def test_chances_stand_by_depth_entropy_and_task(table):
 
 
 def test_free_verification_gains_most_and_every_machine_is_named(table):
-    assert all(table.count(f"| {name}") == 2 for name in ("2 cores", "flat verification", "tpu-v5e"))  # temperatures
+    assert all(
+        table.count(f"| {name}") == 2 for name in ("the default costs (2 cores", "flat verification", "tpu-v5e")
+    )  # temperatures
 
 
 def test_the_rules_are_replayed_on_every_machine(table):
