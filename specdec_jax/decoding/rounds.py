@@ -66,7 +66,8 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
     with jax.named_scope("draft"):
         context, chance, source, log_q = open_round(parts, params, state)
-        uniform, longest = lambda step: chance[:, step, DRAFT], parts.drafter.max_draft_length
+        uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
+        longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
     return finish_round(parts, params, state, context, chance, source, drafted)
 
@@ -77,8 +78,7 @@ def open_round(
     """What a round drafts with: its context, its `round_uniforms`, the drafter's source, and the empty log_q."""
     context, longest = round_context(parts, state), parts.drafter.max_draft_length
     source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-    batch, vocab_size = state.tokens.shape[0], parts.target.spec.vocab_size
-    log_q = empty_log_q(source, batch, longest, vocab_size, parts.verifier.needs_log_q)
+    log_q = empty_log_q(source, len(state.done), longest, parts.target.spec.vocab_size, parts.verifier.needs_log_q)
     return context, round_uniforms(state.key, context.emitted, longest + 1), source, log_q
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping._survival_state import LAPSE, LAPSE_WEIGHT, Prior, evidence
+from specdec_jax.stopping._survival_state import LAPSE, LAPSE_WEIGHT, PRECISION, Prior, evidence
 from specdec_jax.stopping.survival import SAMPLED
 
 RIDGE = 1e-4
 MOST_SURPRISE = 1.5
-PRECISION, ITERATIONS = 4.0, 50  # of a text's offset before it is seen; of expectation maximisation
+ITERATIONS = 50  # of expectation maximisation
 
 
 class Positions(NamedTuple):
@@ -62,6 +62,9 @@ class Learnt(NamedTuple):
     lapse: np.ndarray  # the lapse rate
 
 
+NOTHING_LEARNT = Learnt(np.zeros(1), np.zeros(1))  # of any number of texts
+
+
 def learnt_by_text(prior: Prior, trace: Trace) -> Learnt:
     """The offset and the lapse rate of every whole text, by expectation maximisation with the rule's priors."""
     at, features, accepted = _evaluated(trace)
@@ -79,15 +82,10 @@ def learnt_by_text(prior: Prior, trace: Trace) -> Learnt:
     return Learnt(offset, lapse)
 
 
-def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray, learnt: Learnt | None = None) -> np.ndarray:
-    """The chance that each drafted token is accepted: features [..., F] of a trace, a temperature that broadcasts.
-
-    Args:
-        learnt: of each text, in which case features are [N, ..., F]; no offset and no lapses unless given.
-    """
+def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray, learnt: Learnt = NOTHING_LEARNT) -> np.ndarray:
+    """The chance that each drafted token is accepted: features [..., F] of a trace ([N, ..., F] where something was
+    `learnt` of each of N texts), a temperature that broadcasts."""
     logit = _logit(prior, features, temperature)
-    if learnt is None:
-        return 1 / (1 + np.exp(-logit))
     offset, lapse = (values.reshape(-1, *[1] * (logit.ndim - 1)) for values in learnt)
     return (1 - lapse) / (1 + np.exp(-logit - offset))
 

@@ -10,6 +10,7 @@ from specdec_jax.stopping._readings import evaluated_positions
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
 
 STEEPEST = 4.0  # the offset's limit, in logits
+PRECISION = 4.0  # of the offset before anything is seen
 LAPSE, LAPSE_WEIGHT = 0.05, 10.0  # the lapse rate before anything is seen, and how many verified tokens it counts for
 OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DECAY of moves and lapses, too
 # Levels of confidence by the chance before the offset: their bounds, and the chance that stands for each.

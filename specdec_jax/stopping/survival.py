@@ -42,6 +42,7 @@ from specdec_jax.stopping._survival_state import (
     LAPSE,
     LAPSE_WEIGHT,
     LEVELS,
+    PRECISION,
     Prior,
     Settings,
     SurvivalState,
@@ -99,7 +100,7 @@ def survival_with(
         verification_times: Any = None,
         greedy: Any = GREEDY,
         sampled: Any = SAMPLED,
-        prior_precision: Any = 4.0,
+        prior_precision: Any = PRECISION,
         initial_rate: Any = None,
         rate_weight: Any = 5.0,
     ) -> SurvivalState:

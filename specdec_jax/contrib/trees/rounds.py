@@ -56,7 +56,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     policy, longest = parts.policy, parts.drafter.max_draft_length
     assert isinstance(policy, TreePolicy) and policy.beside is not None  # check_parts looked
     with jax.named_scope("draft"):
-        context, _, source, log_q = open_round(parts, params, state)
+        context, of_chain, source, log_q = open_round(parts, params, state)
         predict_beside = None
         if policy.expanded:
             slots = state.tokens.shape[1]
@@ -72,7 +72,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, places(draft))
         branches = [_verification(parts, width) for width in parts.widths]
-        chance = _chance(state.key, context, parts)
+        chance = _chance(of_chain, state.key, context, parts)
         verified = lax.switch(choice, branches, params, state, draft, context, chance)
     with jax.named_scope("commit"):
         result, threshold = verified.result, policy.threshold(drafted.chain.policy)
@@ -107,12 +107,11 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         )
 
 
-def _chance(key: Array, context: RoundContext, parts: Parts) -> _Chance:
+def _chance(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Chance:
     steps = 2 if getattr(parts.policy, "expanded", 0) else 1
     index = [jnp.int32(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
     siblings = [sampling.uniforms(key, context.emitted, each, ACCEPT) for each in index]
-    chain = sampling.round_uniforms(key, context.emitted, parts.drafter.max_draft_length + 1)
-    return _Chance(chain[:, 0, ACCEPT], chain[..., NEXT], jnp.stack(siblings, axis=1))
+    return _Chance(of_chain[:, 0, ACCEPT], of_chain[..., NEXT], jnp.stack(siblings, axis=1))
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
