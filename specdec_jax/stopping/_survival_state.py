@@ -11,7 +11,8 @@ from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifica
 
 STEEPEST = 4.0  # the offset's limit, in logits
 PRECISION = 4.0  # of the offset before anything is seen
-LAPSE, LAPSE_WEIGHT = 0.05, 10.0  # the lapse rate before anything is seen, and how many verified tokens it counts for
+LAPSE, LATER_LAPSE = 0.05, 0.01  # the prior's lapse rate, at first and once many rounds were seen ...
+LAPSE_WEIGHT = 5.0  # ... and the number of verified tokens that it counts for
 OFFSET_DECAY, RATE_DECAY = 0.95, 0.98  # of what was learnt, per round; RATE_DECAY of moves and lapses, too
 # Levels of confidence by the chance before the offset: their bounds, and the chance that stands for each.
 BOUNDS, CHANCES = np.array([0.5, 0.8, 0.95]), np.array([0.3, 0.65, 0.88, 0.98])
@@ -165,8 +166,8 @@ def learn_chances(state: SurvivalState, draft: Draft, result: VerificationResult
     precision = prior + OFFSET_DECAY * (state.precision - prior) + information
     forgotten = (1.0 - OFFSET_DECAY) * prior / precision  # what was learnt long ago gives way to the prior
     offset = state.offset * (1.0 - forgotten) + excess / precision
-    first = LAPSE * LAPSE_WEIGHT
-    lapses = first + RATE_DECAY * (state.lapse * state.trials - first) + jnp.sum(lapsed, axis=1)
+    prior_lapses = LATER_LAPSE * LAPSE_WEIGHT
+    lapses = prior_lapses + RATE_DECAY * (state.lapse * state.trials - prior_lapses) + jnp.sum(lapsed, axis=1)
     trials = LAPSE_WEIGHT + RATE_DECAY * (state.trials - LAPSE_WEIGHT) + jnp.sum(evaluated, axis=1, dtype=jnp.float32)
     offset = jnp.clip(offset, -STEEPEST, STEEPEST)
     return state._replace(offset=offset, precision=precision, lapse=lapses / trials, trials=trials)

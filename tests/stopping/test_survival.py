@@ -43,10 +43,10 @@ class Twin:
         self.p0, self.rate0, self.weight = precision, rate, weight
         self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
         self.moves = [[0] * 4 for _ in range(5)]
-        self.lapses = self.trials = 0.0
+        self.lapses, self.trials = 0.25 - 0.05, 0.0
 
     def lapse(self):
-        return (0.5 + self.lapses) / (10 + self.trials)
+        return (0.05 + self.lapses) / (5 + self.trials)
 
     def chance(self, logit):
         return (1 - self.lapse()) / (1 + math.exp(-logit - self.offset))
