@@ -1,4 +1,4 @@
-"""What does a GPU make of it? The questions that compilers cannot answer, in ten minutes.
+"""What does a GPU make of it? The questions that compilers cannot answer.
 
 Question:  What do CUDA graphs and loops on the device save: a generation as it is built here, with loops captured as
            well, without graphs, and with its loops in Python? What are c and V(k) of a pair of 8B's and 1B's shapes,
