@@ -1,6 +1,6 @@
-"""What happens inside the jit: `draft_loop.py` drafts, `cache_feed.py` fills caches, `decoder.py` builds the whole.
+"""The jitted decoding programs: `draft_loop.py` drafts, `cache_feed.py` fills caches, `decoder.py` builds a Decoder.
 
-Names are imported when first used: drafters stand on the draft loop, and must not bring in the decoder that takes them.
+Names are imported on first use, so that importing a drafter, which needs the draft loop, does not import the decoder.
 """
 
 import importlib

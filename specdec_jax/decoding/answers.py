@@ -1,7 +1,7 @@
-"""What the functions of policies, verifiers, drafters and monitors return, looked at before a program is built of them.
+"""Checks the return values of the functions of policies, verifiers, drafters and monitors before compilation.
 
-Nothing is computed: `jax.eval_shape` gives the shapes. Inside a loop a wrong one is broadcast over the rows, or fails
-deep in jax with a message about carries. Every error is one line, with the file and line of a user's function.
+Only shapes are computed, by `jax.eval_shape`. Inside a loop a wrong shape would be broadcast over the rows, or fail in
+jax with a message about carries. Every error is one line, with the file and line of a user's function.
 """
 
 import functools
@@ -39,7 +39,7 @@ from specdec_jax.types.defaults import no_threshold
 
 
 class Sizes(NamedTuple):
-    """What shapes are made of."""
+    """The sizes that determine shapes."""
 
     batch: int
     vocab_size: int
@@ -47,12 +47,12 @@ class Sizes(NamedTuple):
 
 
 def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: Any = None) -> None:
-    """Refuses a policy, and what a user's file has of a drafter, verifier or monitor, whose functions fail or return
-    something else than the decoder takes; at the sizes of `state`, a request that is not prefilled.
+    """Checks the policy, and user-defined drafters, verifiers and monitors, at the shapes of `state`, a request before
+    prefill.
 
     Raises:
-        ValueError: one line: the file and line of a user's function, its name, and what it returns against what it
-            must, or the error that it raises.
+        ValueError: a function fails or returns wrong shapes. One line: the file and line of a user's function, its
+            name, and its actual and required return value, or the error that it raises.
     """
     policy, drafter, verifier = parts.policy, parts.drafter, parts.verifier
     batch, slots = state.tokens.shape
@@ -82,19 +82,19 @@ def check_policy(
     *,
     keep_log_q: bool = True,
 ) -> None:
-    """Refuses a policy whose functions do not answer each row by itself, or do not keep their state's shapes.
+    """Checks that a policy's functions return one answer per row and keep the shapes of their state.
 
     Args:
-        state, monitor: what `policy.init(batch, ...)` and the monitor's `init(batch, ...)` gave; arrays, tracers or
-            shapes, only shapes are read. A policy that reads phases needs the state of a monitor that watches them.
+        state, monitor: results of `policy.init(batch, ...)` and the monitor's `init(batch, ...)`; arrays, tracers or
+            shapes, only shapes are read. A policy that reads phases needs the state of a monitor of phases.
 
     Raises:
-        ValueError: names the function, and what it returns against what it must.
+        ValueError: names the function with its actual and required return value.
     """
     probe = Probe.of("policy", policy, state, sizes.batch)
     batch = sizes.batch
     whole, flags = array(jnp.int32, batch), array(jnp.bool_, batch)
-    relative = array(jnp.float32, batch)  # as several drafters give it
+    relative = array(jnp.float32, batch)  # one cost per row, as with several drafters
     context = context_shapes(batch, monitor)._replace(relative_drafter_cost=relative)
     seen = distribution_shapes(batch, sizes.vocab_size)
     for name, arguments in (
@@ -122,11 +122,11 @@ def check_verifier(
     monitor: MonitorState = (),
     draft: Draft | None = None,
 ) -> None:
-    """Refuses a verifier whose functions fail on a draft of some length, or return something else than the seam says.
+    """Checks that a verifier's functions accept a draft of the given shapes and return what `Verify` requires.
 
     Args:
-        state, monitor: as of `check_policy`.
-        draft: its shapes; as long as `sizes` says unless given.
+        state, monitor: as in `check_policy`.
+        draft: shapes of the draft; None: a draft of `sizes.max_draft_length` tokens.
 
     Raises:
         ValueError: as `check_policy`.
@@ -158,7 +158,7 @@ def check_verifier(
 
 
 class Probe(NamedTuple):
-    """A strategy whose functions are checked, and its state's shapes."""
+    """A strategy whose functions are checked, and the shapes of its state."""
 
     kind: str
     strategy: Any
@@ -167,7 +167,7 @@ class Probe(NamedTuple):
 
     @classmethod
     def of(cls, kind: str, strategy: Any, state: Any, batch: int) -> "Probe":
-        """The probe of a strategy and the state that its `init` gave, every leaf of it [B, ...]."""
+        """The probe of a strategy and the state from its `init`; refuses leaves that are not [B, ...]."""
         probe = cls(kind, strategy, jax.tree.map(_shape, state), batch)
         for path, leaf in jax.tree.leaves_with_path(probe.state):
             if leaf.shape[:1] != (batch,):
@@ -176,17 +176,17 @@ class Probe(NamedTuple):
         return probe
 
     def result(self, name: str, *arguments: Any, of: Callable[..., Any] | None = None) -> Any:
-        """The shapes of what the function of that name returns, or of what `of` returns, which calls it."""
+        """The shapes of the return value of the function `name`, or of `of`, which calls it."""
         with described(self.place(name), self.named(name)):
             return jax.eval_shape(of or getattr(self.strategy, name), *arguments)
 
     def place(self, name: str) -> str:
-        """FILE:LINE of the function of that name or, where that is the package's, of another that is a user's."""
+        """FILE:LINE of the function `name` or, if the package defines it, of the strategy's first user-defined one."""
         others = first_definition(self.strategy) if isinstance(self.strategy, Strategy) else ""
         return definition(getattr(self.strategy, name)) or others
 
     def named(self, name: str) -> str:
-        """The field of the strategy, and the function where it was written."""
+        """The field of the strategy and the qualified name of its function, for messages."""
         written = getattr(getattr(self.strategy, name), "__qualname__", "").replace(".<locals>", "")
         return f"the {self.kind}'s {name}" + (f" ({written})" if written not in ("", name) else "")
 
@@ -196,18 +196,18 @@ class Probe(NamedTuple):
         raise Refused((f"{place}: " if place else "") + f"{self.named(name)} {wrong}")
 
     def parts_of(self, name: str, returned: Any, wanted: str, count: int) -> Any:
-        """What was returned, a tuple of so many."""
+        """The returned value, which must be a plain tuple of `count` entries."""
         if not isinstance(returned, tuple) or len(returned) != count or hasattr(returned, "_fields"):
             self.refuse(name, f"must return {wanted}; it returns {words(returned)}")
         return returned
 
     def must_answer(self, name: str, answer: Any, shape: Any, wanted: str) -> None:
-        """An array of that shape and type."""
+        """Refuses an answer that is not an array of the shape and type of `shape`."""
         if not isinstance(answer, jax.ShapeDtypeStruct) or (answer.shape, answer.dtype) != (shape.shape, shape.dtype):
             self.refuse(name, f"must answer {wanted}; it answers {words(answer)}")
 
     def must_keep_state(self, name: str, after: Any) -> None:
-        """Its structure, and every leaf's shape and type: the loop carries it."""
+        """Refuses a state whose structure, or a leaf's shape or type, changed: the loop carries it."""
         if jax.tree.structure(self.state) != jax.tree.structure(after):
             self.refuse(name, f"must return the state as it got it, {words(self.state)}; it returns {words(after)}")
         for (path, old), (_, new) in zip(*map(jax.tree.leaves_with_path, (self.state, after)), strict=True):
@@ -220,7 +220,7 @@ class Probe(NamedTuple):
 def _check_drafts(
     parts: Parts, params: ModelParams, sizes: Sizes, slots: int, state: DecodeState, source: Any
 ) -> tuple[Draft, Any]:
-    """The shapes of a round's draft and of the drafter's state, of a drafter that fills, proposes and commits."""
+    """Checks the drafter's init, prefill, commit and source; returns the shapes of a draft and the drafter's state."""
     drafter, policy, batch = parts.drafter, parts.policy, sizes.batch
     keep_log_q, more = parts.verifier.needs_log_q, () if source is None else (source,)
     with described(first_definition(drafter), "the drafter's init"):
@@ -254,7 +254,7 @@ def _check_drafts(
 
 
 def _check_source(probe: Probe, source: Source, sizes: Sizes, context: RoundContext) -> None:
-    """The functions of a source, inside a trace: what the loop takes of each."""
+    """Checks the functions of a source, inside a trace."""
     batch = sizes.batch
     zeros, row = jnp.zeros((batch,), jnp.int32), array(jnp.int32, batch)
     memory = source.open(zeros == 0)
@@ -287,7 +287,7 @@ def _check_draft(probe: Probe, draft: Draft, wanted: Draft) -> None:
 
 
 def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Sizes, slots: int, draft: Draft) -> None:
-    """What a drafter takes of the target, and its state once it was given that."""
+    """Checks the result of a drafter's observer, and the state after `commit` and `prefill` with it."""
     observer, batch, longest = drafter.observe, sizes.batch, sizes.max_draft_length + 1
     if observer is None:
         return
@@ -298,7 +298,7 @@ def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Si
     if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
         probe.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {words(taken)}")
     calls = [("commit", Seen(taken, count, count, draft))]
-    if observer.layers:  # prompts are seen too, without distributions and without a draft
+    if observer.layers:  # prompts are observed too, without distributions or a draft
         of_prompt = probe.result("take", params.drafter, hidden, None)
         calls.append(("prefill" if drafter.prefill else "commit", Seen(of_prompt, count, count)))
     probe, tokens = Probe("drafter", drafter, state, batch), array(jnp.int32, batch, slots)
@@ -307,7 +307,7 @@ def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Si
 
 
 def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:
-    """Refuses a monitor that changes its state's shapes in passes of these widths. Raises as `check_policy`."""
+    """Checks that a monitor keeps the shapes of its state at these pass widths. Raises as `check_policy`."""
     probe, context = Probe.of("monitor", monitor, state, sizes.batch), context_shapes(sizes.batch, state)
     for width in widths:
         logits = array(jnp.float32, sizes.batch, width, sizes.vocab_size)
@@ -321,7 +321,7 @@ def context_shapes(batch: int, monitor: MonitorState) -> RoundContext:
 
 
 def draft_shapes(sizes: Sizes, held: int, keep_log_q: bool) -> Draft:
-    """A draft of at most `held` tokens."""
+    """The shapes of a draft of at most `held` tokens."""
     whole = functools.partial(array, jnp.int32, sizes.batch)
     log_q = array(jnp.float32, sizes.batch, held, sizes.vocab_size) if keep_log_q else None
     return Draft(whole(held), log_q, array(jnp.bool_, sizes.batch, held), whole())
@@ -343,7 +343,7 @@ def _result(sizes: Sizes) -> VerificationResult:
 
 @functools.lru_cache(maxsize=64)
 def distribution_shapes(batch: int, vocab_size: int, positions: int | None = None) -> Distribution:
-    """Shape of a value for every row, or for every row's positions."""
+    """The shapes of a Distribution [B, ...], or [B, T, ...] for T `positions`."""
     row = jax.eval_shape(distribution, array(jnp.float32, batch, vocab_size), _warp(batch))
     if positions is None:
         return row
@@ -355,7 +355,7 @@ def _warp(batch: int) -> Warp:
 
 
 def array(dtype: Any, *shape: int) -> Any:
-    """Stands for an array where only its shape is read."""
+    """A placeholder for an array of which only the shape and type matter."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
@@ -372,7 +372,7 @@ def _alike(first: Any, other: Any) -> bool:
 
 
 def words(value: Any) -> str:
-    """A shape as jax writes it, such as bool[2]; of anything else its structure."""
+    """Type and shape as jax prints them, such as bool[2]; for other values their structure."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, tuple) and not hasattr(value, "_fields"):

@@ -1,6 +1,6 @@
-"""A text fed to a language model's cache, many tokens a pass: prompts, and drafters that sat out.
+"""Feeding text to a language model's cache, many tokens per pass: prompts, and the backlog of idle drafters.
 
-And what drafters read of their target, kept by position.
+Also the features that drafters read from their target, stored by position.
 """
 
 import jax.numpy as jnp
@@ -12,17 +12,17 @@ from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Observer,
 def feed(
     model: LanguageModel, params: Params, cache: Cache, tokens: Array, valid: Array, wanted: Array, chunk: int
 ) -> tuple[Cache, Array]:
-    """Feed what is missing of each row's first `wanted` [B] tokens, `chunk` a pass, to a cache that holds `valid` [B].
+    """Feeds tokens `valid` ... `wanted` - 1 of each row, `chunk` per pass, to a cache that holds the first `valid` [B].
 
-    Returns the cache and how many tokens [B] it holds now, max(valid, wanted). Its own length is that of the last pass:
-    the caller sets the one it wants (`with_length`).
+    Returns the cache and the number of tokens [B] it now holds, max(valid, wanted). The cache's length is that of the
+    last pass: the caller must set it (`with_length`).
     """
     chunk = min(chunk, tokens.shape[1])
 
     def one_pass(carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
         cache, valid = carry
-        # Starting early enough to end inside the cache feeds some tokens again, to the same values: a start that runs
-        # over the end would be clamped silently and overwrite good entries.
+        # Starting early enough to end inside the cache recomputes some entries with equal values. A later start would
+        # run over the end, be clamped silently and overwrite valid entries.
         start = jnp.minimum(valid, tokens.shape[1] - chunk)
         _, cache = model.apply(params, window(tokens, start, chunk), model.with_length(cache, start))
         return cache, jnp.maximum(valid, jnp.minimum(start + chunk, wanted))
@@ -40,9 +40,9 @@ def feed_long(
     chunk: int,
     wide: int,
 ) -> tuple[Cache, Array]:
-    """As `feed`, and where the cache has room for long texts most of them go in `wide` tokens a pass.
+    """As `feed`, but with `wide` tokens per pass for long texts.
 
-    What fills less than three quarters of such a pass goes in `chunk` a pass.
+    A remainder that fills less than three quarters of a wide pass is fed `chunk` per pass.
     """
     if tokens.shape[1] >= 2 * wide:
         passes = (jnp.maximum(wanted - valid, 0) + wide // 4) // wide
@@ -51,21 +51,21 @@ def feed_long(
 
 
 def note_tokens(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:
-    """The cache for a pass of tokens [B, T] that the model's `head` or `reading` makes; `apply` does so itself."""
+    """Prepares the cache for a pass over tokens [B, T] by the model's `head` or `reading`; `apply` does it itself."""
     head = DraftModel.of(model).head
     return cache if head is None else head.note(params, tokens, cache)
 
 
 def window(tokens: Array, start: Array, size: int) -> Array:
-    """tokens[b, start[b] : start[b] + size] for every row, [B, size]; beyond the end the last one again."""
+    """tokens[b, start[b] : start[b] + size] for every row, [B, size]; past the end the last token is repeated."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1, mode="clip")
 
 
 def store_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> Array:
-    """reads [B, S, P] with what was kept [B, T, P] of positions start[b] ... start[b] + count[b] - 1.
+    """reads [B, S, P] with the features [B, T, P] of positions start[b] ... start[b] + count[b] - 1 written.
 
-    What is read of a position belongs to the next, and goes to that one's slot. Entries beyond `count` are dropped.
+    The features of a position are stored in the slot of the next position. Entries beyond `count` are dropped.
     """
     rows, slots = jnp.arange(new_reads.shape[0])[:, None], start[:, None] + 1 + jnp.arange(new_reads.shape[1])[None, :]
     slots = jnp.where(slots <= (start + count)[:, None], slots, reads.shape[1])
@@ -73,13 +73,13 @@ def store_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> A
 
 
 def reads_at(reads: Array, start: Array, size: int) -> Array:
-    """reads[b, start[b] : start[b] + size], [B, size, P] float32: what those tokens are fed with."""
+    """reads[b, start[b] : start[b] + size], [B, size, P] float32: the features fed with those tokens."""
     slots = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
 
 
 def check_reads(target: LanguageModel, drafter: LanguageModel | Observer | None) -> None:
-    """Raises ValueError for a drafter that reads hidden states which the target does not have."""
+    """Raises ValueError for a drafter that reads hidden states which the target does not provide."""
     reads = DraftModel.of(drafter).reading if isinstance(drafter, LanguageModel) else drafter
     if reads is None or not reads.layers:
         return

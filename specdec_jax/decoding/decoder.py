@@ -1,9 +1,8 @@
-"""build_decoder: prefill, extend, refill, step, run and score. The only file that donates.
+"""build_decoder: prefill, extend, refill, step, run and score. The only file that donates buffers.
 
-One dispatch takes a prompt from prefill to its last token (`run`), or a given number of rounds (`run(..., rounds=n)`,
-`step`), or ends when some rows are done and others can take their places (`run(..., leave=k)`, `refill`). States are
-donated, so a state that was passed in must not be used again; parameters are arguments, never donated and never closed
-over.
+One dispatch decodes to the last token (`run`), or a given number of rounds (`run(..., rounds=n)`, `step`), or until
+some rows are finished and can be replaced by new requests (`run(..., leave=k)`, `refill`). States are donated, so a
+state that was passed in must not be used again; parameters are arguments, never donated and never closed over.
 """
 
 import functools
@@ -42,43 +41,43 @@ ALL_ROUNDS = np.iinfo(np.int32).max
 
 
 class LossyVerification(UserWarning):
-    """A decoder was built whose output distribution is not the target's. Said once a process for each verifier."""
+    """A decoder was built whose output distribution is not the target's. Issued once per process for each verifier."""
 
 
-_warned: set[str] = set()  # verifiers that were warned of
+_warned: set[str] = set()  # names of verifiers that were warned about
 
 
 class Decoder(NamedTuple):
-    """What build_decoder returns. `jitted` holds the compiled functions for lowering, exporting and cost analysis."""
+    """The result of build_decoder. `jitted` has the jitted functions, for lowering, exporting and cost analysis."""
 
     prefill: Callable[..., DecodeState]  # (params, prompts, sources=, source_slots=, **options of `fresh_state`)
-    compile_prefill: Callable[..., None]  # arguments as prefill's; nothing is run
+    compile_prefill: Callable[..., None]  # arguments of prefill; compiles without running
     extend: Callable[..., DecodeState]
-    idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of rows that are done
-    refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): the prompt in place of what it held
+    idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
+    refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
     step: Callable[[ModelParams, DecodeState], DecodeState]
-    run: Callable[..., DecodeState]  # rounds=n: n at most; leave=k: until k rows are done
+    run: Callable[..., DecodeState]  # rounds=n: at most n rounds; leave=k: until k rows are finished
     score: Callable[..., Scores]
     parts: Parts
     jitted: Mapping[str, Any]
 
     def num_programs(self, *names: str) -> int:
-        """How many programs there are by now of these functions: prefill, prefill_drafter, extend, run or step.
+        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend, run or step.
 
-        A call that raises the number had to compile.
+        It grows when a call has to compile.
         """
         return sum(num_programs(self.jitted[name]) for name in names)
 
 
 def no_monitor() -> Monitor:
-    """Observe nothing."""
+    """A monitor without state."""
     return Monitor(lambda batch: (), lambda state, logits, result, context: state)
 
 
 def default_widths(max_draft_length: int) -> tuple[int, ...]:
-    """Verification widths for drafts of up to that many tokens: powers of two from 2, then the full width.
+    """Verification widths for drafts of at most `max_draft_length` tokens: powers of two from 2, then the full width.
 
-    Plain decoding has one of 1. In float32 on a CPU that takes half the time of 2; in bfloat16 they cost the same.
+    Plain decoding has width 1. In float32 on a CPU that takes half the time of width 2; in bfloat16 they cost the same.
     """
     full = max_draft_length + 1
     powers = [2**n for n in range(1, 31) if 2**n < full]
@@ -86,7 +85,7 @@ def default_widths(max_draft_length: int) -> tuple[int, ...]:
 
 
 def widest_draft(policy: StoppingPolicy, max_draft_length: int) -> int:
-    """Tokens that a draft of this policy has at most, all of which one pass verifies: K unless drafts are no chains."""
+    """Maximum number of draft tokens in a verification pass with this policy: K unless drafts are not chains."""
     return max_draft_length if policy.rounds is None else policy.rounds.max_tokens(policy, max_draft_length)
 
 
@@ -101,21 +100,21 @@ def build_decoder(
     prefill_chunk: int = 64,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> Decoder:
-    """Compile-once decoding for one target, drafter, policy and verifier.
+    """Builds a decoder for one target, drafter, policy and verifier, whose programs are compiled once.
 
-    A lossy verifier is warned of (`LossyVerification`), once a process.
+    A lossy verifier causes a `LossyVerification` warning, once per process.
 
     Args:
-        verification_widths: ascending widths the target verifies in; the narrowest that holds the batch's longest draft
-            runs. One width makes a row's float32 arithmetic independent of its neighbours. None: `default_widths`.
-        prefill_chunk: prompt tokens a target pass takes.
-        compiler_options: of `jax.jit`.
+        verification_widths: ascending widths of verification passes; a round uses the narrowest that holds the batch's
+            longest draft. With a single width a row's float32 arithmetic is independent of the other rows. None:
+            `default_widths`.
+        prefill_chunk: prompt tokens per target pass.
+        compiler_options: passed to `jax.jit`.
 
     Raises:
         ValueError: widths that do not ascend or cannot hold the longest draft, drafts longer than the target's context,
-            vocabularies that differ, or a policy or verifier that needs phases without a monitor; from `prefill`, a
-            policy whose functions do not answer each row, or what a user's file has of a drafter, verifier or monitor
-            that fails or returns something else (`answers.check_parts`).
+            different vocabularies, or a policy or verifier that needs phases without a monitor of them. `prefill`
+            raises it for functions that fail or return wrong shapes (`answers.check_parts`).
     """
     widths = tuple(verification_widths or default_widths(widest_draft(policy, drafter.max_draft_length)))
     _check_parts(target, drafter, widths, prefill_chunk)
@@ -140,7 +139,7 @@ def build_decoder(
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = common_prefix(state, fresh)
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
-        shared = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # it never held the last
+        shared = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # without the last token
         cache, reads = fill(
             target, observer, params.target, params.drafter, fresh.tokens, fresh.length, shared, prefill_chunk
         )
@@ -165,8 +164,8 @@ def build_decoder(
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """(begin: a checked state without caches, and the source if there is one; prefill; compile_prefill)."""
-    checked = set()  # shapes that all functions have answered for, before anything compiled
+    """The functions (begin, prefill, compile_prefill); begin returns a checked state without caches, and the source."""
+    checked = set()  # shapes for which `check_parts` passed
 
     def begin(
         params: ModelParams, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]
@@ -177,7 +176,7 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
         if signature not in checked:
             check_parts(parts, params, state, source)
             checked.add(signature)
-        return placed((state, source))  # copies: `run` takes them, and a policy may have kept its own
+        return placed((state, source))  # copies: `run` donates them, and a policy may still hold the originals
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
         state, source = begin(params, prompts, options)
@@ -198,7 +197,7 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
 
 
 def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
-    """The Python side: arguments are checked here, before anything compiles."""
+    """The Decoder around the jitted functions; arguments are checked here, before compilation."""
     begin, prefill, compile_prefill = _prefilling(parts, jitted)
 
     def extend(
@@ -217,9 +216,9 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         options, nothing = {**options, "max_new_tokens": 0, "slots": slots}, [[0]]
         reads = parts.target.spec.source is not None
         requests = options | ({"sources": nothing * rows} if reads else {})
-        begin(params, nothing * rows, requests)  # a policy must answer so many
+        begin(params, nothing * rows, requests)  # checks the policy at this batch size
         first = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
-        return jitted["repeat"](first, rows)  # on a mesh caches lie as a prefilled row's, which will take their places
+        return jitted["repeat"](first, rows)  # on a mesh caches are sharded like those of a prefilled row
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:
         batch, slots = state.tokens.shape
@@ -283,7 +282,7 @@ def _check_monitor(parts: Parts, watched: bool) -> None:
 
 
 def _warn_if_lossy(verifier: Verifier) -> None:
-    """By the factory's name: two decoders of one verifier, at whatever hyperparameters, are one warning."""
+    """Warns once per factory name, so that decoders with different hyperparameters share a warning."""
     if not verifier.lossless and verifier.name not in _warned:
         _warned.add(verifier.name)
         text = (

@@ -1,7 +1,7 @@
-"""A prompt goes into the caches of target and drafter, each by a program of its own.
+"""Prefill of the caches of target and drafter with a prompt, one program each.
 
-Apart from `run` and from each other, because nothing of a policy or verifier is in them: all decoders of a target share
-its program, and with the persistent cache all processes.
+They are separate from `run` and do not depend on the policy or verifier: all decoders of a target share its program,
+and with the persistent compilation cache all processes do.
 """
 
 import functools
@@ -15,11 +15,11 @@ from specdec_jax.decoding.programs import counted
 from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Params, Seen
 
-WIDE = 8  # times the chunk, of passes that long prompts are fed by
+WIDE = 8  # tokens per pass for long prompts, in chunks
 
 
 class _WithReads(NamedTuple):
-    """A target's cache, and beside it what a drafter keeps of the hidden states at each of its slots."""
+    """A target's cache, and the drafter's features of the hidden states at each of its slots."""
 
     cache: Cache
     reads: Any  # leaves [B, S, ...]
@@ -31,10 +31,9 @@ def target_prefill(
     target: LanguageModel, observer: Observer | None, chunk: int, compiler_options: tuple[Any, ...] = ()
 ) -> Any:
     """(params, drafter's params, tokens [B, S], lengths [B], source) -> (the target's cache of all but the last tokens,
-    what `observer` takes of them, leaves [B, S, ...]), jitted. An encoder reads its source here.
+    the observer's result for them, leaves [B, S, ...]), jitted. An encoder encodes its source here.
 
-    A program by itself, without what a policy brings: all decoders of a target share it, and those whose drafters read
-    it with others that read the same.
+    The program is independent of the policy and shared by all decoders with this target and observer.
     """
 
     def prefill(params: Params, reader: Params, tokens: Array, length: Array, source: Any = None) -> tuple[Cache, Any]:
@@ -47,9 +46,9 @@ def target_prefill(
 
 @functools.lru_cache(maxsize=32)
 def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) -> Any:
-    """(params, tokens [B, S], lengths [B], reads, source) -> the drafter's state after them, jitted.
+    """(params, tokens [B, S], lengths [B], reads, source) -> the drafter's state after the tokens, jitted.
 
-    `reads` is what `target_prefill` gives, and the program is shared as that one is.
+    `reads` is the observer's result from `target_prefill`. The program is shared likewise.
     """
 
     def prefill_drafter(params: Params, tokens: Array, length: Array, reads: Any, source: Any = None) -> Any:
@@ -63,7 +62,7 @@ def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) ->
 def fill_drafter(
     drafter: Drafter, params: Params, state: Any, tokens: Array, reads: Any, start: Array, length: Array
 ) -> Any:
-    """The drafter's state for a text of `length` [B], with what was kept [B, S, ...] of it from `start` [B] on."""
+    """The drafter's state for a text of `length` [B] tokens; `reads` [B, S, ...] are valid from `start` [B]."""
     if not drafter.layers:
         return drafter.fill(params, state, tokens, length)
 
@@ -85,9 +84,9 @@ def fill(
     cache: Cache,
     chunk: int,
 ) -> tuple[Cache, Any]:
-    """The target's cache after all tokens but the last were fed from where it ends, and what `observer` takes of them.
+    """Feeds all tokens but the last, from the cache's end; returns the cache and the observer's result.
 
-    `reader` are the drafter's parameters. What is kept has leaves [B, S, ...]; slots that were not fed are zero.
+    `reader` are the drafter's parameters. The result has leaves [B, S, ...]; slots that were not fed are zero.
     """
     if observer is None:
         return _fill(target, params, tokens, length, cache, chunk), ()
@@ -101,12 +100,12 @@ def fill(
 
 
 def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
-    """The target with `_WithReads` as its cache, and no logits: what is kept comes in their place."""
+    """The target with `_WithReads` as its cache; its pass returns the observer's result instead of logits."""
 
     def apply(
         params: Any, tokens: Array, cache: _WithReads, positions: Any = None, mask: Any = None
     ) -> tuple[Any, _WithReads]:
-        assert target.hidden.streams is not None  # build_decoder looked
+        assert target.hidden.streams is not None  # checked by build_decoder
         _, hidden, inner = target.hidden.streams(params[0], tokens, cache.cache, observer.layers)
         new = observer.take(params[1], hidden, None)
         rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
@@ -121,9 +120,9 @@ def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
 
 
 def _fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Any, chunk: int) -> Any:
-    """Feed the target all tokens but the last, from where its cache ends.
+    """Feeds the target all tokens but the last, from the cache's end.
 
-    Wide passes have eight times the size: products of 512 rows come nearer to a large one's rate than those of 64.
+    Wide passes have WIDE chunks: matrix products of 512 rows are closer to peak throughput than those of 64.
     """
     wanted = length - 1
     with jax.named_scope("prefill"):

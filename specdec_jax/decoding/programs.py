@@ -1,4 +1,4 @@
-"""How many programs a jitted function has."""
+"""Counts the programs of a jitted function."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, for `jax.jit`; `num_programs` says how often jax traced it, which is once a program."""
+    """Wraps a function for `jax.jit` to count its traces, one per program; `num_programs` returns the count."""
 
     @functools.wraps(function)
     def traced(*arguments: Any) -> Any:
@@ -18,5 +18,5 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def num_programs(jitted: Any) -> int:
-    """How many programs a jitted `counted` function has by now, one for every set of shapes and static values."""
+    """Number of programs of a jitted `counted` function so far, one for every set of shapes and static values."""
     return jitted.__wrapped__.programs

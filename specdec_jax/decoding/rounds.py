@@ -1,4 +1,4 @@
-"""One round: draft, verify in the narrowest width that holds the longest draft, emit, commit."""
+"""One round: draft, verify in the narrowest width that holds the batch's longest draft, emit, commit."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from specdec_jax.types import (
 
 
 class Parts(NamedTuple):
-    """The static pieces a decoder is built of."""
+    """The static parts of a decoder."""
 
     target: LanguageModel
     drafter: Drafter
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
 
 class ModelParams(NamedTuple):
-    """The weights of both models; `drafter` is whatever the drafter's `init` wants (None for none)."""
+    """The weights of both models; `drafter` are the parameters for the drafter's functions (None if it has none)."""
 
     target: Params
     drafter: Params = None
@@ -59,11 +59,11 @@ class Verified(NamedTuple):
     cache: Cache
     verifier: VerifierState
     monitor: MonitorState
-    taken: Any  # what the drafter's observer took, leaves [B, K+1, ...]; () without one
+    taken: Any  # result of the drafter's observer, leaves [B, K+1, ...]; () without one
 
 
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
-    """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length."""
+    """One round for all unfinished rows. Shapes stay constant; the cache is rolled back by setting its length."""
     with jax.named_scope("draft"):
         context, chance, source, log_q = open_round(parts, params, state)
         uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
@@ -75,7 +75,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
 def open_round(
     parts: Parts, params: ModelParams, state: DecodeState
 ) -> tuple[RoundContext, Array, Source, Array | None]:
-    """What a round drafts with: its context, its `round_uniforms`, the drafter's source, and the empty log_q."""
+    """The inputs of a round's draft loop: context, `round_uniforms`, the drafter's source, and the empty log_q."""
     context, longest = round_context(parts, state), parts.drafter.max_draft_length
     source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
     log_q = empty_log_q(source, len(state.done), longest, parts.target.spec.vocab_size, parts.verifier.needs_log_q)
@@ -91,7 +91,7 @@ def finish_round(
     source: Source,
     drafted: Drafted,
 ) -> DecodeState:
-    """The state after what the source drafted is verified, emitted and committed; `chance` is `round_uniforms`."""
+    """Verifies, emits and commits a draft and returns the new state; `chance` are the `round_uniforms`."""
     with jax.named_scope("draft"):
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
@@ -137,28 +137,28 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
 
 
 def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:
-    """[B, K, V] float32 for the drafts' distributions; None where the verifier reads none or all tokens are chosen."""
+    """[B, K, V] float32 for the drafts' distributions; None if the verifier needs none or all tokens are chosen."""
     if not needs_log_q or (source.chosen is True and source.otherwise is None):
         return None
     return jnp.full((batch, max_draft_length, vocab_size), -jnp.inf, jnp.float32)
 
 
 def draft_of(drafted: Drafted) -> Draft:
-    """What the target verifies."""
+    """The draft that the target verifies."""
     one_hot = jnp.broadcast_to(drafted.chosen[:, None], drafted.tokens.shape)
     return Draft(drafted.tokens, drafted.log_q, one_hot, drafted.length)
 
 
 def narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
-    """Index of the narrowest width that holds the longest draft and the token before it."""
+    """Index of the narrowest width that holds the longest draft and the token before it; `drafted` are lengths [B]."""
     too_narrow = jnp.array(widths, jnp.int32) < jnp.max(drafted) + 1
     return jnp.minimum(jnp.sum(too_narrow.astype(jnp.int32)), len(widths) - 1)
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
-    """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
+    """The branch for one verification width: target pass, distributions, acceptance and next token."""
     longest = parts.drafter.max_draft_length
-    held = min(width - 1, longest)  # drafts this width can hold, which no row exceeds
+    held = min(width - 1, longest)  # number of drafts that fit this width; no row has more
 
     def verify(params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: Array) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
@@ -180,7 +180,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
 def _target_pass(
     parts: Parts, params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, width: int
 ) -> tuple[Array, Array | None, Cache]:
-    """(logits [B, T, V], the hidden states that the drafter reads, cache) of the last token and the draft."""
+    """Feeds the last token and the draft: (logits [B, T, V], hidden states for the drafter, cache)."""
     start = context.length - 1
     last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
     missing = width - 1 - draft.tokens.shape[1]
@@ -193,24 +193,24 @@ def _target_pass(
 def apply_observed(
     target: LanguageModel, layers: tuple[int, ...], params: Params, tokens: Array, cache: Cache, *where: Array
 ) -> tuple[Array, Array | None, Cache]:
-    """The target's pass: (logits [B, T, V], hidden states [B, T, N, D] of these layers, None without any, cache).
+    """A target pass: (logits [B, T, V], hidden states [B, T, N, D] of `layers` or None without layers, cache).
 
-    `where`: positions and mask of a pass whose tokens do not follow one another.
+    `where`: positions and mask, for passes whose tokens do not form a chain.
     """
     if not layers:
         logits, cache = target.apply(params, tokens, cache, *where)
         return logits, None, cache
-    assert target.hidden.streams is not None  # build_decoder looked
+    assert target.hidden.streams is not None  # checked by build_decoder
     return target.hidden.streams(params, tokens, cache, layers, *where)
 
 
 def take(drafter: Drafter, params: Params, hidden: Array | None, distributions: Distribution) -> Any:
-    """What the drafter takes of the target's pass; () of one that observes nothing."""
+    """The result of the drafter's observer on a target pass; () for a drafter without one."""
     return () if drafter.observe is None else drafter.observe.take(params, hidden, distributions)
 
 
 def padded(tree: Any, size: int) -> Any:
-    """Leaves [B, T, ...] as [B, size, ...], cut or filled up: the branches of all widths return one shape."""
+    """Leaves [B, T, ...] truncated or padded to [B, size, ...], so that the branches of all widths return one shape."""
 
     def pad(leaf: Array) -> Array:
         missing = max(size - leaf.shape[1], 0)
@@ -226,9 +226,9 @@ def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> Verif
 
 
 def cut(state: DecodeState, tokens: Array, length: Array, context: RoundContext) -> tuple[Array, Array]:
-    """How many of tokens [B, T], the first `length` [B] of which were verified, are emitted [B] after the
-    end-of-sequence cut and the limit, and whether a stop token is among them.
-    """
+    """Number of emitted tokens [B] after the end-of-sequence cut and the limit, and whether a stop token is among them.
+
+    The first `length` [B] of `tokens` [B, T] were verified."""
     size = tokens.shape[1]
     index = jnp.arange(size, dtype=jnp.int32)[None, :]
     stops = jnp.any(tokens[:, :, None] == state.stop_ids[:, None, :], axis=-1)
@@ -239,7 +239,7 @@ def cut(state: DecodeState, tokens: Array, length: Array, context: RoundContext)
 
 
 def append(tokens: Array, length: Array, new: Array, count: Array) -> Array:
-    """Row b's tokens with its first count[b] new ones written from length[b] on."""
+    """Tokens [B, S] with row b's first count[b] new tokens written at length[b] and after."""
     slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] - length[:, None]
     inside = (slot >= 0) & (slot < count[:, None])
     return jnp.where(inside, jnp.take_along_axis(new, jnp.clip(slot, 0, new.shape[1] - 1), axis=1), tokens)
@@ -255,7 +255,7 @@ def commit_drafter(
     tokens: Array,
     emitted: Array,
 ) -> DrafterState:
-    """The drafter's state for the text `tokens` of a round that emitted some, with what it took of the target."""
+    """The drafter's state for the text after a round, given the result of its observer."""
     length = state.length + emitted
     if part.observe is None:
         return part.commit(params, drafter, tokens, length)
@@ -265,7 +265,7 @@ def commit_drafter(
 def measure_round(
     drafted: Drafted, draft: Draft, accepted: Array, emitted: Array, width: Array, threshold: Array, phase: Array
 ) -> RoundInfo:
-    """The round as it is counted and recorded. A pass that gave no token of the loop's draft is discarded."""
+    """The measurements of a round. A drafter pass that contributed no token to the loop's draft counts as discarded."""
     return RoundInfo(
         proposed=draft.tokens,
         drafted=draft.length,

@@ -1,8 +1,8 @@
-"""Logits to distributions: warping, entropy, total variation, and drawing a token from one uniform.
+"""Sampling: warping of logits, entropy, total variation, and drawing a token from one uniform.
 
 Warps follow Hugging Face's order (temperature, top-k, top-p, min-p) with every number traced and per row. The top-k and
 top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts, not a sort
-(a full sort of 49,152 entries costs 8.5 ms on a CPU core, a count about 0.01). It is exact; ties at a threshold stay.
+(a full sort of 49,152 entries takes 8.5 ms on a CPU core, a count about 0.01 ms). It is exact and keeps ties.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from jax.core import Tracer
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.types import Array, Distribution, RoundContext, Warp
 
-DRAFT, ACCEPT, NEXT = 0, 1, 2  # the roles of a uniform
-POLICY = 2**32 - 1  # what seeds of policies are derived with: no count of emitted tokens comes to it
+DRAFT, ACCEPT, NEXT = 0, 1, 2  # roles of a uniform
+POLICY = 2**32 - 1  # folded into a key for the seeds of policies; larger than any count of emitted tokens
 BY_CANDIDATE = 4096
-"""What a further candidate of a position adds to the index of its uniform: more than any draft is long."""
-_BLOCK = 128  # entries of a block when drawing; sums over blocks first keep the cumulative sums short
+"""Stride in the index of uniforms between the candidates of a position; exceeds any draft length."""
+_BLOCK = 128  # block size when drawing; summing blocks first keeps the cumulative sums short
 
 
 def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0) -> Warp:
@@ -45,11 +45,11 @@ def log_probabilities(logits: Array, warp: Warp) -> Array:
 
 
 def distribution(logits: Array, warp: Warp) -> Distribution:
-    """All that decoding and its rules read of one position: [B, V] logits and a Warp to a Distribution.
+    """The Distribution, with the statistics that rules read, of [B, V] logits under a Warp.
 
-    Entropies are in nats and skip zero probabilities. At temperature 0 the distribution sampled is one-hot and says
-    nothing of uncertainty, so `entropy`, `max_prob` and `margin` are then those of the raw distribution (AdaEDL leaves
-    greedy open).
+    Entropies are in nats and skip zero probabilities. At temperature 0 the sampled distribution is one-hot and has no
+    information about uncertainty, so `entropy`, `max_prob` and `margin` are those of the raw distribution (AdaEDL does
+    not specify the greedy case).
     """
     top, is_sampled = argmax(logits), warp.temperature > 0
     shifted = logits - _max(logits)
@@ -71,7 +71,7 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
 
 
 def distributions(logits: Array, warp: Warp) -> Distribution:
-    """`distribution` for [B, T, V] logits under one Warp a row; every field gets a T axis after B."""
+    """`distribution` for [B, T, V] logits with one Warp per row; every field gets a T axis after B."""
     batch, width, vocab = logits.shape
     wide = jax.tree.map(lambda number: jnp.repeat(number, width), warp)
     flat = distribution(logits.reshape(batch * width, vocab), wide)
@@ -90,14 +90,14 @@ def raw_entropy(logits: Array) -> Array:
 
 
 def log_prob_of(distribution: Distribution, token: Array) -> Array:
-    """The log-probability [B] of the drawn `token` [B] as sampled: all that a replay knows of `log_prob`."""
+    """The log-probability [B] of the drawn `token` [B] in the sampled distribution; also available in replays."""
     if distribution.token_log_prob is not None:
         return distribution.token_log_prob
     return jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0]
 
 
 def total_variation(log_p: Array, log_q: Array) -> Array:
-    """Half the L1 distance of two [..., V] distributions; 1 minus it is the expected acceptance of token rejection."""
+    """Half the L1 distance of two [..., V] distributions; 1 minus it is the acceptance rate of rejection sampling."""
     return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))
 
 
@@ -108,7 +108,7 @@ def one_hot_log(tokens: Array, vocab: int, dtype: Any) -> Array:
 
 
 def argmax(values: Array) -> Array:
-    """First index of the maximum of [B, V] as [B] int32. Two plain reductions: XLA's CPU argmax takes a scalar path."""
+    """First index of the maximum of [B, V] as [B] int32. By two reductions: XLA's CPU argmax takes a scalar path."""
     vocab = values.shape[-1]
     index = jnp.arange(vocab, dtype=jnp.int32)[None, :]
     hit = values == jnp.max(values, axis=-1, keepdims=True)
@@ -118,8 +118,8 @@ def argmax(values: Array) -> Array:
 def draw(weights: Array, uniform: Array) -> Array:
     """Inverse of the cumulative sum of [B, V] non-negative weights at [B] uniforms in [0, 1): tokens [B] int32.
 
-    Weights need not be normalised. A token of weight zero is never drawn, whatever the rounding of the sums; where all
-    weights are zero the last token comes out.
+    Weights need not be normalised. A token of weight zero is never drawn, regardless of rounding; if all weights are
+    zero the last token is returned.
     """
     batch, vocab = weights.shape
     padded = jnp.pad(weights, ((0, 0), (0, -vocab % _BLOCK))).reshape(batch, -1, _BLOCK)
@@ -134,7 +134,7 @@ def draw(weights: Array, uniform: Array) -> Array:
 
 
 def draw_token(distribution: Distribution, warp: Warp, uniform: Array) -> Array:
-    """A token [B] int32 of the distribution as sampled; at temperature 0 its most probable one."""
+    """A token [B] int32 drawn from the distribution; at temperature 0 its most probable one."""
     is_sampled, top = warp.temperature > 0, distribution.top_token
 
     def drawn() -> Array:
@@ -144,39 +144,39 @@ def draw_token(distribution: Distribution, warp: Warp, uniform: Array) -> Array:
 
 
 def without(values: Array, token: Array, instead: float) -> Array:
-    """[B, V] values with another one at `token` [B]."""
+    """[B, V] values with the entry at `token` [B] replaced by `instead`."""
     here = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :] == token[:, None]
     return jnp.where(here, jnp.asarray(instead, values.dtype), values)
 
 
 def normalised(weights: Array) -> Array:
-    """[..., V] that sum to 1, or stay 0."""
+    """Weights [..., V] scaled to sum to 1; all-zero weights stay zero."""
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return weights / jnp.where(total > 0, total, 1.0)
 
 
 def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
-    """One float32 uniform in [0, 1) a row: a function of (seed, tokens emitted when the round began, position, role).
+    """One float32 uniform in [0, 1) per row: a function of (seed, tokens emitted when the round began, position, role).
 
-    Keying on the position in the text alone would be biased: a rejected round has already looked at those uniforms.
+    Keying on the position in the text alone would be biased: rejected drafts have already used those uniforms.
 
     Args:
-        seed: [B, 2] uint32, a request's key (`DecodeState.key`), or [B], which stands for the key (0, seed).
+        seed: [B, 2] uint32, a request's key (`DecodeState.key`), or [B], equivalent to the key (0, seed).
     """
     positions = jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32)
     return _uniforms(seed, emitted, positions[:, None] * 3 + role)[:, 0]
 
 
 def round_uniforms(seed: Array, emitted: Array, positions: int) -> Array:
-    """`uniforms` of all positions and roles, [B, positions, 3], in one draw: a round needs most of them, and drawn one
-    by one they were half of the operations that a round has besides its models' passes.
+    """`uniforms` of all positions and roles, [B, positions, 3], in one call. A round needs most of them, and separate
+    calls made up half of a round's operations outside the models' passes.
     """
     index = jnp.broadcast_to(jnp.arange(positions * 3, dtype=jnp.int32), (seed.shape[0], positions * 3))
     return _uniforms(seed, emitted, index).reshape(-1, positions, 3)
 
 
 def _uniforms(seed: Array, emitted: Array, index: Array) -> Array:
-    """[B, N] of N numbers a row, `index` [B, N]."""
+    """Uniforms [B, N] at `index` [B, N]."""
 
     @jax.vmap
     def row(seed: Array, emitted: Array, index: Array) -> Array:
@@ -187,10 +187,10 @@ def _uniforms(seed: Array, emitted: Array, index: Array) -> Array:
 
 
 def prompt_hashes(*texts: Sequence[Any]) -> Any:
-    """[B] uint32, a hash of everything that B requests read, row by row: prompts, and the sources of encoders.
+    """[B] uint32, a hash of each request's inputs: its prompt, and the encoder's source if there is one.
 
-    They are the high halves of the requests' keys. Rules do not see a prompt, so no table of seeds inverts what a
-    request draws; and the turns of a chat, whose seed is the same, draw different numbers. Traced where a text is.
+    The hashes are the high halves of the requests' keys. Rules do not see the prompt, so they cannot find the uniforms
+    in a table over all seeds; and the turns of a chat, which share a seed, get different numbers. Traced if a text is.
     """
 
     def row(*parts: Any) -> Any:
@@ -208,7 +208,7 @@ def prompt_hashes(*texts: Sequence[Any]) -> Any:
 
 
 def _mixed(words: Any) -> Any:
-    """A bijection of uint32 in which every bit depends on every other (the finalizer of MurmurHash3, of words + 1)."""
+    """The finalizer of MurmurHash3, a bijection of uint32 that mixes all bits, of words + 1."""
     words = (words + np.uint32(1)) * np.uint32(0x9E3779B1)
     words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
@@ -216,18 +216,18 @@ def _mixed(words: Any) -> Any:
 
 
 def _key(seed: Array) -> Array:
-    """The key of [2] or [] uint32."""
+    """The jax.random key for a seed of shape [2] or [], uint32."""
     return jax.random.key(seed) if seed.ndim == 0 else jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
 def seeds_of(seed: Any, batch: int) -> Any:
-    """Seeds as numbers, [] or [B], still to be checked; keys of `jax.random` become numbers in [0, 2**32).
+    """Seeds as numbers, [] or [B], not yet checked; keys of `jax.random` become numbers in [0, 2**32).
 
     A key's number is the exclusive or of the last two words of its data, so `jax.random.key(7)` is seed 7. Keys may
-    have a type (`key`), or be raw words (`PRNGKey`) [2] or [B, 2].
+    be typed (`key`) or raw words (`PRNGKey`) [2] or [B, 2].
 
     Raises:
-        ValueError: a jax array uint32[2] for two rows, which may be one raw key or two seeds.
+        ValueError: a jax array uint32[2] for two rows, which is ambiguous: one raw key or two seeds.
     """
     if not isinstance(seed, jax.Array):
         entries = list(seed) if isinstance(seed, (list, tuple)) else []
@@ -246,9 +246,9 @@ def _is_key(value: Any) -> bool:
 
 
 def policy_seeds(seed: Array) -> Array:
-    """Seeds [B] uint32 for the chance of policies, of a request's key [B, 2]; [B] seeds as in `uniforms`.
+    """Seeds [B] uint32 for the random numbers of policies, from requests' keys [B, 2] or seeds [B] as in `uniforms`.
 
-    They tell nothing of the key: half of it is a hash of the prompt, so there is no table of keys to look them up in.
+    They do not reveal the key: half of it is a hash of the prompt, so a table of keys to look them up in is infeasible.
     """
 
     @jax.vmap
@@ -259,17 +259,17 @@ def policy_seeds(seed: Array) -> Array:
 
 
 def policy_uniforms(context: RoundContext, count: int) -> Array:
-    """`count` float32 uniforms in [0, 1) a row, [B, count], for a policy, verifier or monitor that needs chance.
+    """`count` float32 uniforms in [0, 1) per row, [B, count], for policies, verifiers or monitors with randomness.
 
-    A function of the request and the tokens emitted when the round began, and not of other rows; the same
-    ones all through a round.
+    A function of the request and the number of tokens emitted when the round began, independent of other rows and
+    constant during a round.
     """
     columns = [uniforms(context.policy_seed, context.emitted, jnp.int32(index), 0) for index in range(count)]
     return jnp.stack(columns, axis=1)
 
 
 def _sum(values: Array) -> Array:
-    """Sum over the last axis; on CPUs by way of columns: XLA vectorises that, and rounds less than one long chain."""
+    """Sum over the last axis; on CPUs over columns first, which XLA vectorises and which reduces the rounding error."""
     vocab = values.shape[-1]
     if vocab % _BLOCK or vocab == _BLOCK:
         return jnp.sum(values, axis=-1)
@@ -286,7 +286,7 @@ def _max(values: Array) -> Array:
 
 
 class _Summary(NamedTuple):
-    """What rules read of a distribution, each [...]."""
+    """Statistics of a distribution, each of shape [...]."""
 
     log_norm: Array
     entropy: Array  # nats, over the nonzero probabilities
@@ -295,9 +295,9 @@ class _Summary(NamedTuple):
 
 
 def _summary(scores: Array) -> _Summary:
-    """Statistics of the distribution of scores [..., V], the largest of which is 0 and ruled out ones minus infinity.
+    """Statistics of the distribution of scores [..., V] whose maximum is 0; excluded tokens have minus infinity.
 
-    All sums and maxima read the scores alone, none another's result, so that a compiler can make them in one pass.
+    All sums and maxima depend on the scores only, not on one another, so that the compiler can fuse them into one pass.
     """
     finite, weight = scores > -jnp.inf, jnp.exp(scores)
     norm, moment = _sum(weight), _sum(weight * jnp.where(finite, scores, 0.0))
@@ -308,17 +308,17 @@ def _summary(scores: Array) -> _Summary:
 
 
 def _normalised(scores: Array) -> Array:
-    """Log-probabilities of such scores."""
+    """Log-probabilities of scores [..., V] as in `_summary`."""
     return scores - jnp.log(_sum(jnp.exp(scores)))[..., None]
 
 
 def _warped(shifted: Array, warp: Warp) -> Array:
-    """Temperature, then the truncations that are on, of [B, V] logits whose largest is 0, as it stays.
+    """Temperature, then the enabled truncations, of [B, V] logits whose maximum is 0; it stays 0.
 
     Rows at temperature 0 get temperature 1 here.
     """
     divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
-    scores = shifted / divisor[:, None]  # none above 0, as the keys below need it
+    scores = shifted / divisor[:, None]  # all <= 0, as `_ordered` requires
     scores = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda x: x, scores)
     scores = lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda x: x, scores)
     floor = jnp.log(warp.min_p).astype(scores.dtype)
@@ -330,7 +330,7 @@ def _top_k(top_k: Array, scores: Array) -> Array:
     wanted = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
     keys = _ordered(scores)
 
-    def too_low(key: Array) -> Array:  # still at least k entries strictly above
+    def too_low(key: Array) -> Array:  # at least k entries are strictly above
         return jnp.sum((keys > key[:, None]).astype(jnp.int32), axis=-1) >= wanted
 
     return jnp.where(keys >= _bisect(too_low, keys)[:, None], scores, -jnp.inf)
@@ -341,7 +341,7 @@ def _top_p(top_p: Array, scores: Array) -> Array:
     prob = jnp.exp(_normalised(scores))
     wanted = jnp.where(top_p < 1, top_p, 2.0).astype(scores.dtype)  # rows with top-p 1 keep everything
 
-    def too_low(key: Array) -> Array:  # the entries strictly above already hold the mass
+    def too_low(key: Array) -> Array:  # the entries strictly above already have the required mass
         return _sum(jnp.where(keys > key[:, None], prob, 0.0)) >= wanted
 
     return jnp.where(keys >= _bisect(too_low, keys)[:, None], scores, -jnp.inf)
@@ -368,7 +368,7 @@ def _bisect(too_low: Callable[[Array], Array], keys: Array) -> Array:
 
 
 def _first(hit: Array, possible: Array) -> Array:
-    """First index of [B, N] that is hit and possible; without one the last possible index."""
+    """First index of [B, N] with both `hit` and `possible`, else the last possible index."""
     size = hit.shape[-1]
     index = jnp.arange(size, dtype=jnp.int32)[None, :]
     first = jnp.min(jnp.where(hit & possible, index, size), axis=-1)

@@ -1,4 +1,4 @@
-"""Both models' view of a text that is given: teacher-forced passes, of which only statistics are kept."""
+"""Scores of a given text under target and drafter, from teacher-forced passes."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from specdec_jax.types import Array, Warp
 
 
 class Scores(NamedTuple):
-    """Both models' view of a given text; entry t is about token t + 1 given tokens 0..t."""
+    """Scores of a given text under both models; entry t is for token t + 1 given tokens 0..t."""
 
     log_p: Array  # [B, T-1] float32, the target's, warped
     log_q: Array  # [B, T-1] float32, the drafter's (NaN without a drafter model)
@@ -23,7 +23,7 @@ class Scores(NamedTuple):
 
 
 def padded_text(tokens: Any, chunk: int) -> tuple[np.ndarray, int]:
-    """[B, T] tokens padded for passes of `chunk`, and T. Raises ValueError for anything else, or texts of one token."""
+    """[B, T] tokens padded to passes of `chunk`, and T. Raises ValueError for other shapes and for T < 2."""
     text = np.asarray(tokens, np.int32)
     if text.ndim != 2 or text.shape[1] < 2:
         raise ValueError(f"score needs tokens [rows, length >= 2], got shape {text.shape}")
@@ -31,7 +31,7 @@ def padded_text(tokens: Any, chunk: int) -> tuple[np.ndarray, int]:
 
 
 def score_text(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: int) -> Scores:
-    """Scores of [B, T] tokens, `chunk` a pass; nothing of size [B, T, V] is kept."""
+    """Scores of [B, T] tokens, `chunk` tokens per pass; no array of shape [B, T, V] is created."""
     batch, length = tokens.shape
     steps = (length - 1) // chunk
 

@@ -1,4 +1,4 @@
-"""What the encoder of a target reads: a request's source, checked and padded on the host."""
+"""The sources of encoder-decoder targets, checked and padded on the host."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from specdec_jax.decoding.rounds import Parts
 from specdec_jax.decoding.state import check_tokens, fresh_state, laid, slots_for
 from specdec_jax.types import Array, DecodeState, LanguageModel, ModelSpec
 
-Padded = tuple[Array, np.ndarray]  # tokens [B, E] int32, how many of them count [B] int32
+Padded = tuple[Array, np.ndarray]  # tokens [B, E] int32, lengths [B] int32
 
 
 def fresh_request(
@@ -20,30 +20,30 @@ def fresh_request(
     source_slots: int | None = None,
     **options: Any,
 ) -> tuple[DecodeState, Padded | None]:
-    """A state on the host (`fresh_state` takes the options), and what the target's encoder reads, if it has one.
+    """A state on the host (with the options of `fresh_state`), and the padded sources if the target has an encoder.
 
-    Raises ValueError as that does and as `padded_sources`.
+    Raises ValueError as `fresh_state` and `padded_sources` do.
     """
     padded = padded_sources(parts.target.spec, sources, len(prompts), source_slots)
     return fresh_state(parts, prompts, sources=sources, **options), padded
 
 
 def source_slots_for(sources: Sequence[Sequence[int]]) -> int:
-    """The bucket of slots that holds the longest: 64, 96, 128 ... as of caches (`state.slots_for`)."""
+    """The smallest bucket that holds the longest source: 64, 96, 128 ... as for caches (`state.slots_for`)."""
     return slots_for(max(map(len, sources)), 0, 0)
 
 
 def padded_sources(
     spec: ModelSpec, sources: Sequence[Sequence[int]] | None, rows: int, slots: int | None
 ) -> Padded | None:
-    """The sources of so many rows, None for a model that has no encoder.
+    """The padded sources of `rows` rows; None for a model without an encoder.
 
     Args:
         slots: E; None: `source_slots_for`.
 
     Raises:
-        ValueError: no sources for a model with an encoder or some for one without, not one a row, one that is empty,
-            too long or has a token outside of the vocabulary, or slots that do not hold them.
+        ValueError: sources missing for a model with an encoder or given for one without, not one per row, empty, too
+            long or with a token outside the vocabulary, or more tokens than slots.
     """
     if spec.source is None:
         if sources is not None:
@@ -65,6 +65,6 @@ def padded_sources(
 
 
 def refuse_encoder(model: LanguageModel, caller: str) -> None:
-    """Raises ValueError for a model with an encoder, which `caller` does not serve."""
+    """Raises ValueError for a model with an encoder, which `caller` does not support."""
     if model.spec.source is not None:
         raise ValueError(f"{caller} does not serve models with an encoder, such as T5")

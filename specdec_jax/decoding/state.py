@@ -1,4 +1,4 @@
-"""A request becomes a state on the host: everything it brings is checked here, before anything compiles."""
+"""Builds the initial state of a request on the host and checks its arguments, before compilation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +17,11 @@ from specdec_jax.strategy import nearest
 from specdec_jax.types import Array, DecodeState, Monitor, StoppingPolicy, Verifier, Warp
 
 UNREAD = ("target_cache", "drafter", "policy", "verifier", "monitor", "warp")
-STOP_IDS = 8  # the stop tokens are padded to a multiple of this, so that one more compiles nothing
+STOP_IDS = 8  # stop tokens are padded to a multiple of this, so that one more needs no compilation
 
 
 def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
-    """The bucket of cache slots that holds a generation: 64, 96, 128, 192, 256, 384 ... so that few shapes compile."""
+    """The smallest bucket of cache slots for a generation: 64, 96, 128, 192, 256, 384 ... to compile few shapes."""
     needed = prompt + max_new_tokens + widest
     bucket = 64
     while bucket < needed:
@@ -32,7 +32,7 @@ def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
 def readable(state: DecodeState) -> DecodeState:
     """Tokens, lengths, counts and records of all rows on the host; other fields are ().
 
-    `monitor` is what `monitors.log_probs` gathered, if it watches.
+    `monitor` holds the log-probabilities gathered by `monitors.log_probs`, if that is the monitor.
     """
     unread = dict.fromkeys(UNREAD, ()) | {"monitor": getattr(state.monitor, "log_probs", ())}
     return on_host(state._replace(**unread))
@@ -56,16 +56,16 @@ def fresh_state(
     slots: int | None = None,
     record_rounds: int = 0,
 ) -> DecodeState:
-    """A state on the host, caches still missing: everything a request brings, checked.
+    """A state on the host, without caches, from the checked arguments of a request.
 
-    Row b's seed is seed[b], or seed + b from one number; keys of `jax.random` stand for numbers (`sampling.seeds_of`).
-    Prompts (arrays too), seeds, warps and hyperparameters may be traced; they are then not checked. `sources` are what
-    an encoder reads, for the rows' keys. `record_rounds` is how many rounds a record can hold (at most max_new_tokens
-    are ever played); 0 keeps none. `policy`, `verifier` and `monitor` are the decoder's with other hyperparameters;
-    `policy_hyperparameters` and the rest overrule those, and may be one a row, [B].
+    Row b's seed is seed[b], or seed + b for a single number; keys of `jax.random` become numbers (`sampling.seeds_of`).
+    Prompts (also arrays), seeds, warps and hyperparameters may be traced and are then not checked. `sources` are the
+    inputs of an encoder, used here for the rows' keys only. `record_rounds` is the capacity of the record in rounds (a
+    generation has at most max_new_tokens); 0: no record. `policy`, `verifier` and `monitor` are the decoder's with
+    other hyperparameters; `policy_hyperparameters` etc. take precedence over those, and may be given per row, [B].
 
     Raises:
-        ValueError: bad input, named; or a strategy that the decoder was not compiled for.
+        ValueError: invalid input, or a strategy that the decoder was not compiled for.
     """
     batch, longest = len(prompts), parts.drafter.max_draft_length
     lengths, limits = _lengths(parts, prompts, max_new_tokens)
@@ -98,7 +98,7 @@ def fresh_state(
 
 
 def _begun(built: Any, requested: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
-    """The state of the strategy asked for, which is the decoder's own but for hyperparameters."""
+    """The initial state of the requested strategy, which must be the decoder's except for its hyperparameters."""
     if requested is not None and requested.bare != built.bare:
         raise ValueError(f"this decoder was built for {built!r}, not for {requested!r}")
     strategy, values = built if requested is None else requested, hyperparameters or {}
@@ -111,7 +111,7 @@ def _begun(built: Any, requested: Any, batch: int, hyperparameters: Mapping[str,
 def _lengths(
     parts: Parts, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt lengths and the lengths at which rows end, [B] int32 each; refuses what cannot be decoded."""
+    """Prompt lengths and the lengths at which rows end, [B] int32 each. Raises ValueError for invalid ones."""
     spec = parts.target.spec
     if not len(prompts):
         raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
@@ -119,7 +119,7 @@ def _lengths(
         raise ValueError("max_new_tokens decides the shape of the caches: it must be static, and is traced")
     check_tokens("prompt", prompts, spec.vocab_size)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # of any size yet, compared before it is int32
+    new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # checked before the cast to int32
     if not all(isinstance(number, int) for number in new.tolist()):
         raise ValueError(f"max_new_tokens must be whole numbers, got {max_new_tokens!r}")
     if new.min() < 0:
@@ -133,9 +133,9 @@ def _lengths(
 
 
 def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raises ValueError naming the text, a `kind`, that is empty or has a token outside of the vocabulary.
+    """Raises ValueError for a text (named by `kind` and row) that is empty or has a token outside the vocabulary.
 
-    Traced tokens cannot be looked at.
+    Traced tokens are not checked.
     """
     for row, text in enumerate(texts):
         if not np.ndim(text):
@@ -149,7 +149,7 @@ def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> 
 
 
 def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
-    """The texts at the beginning of their rows, [B, slots] int32, the rest 0; traced where one of them is."""
+    """The texts padded with zeros to [B, slots] int32; traced if any of them is."""
     if isinstance(texts, Tracer) or any(isinstance(text, Tracer) for text in texts):
         return jnp.stack([jnp.pad(jnp.asarray(text, jnp.int32), (0, slots - len(text))) for text in texts])
     tokens = np.zeros((len(texts), slots), np.int32)
@@ -159,7 +159,7 @@ def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
 
 
 def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, seed: Any) -> Array:
-    """[B, 2] uint32, of what each row reads and its seed; a row's tokens depend on these alone."""
+    """[B, 2] uint32: a hash of each row's inputs, and its seed. A row's random numbers depend on these alone."""
     hashes = prompt_hashes(*[prompts] if sources is None else [prompts, sources])
     seeds = _seeds(seed, len(prompts))
     if isinstance(hashes, Tracer) or isinstance(seeds, Tracer):
@@ -168,7 +168,7 @@ def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | N
 
 
 def _seeds(seed: Any, batch: int) -> Any:
-    """[B] uint32. One number gives row b seed + b."""
+    """Seeds as [B] uint32. A single number gives row b the seed + b."""
     numbers = seeds_of(seed, batch)
     if isinstance(numbers, Tracer):
         more = jnp.arange(batch) if numbers.shape == () else jnp.zeros(batch)

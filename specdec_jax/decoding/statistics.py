@@ -1,4 +1,4 @@
-"""Counting inside the loop, and the figures people quote from the counts. Names as in vLLM."""
+"""Counts of rounds and tokens inside the decoding loop, and metrics derived from them. Names as in vLLM."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from specdec_jax.types import Array, DecodeState, RoundInfo, Statistics
 
 
 def no_counts(batch: int, longest: int) -> Statistics:
-    """All zero, for `batch` rows and drafts of up to `longest` tokens."""
+    """Zero counts for `batch` rows and drafts of at most `longest` tokens."""
     zeros = host(np.zeros((batch,), np.int32))
     per_position = host(np.zeros((batch, longest), np.int32))
     histogram = host(np.zeros((batch, longest + 1), np.int32))
@@ -23,7 +23,7 @@ def no_counts(batch: int, longest: int) -> Statistics:
 
 
 def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:
-    """Counts after one more round; tokens accepted and emitted are those after the end-of-sequence cut."""
+    """The counts including one more round; accepted and emitted tokens are those after the end-of-sequence cut."""
     longest = now.proposed.shape[1]
     index = jnp.arange(longest, dtype=jnp.int32)[None, :]
     drafted = (index < now.drafted[:, None]) & alive[:, None]
@@ -69,7 +69,7 @@ def no_record(batch: int, longest: int, rounds: int) -> RoundInfo | None:
 
 
 def record_round(record: RoundInfo | None, round_index: Array, alive: Array, now: RoundInfo) -> RoundInfo | None:
-    """The record with this round written; live rows all stand at the same round, finished ones write nothing."""
+    """The record with this round written. Unfinished rows are all at the same round; finished rows write nothing."""
     if record is None:
         return None
     index = jnp.max(jnp.where(alive, round_index, 0))
@@ -83,7 +83,7 @@ def record_round(record: RoundInfo | None, round_index: Array, alive: Array, now
 
 
 def recorded_rounds(state: DecodeState, row: int = 0, skipped: int = 0) -> list[dict[str, Any]]:
-    """One row's recorded rounds from `skipped` on, each a dict of RoundInfo's fields as numpy values."""
+    """One row's recorded rounds from index `skipped`, each a dict of RoundInfo's fields as numpy values."""
     total = int(np.asarray(state.statistics.num_rounds)[row])
     assert state.record is not None, "the state was prefilled without record_rounds"
     record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, skipped:total], state.record)
@@ -91,9 +91,9 @@ def recorded_rounds(state: DecodeState, row: int = 0, skipped: int = 0) -> list[
 
 
 def kinds_of(round_: Mapping[str, Any]) -> list[str]:
-    """What each emitted token of a recorded round is: "accepted", "recovered" in place of a rejected draft, "bonus".
+    """The kind of each emitted token of a recorded round: "accepted", "recovered" (replaces a rejected draft), "bonus".
 
-    Tokens between the chain's accepted drafts and the last one were accepted beside the chain ("branch"): of trees.
+    With trees, tokens accepted outside the chain, between its accepted drafts and the last token, are "branch".
     """
     accepted, drafted, emitted = (int(round_[name]) for name in ("accepted", "drafted", "emitted"))
     extra = max(0, emitted - accepted - 1)
@@ -102,11 +102,11 @@ def kinds_of(round_: Mapping[str, Any]) -> list[str]:
 
 
 def summarise(counts: Statistics) -> dict[str, Any]:
-    """The field's figures over all rows of `counts`, as plain Python numbers and lists.
+    """Standard metrics over all rows of `counts`, as plain Python numbers and lists.
 
-    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (the bonus or recovered token counted),
+    `mean_acceptance_length` is 1 + accepted / drafts over rounds that drafted (including the bonus or recovered token);
     `mean_draft_length` and `acceptance_per_position` are over the same rounds, `conditional_acceptance_per_position`
-    over those in which the position was evaluated. A figure without data is None.
+    over those in which the position was evaluated. A metric without data is None.
     """
     total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
     drafts, drafted, accepted = int(total.num_drafts), int(total.num_draft_tokens), int(total.num_accepted_tokens)

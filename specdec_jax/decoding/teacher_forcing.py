@@ -1,6 +1,6 @@
-"""Both models of a pair along a text that is known: what each would say next at every position.
+"""Teacher forcing: next-token logits of target and drafter at every position of a known text.
 
-A drafter that reads its target reads it at every position, as it does in the first pass of a round.
+A drafter that reads its target's hidden states reads them at every position, as in the first pass of a round.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from jax import lax
 from specdec_jax.decoding.cache_feed import check_reads, note_tokens, reads_at, store_reads
 from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Params
 
-PREFILL = 64  # prompt tokens a pass takes
+PREFILL = 64  # prompt tokens per pass
 Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer, token ids
 
 
 class PairCache(NamedTuple):
-    """Where both models stand in the text; the lengths of both caches are the same."""
+    """The caches of both models, of equal length."""
 
     target: Cache
     drafter: Cache
-    reads: Array | None  # [B, S, P], slot t: what the drafter read at position t - 1; None: it reads nothing
+    reads: Array | None  # [B, S, P], slot t: the drafter's features of position t - 1; None: it reads none
 
 
 def init_caches(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], batch: int, slots: int
 ) -> PairCache:
-    """Empty caches of (target, drafter). Raises ValueError for a drafter that reads what the target does not have."""
+    """Empty caches of (target, drafter). Raises ValueError if the target lacks hidden states that the drafter reads."""
     check_reads(*models)
     target, drafter = (model.init_cache(weights, batch, slots) for model, weights in zip(models, params, strict=True))
     reading = DraftModel.of(models[1]).reading
@@ -36,7 +36,7 @@ def init_caches(
 
 
 def from_position(models: tuple[LanguageModel, LanguageModel], caches: PairCache, start: Array) -> PairCache:
-    """The caches with the lengths start [B]: what comes next is fed from there on."""
+    """The caches with lengths start [B], so that the next tokens are fed from there."""
     target, drafter = models
     return caches._replace(
         target=target.with_length(caches.target, start), drafter=drafter.with_length(caches.drafter, start)
@@ -46,14 +46,14 @@ def from_position(models: tuple[LanguageModel, LanguageModel], caches: PairCache
 def feed_both(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, caches: PairCache
 ) -> tuple[Array, Array, PairCache]:
-    """A pass of tokens [B, T] through both: (the target's logits [B, T, V], the drafter's [B, T, V], caches)."""
+    """A pass over tokens [B, T] by both models: (the target's logits [B, T, V], the drafter's [B, T, V], caches)."""
     target, drafter = models[0], DraftModel.of(models[1])
     reading = drafter.reading
     if reading is None or caches.reads is None:
         p_logits, target_cache = target.apply(params[0], tokens, caches.target)
         q_logits, drafter_cache = drafter.apply(params[1], tokens, caches.drafter)
         return p_logits, q_logits, PairCache(target_cache, drafter_cache, None)
-    assert target.hidden.streams is not None  # init_caches looked
+    assert target.hidden.streams is not None  # checked by init_caches
     start = caches.target.length
     p_logits, hidden, target_cache = target.hidden.streams(params[0], tokens, caches.target, reading.layers)
     reads = store_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
@@ -68,7 +68,7 @@ def feed_both(
 def filled_caches(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, wanted: Array
 ) -> PairCache:
-    """Caches that hold the first `wanted` of tokens [B, S], and perhaps some after them."""
+    """Caches that hold the first `wanted` of tokens [B, S], and possibly some more."""
 
     def feed(step: Array, caches: PairCache) -> PairCache:
         return feed_both(models, params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), caches)[2]

@@ -1,6 +1,6 @@
-"""Errors in a user's file, as one line: `FILE:LINE: what is wrong`.
+"""One-line descriptions of errors in a user's file: `FILE:LINE: message`.
 
-A user's file is one that belongs neither to this package nor to an installed library.
+A user's file belongs neither to this package nor to an installed library.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ HINTS: dict[type, str] = {
 
 
 class Refused(ValueError):
-    """The message is one line, with the place in the user's file."""
+    """A one-line error with the location in the user's file."""
 
 
 def describe_error(error: BaseException) -> str:
-    """One line: the file and line of `location`, if there are any, the error's type unless ValueError, its message.
+    """One line: the error's `location` if there is one, its type unless ValueError, and its message.
 
-    Where a value is read that is not there while jax traces, the line says what to write in its place.
+    For errors of reading a traced value the message is replaced by a hint at the jax equivalent.
     """
     hint = next((text for kind, text in HINTS.items() if isinstance(error, kind)), None)
     if isinstance(error, ValueError) and "truth value of an array" in str(error):
@@ -46,7 +46,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def location(error: BaseException, file: Path | None = None) -> str:
-    """FILE:LINE of the last line of a user's file, or of `file`, that an error came through; empty if there is none."""
+    """FILE:LINE of the innermost frame of an error in a user's file, or in `file`; empty if there is none."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
@@ -83,12 +83,12 @@ def is_users(part: Any) -> bool:
 
 @contextmanager
 def described(place: str = "", name: str = "") -> Iterator[None]:
-    """Errors that came through a user's file become `Refused`, of one line; others pass as they are.
+    """Turns errors raised in a user's file into one-line `Refused` errors; others pass unchanged.
 
     Args:
-        place: FILE:LINE of the user's function that is called. Errors that did not come through a user's file, such as
-            those of wrong arguments, are described as being there; empty: they pass.
-        name: what stands before the message of such an error.
+        place: FILE:LINE of the user's function that is called, reported for errors without a frame in a user's file,
+            such as wrong arguments; empty: those errors pass unchanged.
+        name: prefix of the message of such an error.
     """
     try:
         yield
@@ -106,11 +106,11 @@ def described(place: str = "", name: str = "") -> Iterator[None]:
 def _is_users(name: str) -> bool:
     path = Path(name)
     resolved = path.resolve()
-    installed = {"site-packages", "dist-packages"} & set(resolved.parts)  # of the user or the system, too
+    installed = {"site-packages", "dist-packages"} & set(resolved.parts)  # user and system installations
     return path.is_file() and not installed and not any(resolved.is_relative_to(folder) for folder in LIBRARIES)
 
 
 def _shown(name: str) -> str:
-    """A path as it is shortest: relative to the working folder if it lies there."""
+    """A path for messages: relative to the working directory if it lies inside."""
     path, here = Path(name).resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -4,12 +4,12 @@ Axis legend, used in every comment, docstring and einsum of the project:
 
     B  rows (independent requests)          V  vocabulary
     T  tokens fed in one pass               L  layers
-    K  most drafts a round                  H  attention heads
+    K  maximum draft length                 H  attention heads
     S  cache slots                          D  width of the model
     E  slots of an encoder's source
 
 Conventions: probabilities are float32 natural logarithms, entropies are in nats, lengths and tokens are int32.
-What a factory takes is static (options); what ``init`` takes is traced (hyperparameters), so a sweep compiles once.
+Arguments of a factory are static (options); arguments of ``init`` are traced (hyperparameters): a sweep compiles once.
 """
 
 from specdec_jax.types.draft_model import DraftModel as DraftModel

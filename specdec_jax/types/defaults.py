@@ -1,4 +1,4 @@
-"""What a stopping policy does where it decides nothing."""
+"""Default functions of a stopping policy: draft to the budget, keep the state, plot nothing."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from specdec_jax.types.values import Array, Distribution, Draft, PolicyState, Ro
 
 
 def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
-    """Every round pays for its first drafter pass."""
+    """Begin every round with a drafter pass."""
     return jnp.ones_like(context.alive), state
 
 
 def always_draw(
     state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
-    """Every distribution that was paid for gives its token."""
+    """Draft a token from every computed distribution."""
     del distribution, drafted
     return jnp.ones_like(context.alive), state
 
@@ -24,18 +24,18 @@ def always_draw(
 def always_proceed(
     state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
-    """Every drawn token is followed by another pass, as far as the budget goes."""
+    """Continue after every drafted token, up to the budget."""
     del distribution, token, drafted
     return jnp.ones_like(context.alive), state
 
 
 def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
-    """The result of the verification teaches nothing."""
+    """Return the state unchanged."""
     del draft, result
     return state
 
 
 def no_threshold(state: Any) -> Array:
-    """[B] float32 NaN: a plot of this rule shows nothing. A state without leaves gives one NaN for all rows."""
+    """[B] float32 NaN, which plots omit. A state without leaves gives one NaN for all rows."""
     leaves = jax.tree.leaves(state)
     return jnp.full(leaves[0].shape[:1] if leaves else (), jnp.nan, jnp.float32)

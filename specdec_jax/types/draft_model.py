@@ -1,4 +1,4 @@
-"""Language models that draft in other ways than by `apply`: with a reduced head, or reading their target."""
+"""Language models that draft by other means than `apply`: with a reduced head, or from the target's hidden states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,41 +9,41 @@ from specdec_jax.types.values import Array, Cache, Params
 
 
 class ReducedHead(NamedTuple):
-    """A pass that gives the logits of N tokens only; the others are never proposed.
+    """A pass that computes the logits of N candidate tokens only; other tokens are never proposed.
 
-    Which they are may depend on a row's text: `note` takes it. `token` and `spread` take the cache that the pass left.
+    The candidates may depend on a row's text, which `note` reads. `token` and `spread` take the cache after the pass.
     """
 
-    note: Callable[[Params, Array, Cache], Cache]  # tokens [B, T] that the next pass feeds, and its cache
-    apply: Forward  # a pass of tokens that are noted; gives logits [B, T, N]
-    token: Callable[[Params, Cache, Array], Array]  # which of the N [B] int32 -> token [B] int32
-    spread: Callable[[Params, Cache, Array], Array]  # values [B, ..., N] -> [B, ..., V], -inf for tokens not among them
+    note: Callable[[Params, Array, Cache], Cache]  # (params, tokens [B, T] of the next pass, cache)
+    apply: Forward  # a pass over tokens given to `note` before; logits [B, T, N]
+    token: Callable[[Params, Cache, Array], Array]  # index of a candidate [B] int32 -> token [B] int32
+    spread: Callable[[Params, Cache, Array], Array]  # values [B, ..., N] -> [B, ..., V], -inf elsewhere
 
 
 class Reading(NamedTuple):
-    """How a model reads the hidden states of its target. P is the width of what is kept of them."""
+    """How a drafter reads the hidden states of its target. P is the width of the features kept per position."""
 
-    layers: tuple[int, ...]  # of the target, N of them, as `StreamsForward` counts
+    layers: tuple[int, ...]  # the N layers of the target that are read, numbered as in `StreamsForward`
     target_width: int  # D of the target
     width: int  # P
-    dtype: Any  # that what is kept has
+    dtype: Any  # of the kept features
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
-    stand_in: Callable[[Params, Array], Array]  # the model's last hidden states [B, T, D], in their place -> [B, T, P]
+    stand_in: Callable[[Params, Array], Array]  # drafts: own last hidden states [B, T, D] -> [B, T, P]
     apply: Callable[..., tuple[Array, Array, Cache]]
-    # (params, tokens [B, T], what was read at the position before each [B, T, P], cache, positions, mask) -> (logits
-    # [B, T, V], of a reduced head, which has noted them, [B, T, N], last hidden states [B, T, D], cache)
+    # (params, tokens [B, T], features of the position before each token [B, T, P], cache, positions, mask) -> (logits
+    # [B, T, V], or [B, T, N] with a reduced head, after its `note`; last hidden states [B, T, D]; cache)
 
 
 @dataclass(frozen=True)
 class DraftModel(LanguageModel):
-    """A language model, and how it drafts; without these fields it drafts by `apply`, as any language model can."""
+    """A language model with its method of drafting; without these fields it drafts by `apply`."""
 
     head: ReducedHead | None = None
     reading: Reading | None = None
     draft_with: Callable[["DraftModel", int], Drafter] | None = None
-    # (the model, most drafts a round) -> what drafts with it; None: drafters/reading.py or drafters/model.py
+    # (model, maximum draft length) -> drafter; None: that of drafters/reading.py or drafters/model.py
 
     @classmethod
     def of(cls, model: LanguageModel) -> "DraftModel":
-        """The model itself if it is one, or a language model that drafts by `apply`."""
+        """The model itself if it is a DraftModel, else a DraftModel that drafts by `apply`."""
         return model if isinstance(model, cls) else cls(**vars(model))

@@ -1,8 +1,8 @@
-"""The seams: language models, stopping policies, verifiers, drafters and monitors, and the functions they are made of.
+"""The interfaces: language models, stopping policies, verifiers, drafters and monitors, and their functions.
 
-Every seam is a record of pure functions; the protocol above it says what each takes and returns. Policies, verifiers,
-drafters and monitors are strategies: values that know how they were made (specdec_jax/strategy.py). Arguments are
-positional, so an implementation may call them what it likes.
+Every interface is a record of pure functions; the protocol above it documents each function's arguments and results.
+Policies, verifiers, drafters and monitors are strategies: values that record their factory and options
+(specdec_jax/strategy.py). Arguments are positional, so an implementation may name them freely.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,13 +27,13 @@ from specdec_jax.types.values import (
     VerifierState,
 )
 
-READ: Any = None  # hyperparameters are read off the signature of `init`
+READ: Any = None  # hyperparameters are taken from the signature of `init`
 
 
 class Init(Protocol):
     """The state of a policy, verifier or monitor before the first round, every leaf [B, ...].
 
-    What else it takes are hyperparameters with defaults, by name; every one is traced.
+    Further arguments are hyperparameters: keyword arguments with defaults, all of them traced.
     """
 
     def __call__(self, batch: int, /, *args: Any, **hyperparameters: Any) -> Any: ...
@@ -42,17 +42,17 @@ class Init(Protocol):
 class InitCache(Protocol):
     """An empty cache of `slots` (S) slots for `batch` rows.
 
-    `source` is what an encoder reads, here and never again: (tokens [B, E] int32, how many of them count [B] int32).
-    None without an encoder.
+    `source` is the encoder's input, which is encoded only here: (tokens [B, E] int32, lengths [B] int32). None without
+    an encoder.
     """
 
     def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> Cache: ...
 
 
 class Forward(Protocol):
-    """One pass: tokens [B, T] int32 to (what it gives [B, T, ...] float32, cache).
+    """One pass: tokens [B, T] int32 to (output [B, T, ...] float32, cache).
 
-    Row b's tokens go to slots cache.length[b] ... cache.length[b] + T - 1 and the length grows by T.
+    Row b's tokens occupy slots cache.length[b] ... cache.length[b] + T - 1, and its length grows by T.
     """
 
     def __call__(
@@ -61,7 +61,7 @@ class Forward(Protocol):
 
 
 class StreamsForward(Protocol):
-    """A pass that also gives hidden states: tokens [B, T] to (logits [B, T, V], hidden [B, T, N, D] float32, cache).
+    """A pass that also returns hidden states: tokens [B, T] to (logits [B, T, V], hidden [B, T, N, D] float32, cache).
 
     `layers` (N of them, static): i is the residual stream after the i-th layer, 0 the embedding.
     """
@@ -79,17 +79,17 @@ class StreamsForward(Protocol):
 
 
 class Hidden(NamedTuple):
-    """What a family gives of its hidden states; what it does not give is None. Nothing is computed unless it is called.
+    """Access to the hidden states of a model family; fields that it does not support are None.
 
-    `last` leaves the last product out: logits are what it gives times the `kernel`.
+    `last` omits the output projection: the logits are its result times the `kernel`.
     """
 
-    last: Forward | None = None  # gives hidden states [B, T, D]
-    kernel: Callable[[Params], Any] | None = None  # [V, D], what `models.layers.project` multiplies with
-    cap: float | None = None  # of the logits: cap * tanh(product / cap); None: they are the product
-    dtype: Any = None  # that the product is taken in; None: the kernel's
+    last: Forward | None = None  # returns hidden states [B, T, D]
+    kernel: Callable[[Params], Any] | None = None  # [V, D], the matrix for `models.layers.project`
+    cap: float | None = None  # soft cap of the logits, cap * tanh(product / cap); None: no cap
+    dtype: Any = None  # of the output projection; None: the kernel's
     streams: StreamsForward | None = None
-    num_layers: int = 0  # L: `streams` gives layers 0 to L
+    num_layers: int = 0  # L: `streams` accepts layers 0 to L
     width: int = 0  # D of `streams`
 
 
@@ -98,26 +98,26 @@ class LanguageModel:
     """Two pure functions and a rollback. Parameters are arguments: one compiled program serves any weights."""
 
     init_cache: InitCache
-    apply: Forward  # gives logits [B, T, V]
-    with_length: Callable[[Cache, Array], Cache]  # the cache with lengths [B] int32; rollback is a smaller one
+    apply: Forward  # returns logits [B, T, V]
+    with_length: Callable[[Cache, Array], Cache]  # the cache with lengths [B] int32; smaller ones roll back
     spec: ModelSpec
     hidden: Hidden = Hidden()
 
     def replace(self, **fields: Any) -> Self:
-        """The same model with other functions."""
+        """A copy of the model with these fields replaced."""
         return replace(self, **fields)
 
 
 class Begin(Protocol):
-    """Once a round, before the first drafter pass: pay for it? Gives (go_on [B] bool, state)."""
+    """Decides, before a round's first drafter pass, whether to run it. Returns (go_on [B] bool, state)."""
 
     def __call__(self, state: PolicyState, context: RoundContext, /) -> tuple[Array, PolicyState]: ...
 
 
 class Check(Protocol):
-    """The next position's distribution is known, its token not shown: draft it? Gives (draft [B] bool, state).
+    """Decides, from the next position's distribution only, whether to draft its token. Returns (draft [B] bool, state).
 
-    `drafted` [B] int32 counts the drafts of the round so far.
+    `drafted` [B] int32 is the number of tokens drafted so far in this round.
     """
 
     def __call__(
@@ -126,9 +126,9 @@ class Check(Protocol):
 
 
 class Proceed(Protocol):
-    """The token [B] int32 has become a draft: pay for another pass? Gives (go_on [B] bool, state).
+    """Decides, after `token` [B] int32 was drafted, whether to run another pass. Returns (go_on [B] bool, state).
 
-    `drafted` [B] int32 counts it already.
+    `drafted` [B] int32 includes this token.
     """
 
     def __call__(
@@ -137,53 +137,51 @@ class Proceed(Protocol):
 
 
 class Update(Protocol):
-    """What the verification teaches; once a round, before the end-of-sequence cut."""
+    """The policy's state after a verification; called once a round, with the result before the end-of-sequence cut."""
 
     def __call__(self, state: PolicyState, draft: Draft, result: VerificationResult, /) -> PolicyState: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StoppingPolicy(Strategy):
-    """When to stop drafting. Whether a token is drafted is decided without a look at it (docs/design.md, invariant 2).
+    """When to stop drafting. A token is drafted or not before its value is known (docs/design.md, invariant 2).
 
-    A rule gives only what it decides: unless given, every round begins and drafts to its budget, and learns nothing.
+    All functions but `init` have defaults: every round begins, drafts to its budget and leaves the state unchanged.
     """
 
     rounds: ClassVar[Any] = None
-    """How rounds go whose drafts are not chains: a subclass gives a module such as `contrib.trees.hooks`, by which the
-    decoder, the proofs and replays play its rounds."""
-    forwarded: ClassVar[tuple[str, ...]] = ()  # further fields that are functions of the state, for wrappers of rules
+    """For policies whose drafts are not chains: a module such as `contrib.trees.hooks` with the functions by which the
+    decoder, the proofs and replays run a round."""
+    forwarded: ClassVar[tuple[str, ...]] = ()  # further fields that are functions of the state, for wrapping policies
     init: Init
     begin: Begin = always_begin
     check: Check = always_draw
     proceed: Proceed = always_proceed
     update: Update = no_update
-    threshold: Callable[[PolicyState], Array] = (
-        no_threshold  # [B] float32, what a plot of this rule shows (NaN: nothing)
-    )
+    threshold: Callable[[PolicyState], Array] = no_threshold  # [B] float32, shown in plots (NaN: nothing)
     reads: frozenset[str] = frozenset()
-    # "phases": a decoder with this rule needs a monitor that watches them; "rows": a row's drafts depend on other rows
-    hyperparameters: Mapping[str, Any] = READ  # what `init` takes, with defaults
+    # "phases": the decoder needs a monitor of phases; "rows": a row's drafts depend on other rows of the batch
+    hyperparameters: Mapping[str, Any] = READ  # arguments of `init` with their defaults
 
     @property
     def needs_phases(self) -> bool:
-        """Whether it reads the phases of a monitor."""
+        """Whether the policy reads the phases of a monitor."""
         return "phases" in self.reads
 
     @property
     def joins_rows(self) -> bool:
-        """Whether what a row does depends on the rows of its batch."""
+        """Whether a row's drafts depend on the other rows of its batch."""
         return "rows" in self.reads
 
 
 class NextDistribution(Protocol):
-    """Probabilities [B, V] of the token after `accepted` [B] int32 drafts, not necessarily normalised."""
+    """Weights [B, V], not necessarily normalised, of the token after `accepted` [B] int32 drafts."""
 
     def __call__(self, accepted: Array, /) -> Array: ...
 
 
 class Verify(Protocol):
-    """Gives (log_prob_accepted [B, K+1], next_distribution, state).
+    """Returns (log_prob_accepted [B, K+1], next_distribution, state).
 
     `distributions` are the target's, with a K+1 axis after B; log_prob_accepted[b, k] = log P(k accepted | draft).
     """
@@ -195,101 +193,101 @@ class Verify(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Verifier(Strategy):
-    """How many drafts survive, and the distribution of the token after them."""
+    """How many drafts are accepted, and the distribution of the token after them."""
 
-    rounds: ClassVar[Any] = None  # as of `StoppingPolicy`, for a verifier that decides about more than chains
+    rounds: ClassVar[Any] = None  # as in `StoppingPolicy`, for verifiers of drafts that are not chains
     init: Init
     verify: Verify
     lossless: bool  # True: the output distribution is the target's, and a test proves it
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
-    needs_phases: bool = False  # True: a decoder with this verifier needs a monitor that watches phases
+    needs_phases: bool = False  # True: a decoder with this verifier needs a monitor of phases
     hyperparameters: Mapping[str, Any] = READ
 
 
 class Take(Protocol):
-    """What a drafter takes of a target pass: a pytree, leaves [B, T, ...].
+    """What a drafter keeps of a target pass: a pytree, leaves [B, T, ...].
 
-    `hidden` [B, T, N, D] float32 are the states of its layers, None if it has none; `distributions` are the target's at
-    those positions, None in passes over a prompt.
+    `hidden` [B, T, N, D] float32 are the hidden states of the observer's layers, None if it has none; `distributions`
+    are the target's at those positions, None in passes over a prompt.
     """
 
     def __call__(self, params: Params, hidden: Array | None, distributions: Distribution | None, /) -> Any: ...
 
 
 class Observer(NamedTuple):
-    """What a drafter observes of the target, inside the target's own passes; its `commit` and `prefill` get it."""
+    """What a drafter observes of the target's passes; the result is passed to the drafter's `commit` and `prefill`."""
 
     take: Take
-    layers: tuple[int, ...] = ()  # whose hidden states it reads, N of them, as `StreamsForward` counts
-    target_width: int = 0  # D of the target, where there are layers
+    layers: tuple[int, ...] = ()  # the N layers whose hidden states are read, numbered as in `StreamsForward`
+    target_width: int = 0  # D of the target; unused without layers
 
 
 class Seen(NamedTuple):
-    """What an observer took of a text's passes: entry t belongs to position start[b] + t.
+    """What an observer kept of a text's passes: entry t belongs to position start[b] + t.
 
-    The first count[b] entries are of tokens that stay; the others of rejected tokens, or meaningless.
+    The first count[b] entries belong to tokens of the text; the others to rejected tokens, or are meaningless.
     """
 
     taken: Any  # leaves [B, T, ...]
     start: Array  # [B] int32
-    count: Array  # [B] int32; 0 for rows that were done
-    draft: Draft | None = None  # the draft that was verified after position `start`; None: a prompt
+    count: Array  # [B] int32; 0 for finished rows
+    draft: Draft | None = None  # the draft verified after position `start`; None: a prompt
 
 
 class Next(NamedTuple):
-    """The next position of every row, as a source knows it."""
+    """A source's prediction of every row's next position."""
 
-    distribution: Distribution  # what policies read, and of drawn tokens what verifiers divide by
-    token: Array  # [B] int32, drawn from it; `check` is not shown it
-    known: Array | None = None  # [B] bool: a row without a next position stops; None: all rows have one
+    distribution: Distribution  # read by policies; for drawn tokens also the q of the verifier
+    token: Array  # [B] int32, drawn from it; not passed to `check`
+    known: Array | None = None  # [B] bool: False ends the row's draft; None: True for all rows
 
 
 class Predict(Protocol):
-    """The next position of rows that have drafted so many tokens, [B] int32, and the memory after it."""
+    """Predicts the next position of rows that have drafted `drafted` [B] int32 tokens. Returns it and the memory."""
 
     def __call__(self, memory: Any, drafted: Array, uniform: Array, /) -> tuple[Next, Any]: ...
 
 
 class Keep(Protocol):
-    """The memory after `token` [B] was drafted where `is_drafted` [B] bool, as the draft after `drafted` [B] others."""
+    """The memory after `token` [B] was drafted, where `is_drafted` [B] bool, after `drafted` [B] other tokens."""
 
     def __call__(self, memory: Any, token: Array, is_drafted: Array, drafted: Array, /) -> Any: ...
 
 
 class Source(NamedTuple):
-    """Where a round's next distributions come from. The memory is the loop's to carry: a pytree of constant shapes."""
+    """Where a round's drafts come from. The draft loop carries the memory: a pytree of constant shapes."""
 
-    open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds what their caches lack
+    open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds tokens that their caches lack
     predict: Predict
     keep: Keep
     close: Callable[[Drafted], tuple[DrafterState, Drafted]]  # the drafter's state after the loop, the draft to verify
-    cost: Array | float = 1.0  # [B] float32, of a prediction, in passes of the pair's first model; 0: it is looked up
-    chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn: their distribution is one-hot
+    cost: Array | float = 1.0  # [B] float32, of a prediction, in passes of the first drafter model; 0: a lookup
+    chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn, so q is one-hot
     drafter_id: Array | int = 0  # [B] int32 or one for all
     otherwise: Callable[[Array], "Source"] | None = (
-        None  # what drafts in its place for rows [B] that it drafts nothing for
+        None  # rows [B] bool for which this source drafted nothing -> the source to use there
     )
 
 
 class OpenSource(Protocol):
-    """This round's source; `tokens` are [B, S] int32."""
+    """The source of a round; `tokens` are [B, S] int32."""
 
     def __call__(self, params: Params, state: DrafterState, tokens: Array, context: RoundContext, /) -> Source: ...
 
 
 class Commit(Protocol):
-    """The state after a text [B, S] is known to be `valid` [B] int32 tokens long; only those are still what was fed.
+    """The drafter's state for a text `tokens` [B, S] of which the first `valid` [B] int32 tokens are final.
 
-    Called after every round, also for rows that drafted nothing: what costs a pass can wait until they draft. A drafter
-    with an observer takes a further argument, `seen`; it is left out where a text is only cut.
+    Called after every round, also for rows that drafted nothing; passes may be deferred until a row drafts again. A
+    drafter with an observer takes a further argument, `seen`, which is omitted where a text is only truncated.
     """
 
     def __call__(self, params: Params, state: DrafterState, tokens: Array, valid: Array, /) -> DrafterState: ...
 
 
 class CommitSeen(Protocol):
-    """As `Commit`, of a drafter with an observer: what it took of the target comes along, None where a text is cut."""
+    """As `Commit`, for a drafter with an observer; `seen` is None where a text is only truncated."""
 
     def __call__(
         self, params: Params, state: DrafterState, tokens: Array, valid: Array, seen: Seen | None = None, /
@@ -299,7 +297,7 @@ class CommitSeen(Protocol):
 class InitDrafter(Protocol):
     """A drafter's state for `batch` rows of `slots` (S) slots.
 
-    `source` is that of `InitCache`, given where the target has an encoder and not at all where it has none.
+    `source` is that of `InitCache`; it is passed only if the target has an encoder.
     """
 
     def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> DrafterState: ...
@@ -307,36 +305,34 @@ class InitDrafter(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Drafter(Strategy):
-    """A source for the draft loop, and the state from round to round."""
+    """A source for each round's draft loop, and the state kept between rounds."""
 
-    drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` serves scores and traces only
+    drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` is for scores and traces only
     init: InitDrafter
     source: OpenSource
     commit: Commit | CommitSeen
     max_draft_length: int  # K
-    model: LanguageModel | None = None  # the language model inside, if there is one: `score` reads it
-    observe: Observer | None = None  # what it takes of the target's passes
-    prefill: Commit | CommitSeen | None = (
-        None  # as `commit`, of prompts: what is missing is fed now; None: `commit` does so
-    )
+    model: LanguageModel | None = None  # the drafter's language model, if it has one: `score` uses it
+    observe: Observer | None = None  # what to keep of the target's passes
+    prefill: Commit | CommitSeen | None = None  # as `commit`, for prompts, feeding them at once; None: `commit` is used
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
     @property
     def fill(self) -> Commit | CommitSeen:
-        """`prefill`, or `commit` of those that have none."""
+        """`prefill`, or `commit` for drafters without one."""
         return self.prefill or self.commit
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers that it reads."""
+        """The target's layers that the drafter reads."""
         return () if self.observe is None else self.observe.layers
 
 
 class Observe(Protocol):
     """The monitor's state after a round; logits [B, T, V] are the target's.
 
-    Logits and not distributions, because only those of the emitted tokens matter: what is made of the others would be
-    paid for too.
+    It takes logits rather than distributions because only the emitted tokens matter: distributions would be computed at
+    all positions.
     """
 
     def __call__(
@@ -346,7 +342,7 @@ class Observe(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Monitor(Strategy):
-    """What policy, drafter and verifier share about the text, observed once a round."""
+    """State about the text that policy, drafter and verifier share, updated once a round."""
 
     init: Init
     observe: Observe

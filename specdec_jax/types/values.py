@@ -1,4 +1,4 @@
-"""What is handed about: distributions, drafts, results, counts and the state of a generation. Arrays, no functions."""
+"""Records of arrays: distributions, drafts, verification results, counts and the state of a generation."""
 
 from typing import Any, NamedTuple
 
@@ -14,33 +14,33 @@ MonitorState = Any  # a pytree, every leaf [B, ...]
 
 
 class SourceSpec(NamedTuple):
-    """What decoding must know of a model with an encoder: every request brings a source, which that reads once."""
+    """What decoding needs to know about a model with an encoder: every request has a source, encoded once."""
 
-    first_token: int  # what the decoder's text begins with
-    longest: int  # most tokens of a source
+    first_token: int  # first token of the decoder's text
+    longest: int  # maximum length of a source
 
 
 class ModelSpec(NamedTuple):
-    """What decoding must know of a model without opening it."""
+    """What decoding needs to know about a model."""
 
     vocab_size: int
-    context: int  # most positions the model was built for
+    context: int  # maximum number of positions
     eos_ids: tuple[int, ...] = ()
-    source: SourceSpec | None = None  # of models with an encoder
-    by_position: bool = False  # passes take `positions` and `mask`: several tokens may stand at one position
+    source: SourceSpec | None = None  # for models with an encoder
+    by_position: bool = False  # passes take `positions` and `mask`: several tokens may share a position
 
 
 class Warp(NamedTuple):
-    """How logits become the distribution sampled, per row. Hugging Face's order: temperature, top-k, top-p, min-p."""
+    """Sampling parameters per row, applied in Hugging Face's order: temperature, top-k, top-p, min-p."""
 
-    temperature: Array  # [B] float32; 0 is greedy
-    top_k: Array  # [B] int32; 0 is off
-    top_p: Array  # [B] float32 in (0, 1]; 1 is off
-    min_p: Array  # [B] float32 in [0, 1]; 0 is off
+    temperature: Array  # [B] float32; 0: greedy
+    top_k: Array  # [B] int32; 0: off
+    top_p: Array  # [B] float32 in (0, 1]; 1: off
+    min_p: Array  # [B] float32 in [0, 1]; 0: off
 
 
 class Distribution(NamedTuple):
-    """A next-token distribution and what rules read of it; at temperature 0 entropy, max_prob and margin are raw."""
+    """A next-token distribution and its statistics; at temperature 0 entropy, max_prob and margin are the raw ones."""
 
     log_prob: Array  # [B, V] float32, the warped distribution; at temperature 0 one-hot
     top_token: Array  # [B] int32, its most probable token
@@ -50,29 +50,29 @@ class Distribution(NamedTuple):
     raw_entropy: Array  # [B] float32, nats, at temperature 1 without truncation
     raw_max_prob: Array  # [B] float32
     raw_log_prob: Array | None = None  # [B, V] float32; None where only statistics are known
-    token_log_prob: Array | None = None  # [B] float32, of the drawn token, where log_prob is not known: in a replay
+    token_log_prob: Array | None = None  # [B] float32, of the drawn token; only in replays, which have no log_prob
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes in one round. Entries at and beyond `length` are meaningless."""
+    """The tokens that a drafter proposes in one round. Entries at and beyond `length` are meaningless."""
 
     tokens: Array  # [B, K] int32
     log_q: Array | None
     # [B, K, V] float32, the exact distribution each token was drawn from; None if the verifier needs none
-    one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its distribution is 1 on itself
+    one_hot: Array  # [B, K] bool, the token was chosen, not drawn: its distribution is one-hot
     length: Array  # [B] int32, 0..K
 
 
 class Drafted(NamedTuple):
-    """What came of a round's loop. Entries of a row at and beyond `length` are meaningless, but for the statistics."""
+    """The result of a round's draft loop. A row's tokens and log_q at and beyond `length` are meaningless."""
 
     tokens: Array  # [B, K] int32
     length: Array  # [B] int32
-    passes: Array  # [B] int32, positions whose distribution a pass gave; 0 where it is looked up
-    log_q: Array | None  # [B, K, V] float32, the distributions as the source gave them
+    passes: Array  # [B] int32, positions whose distribution took a drafter pass; 0 for lookups
+    log_q: Array | None  # [B, K, V] float32, the source's distributions
     chosen: Array  # [B] bool, tokens were chosen, not drawn: their distribution is one-hot
     drafter_id: Array  # [B] int32
-    entropy: Array  # [B, K] float32, nats, of every distribution asked for; NaN beyond
+    entropy: Array  # [B, K] float32, nats, of every computed distribution; NaN beyond
     max_prob: Array  # [B, K] float32
     policy: PolicyState
     memory: Any  # the source's
@@ -86,30 +86,30 @@ class VerificationResult(NamedTuple):
 
 
 class RoundContext(NamedTuple):
-    """What a round knows before it drafts. Policies, drafters, verifiers and monitors read it; none of them writes it.
+    """The state of the text before a round drafts. Read by policies, drafters, verifiers and monitors; never modified.
 
-    No uniform that drafts or verifies follows from it: a rule that knew them could reject tokens before they are drawn.
+    The uniforms of drafting and verification cannot be derived from it: a rule that knew them could bias the output.
     """
 
-    length: Array  # [B] int32, tokens known
+    length: Array  # [B] int32, prompt and emitted tokens
     emitted: Array  # [B] int32, tokens emitted when the round began
-    budget: Array  # [B] int32, most drafts this round: min(K, tokens left - 1), 0 for finished rows
+    budget: Array  # [B] int32, maximum draft length this round: min(K, tokens left - 1), 0 for finished rows
     alive: Array  # [B] bool, False for finished rows
-    policy_seed: Array  # [B] uint32, for rules that need chance (sampling.policy_uniforms)
+    policy_seed: Array  # [B] uint32, for rules that draw random numbers (sampling.policy_uniforms)
     warp: Warp
     monitor: MonitorState  # as of the round before
-    relative_drafter_cost: Array | None = None  # [B] float32, of `Source.cost`
+    relative_drafter_cost: Array | None = None  # [B] float32, the source's `cost`
 
     @property
     def seed(self) -> Array:
-        """Not given: a rule that knows the drafting and verifying uniforms can bias the output."""
+        """Raises ValueError: a rule that knows the uniforms of drafting and verification can bias the output."""
         raise ValueError(
             "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) is their chance"
         )
 
 
 class Phases(NamedTuple):
-    """What the monitor `phases` knows of a row; `phase` is what policies, drafters and verifiers read."""
+    """The state of the monitor `phases`; policies, drafters and verifiers read `phase`."""
 
     phase: Array  # [B] int32, 0 routine, 1 reasoning
     entropy: Array  # [B] float32, nats, running mean of the target's over the emitted tokens
@@ -122,7 +122,7 @@ class Phases(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Counts of one row since its prompt, after the end-of-sequence cut. Names as in vLLM where it has them."""
+    """Counts per row since its prompt, after the end-of-sequence cut. Named as in vLLM where it has the same count."""
 
     num_rounds: Array  # [B] int32, target passes
     num_drafts: Array  # [B] int32, rounds with at least one draft token
@@ -139,7 +139,7 @@ class Statistics(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """One round, as measured; recorded on request and never read back."""
+    """Measurements of one round; recorded on request, and not read by decoding."""
 
     proposed: Array  # [B, K] int32
     drafted: Array  # [B] int32
@@ -156,7 +156,7 @@ class RoundInfo(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """Everything a generation carries from round to round; row b's part of it is entry b of every array.
+    """The state of a generation between rounds; row b is entry b of every array.
 
     Donated by every call that takes it.
     """
@@ -164,12 +164,12 @@ class DecodeState(NamedTuple):
     tokens: Array  # [B, S] int32
     length: Array  # [B] int32, prompt and emitted tokens
     prompt_length: Array  # [B] int32
-    limit: Array  # [B] int32, the length at which a row is done
+    limit: Array  # [B] int32, the length at which a row is finished
     done: Array  # [B] bool
-    key: Array  # [B, 2] uint32, of its uniforms: a hash of what was read (`sampling.prompt_hashes`), and the seed
+    key: Array  # [B, 2] uint32, key of the row's uniforms: hash of its inputs (`sampling.prompt_hashes`), seed
     stop_ids: Array  # [B, E] int32, tokens that end a row; -1 pads
     warp: Warp
-    target_cache: Cache  # holds every token of a row but the last
+    target_cache: Cache  # holds all tokens of a row but the last
     drafter: DrafterState
     policy: PolicyState
     verifier: VerifierState
