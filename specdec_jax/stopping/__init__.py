@@ -1,4 +1,4 @@
-"""Draft-stopping policies, one a file; a file's factory has the file's name."""
+"""Draft-stopping policies, one per file; the factory has the file's name."""
 
 from specdec_jax.stopping._thresholded import thresholded as thresholded
 from specdec_jax.stopping.accepted_length_ema import accepted_length_ema as accepted_length_ema
@@ -20,7 +20,7 @@ from specdec_jax.stopping.survival import survival as survival
 from specdec_jax.stopping.svip import svip as svip
 from specdec_jax.stopping.update_every import update_every as update_every
 
-# What most rules do not decide, for your own rules.
+# Default functions, for user-defined policies.
 from specdec_jax.types.defaults import always_begin as always_begin
 from specdec_jax.types.defaults import always_draw as always_draw
 from specdec_jax.types.defaults import always_proceed as always_proceed

@@ -1,9 +1,9 @@
-"""AdaEDL's Algorithm 1 (arXiv 2410.18351, section 3): a threshold that follows the acceptance seen.
+"""AdaEDL's Algorithm 1 (arXiv 2410.18351, section 3): a threshold adapted to the observed acceptance rate.
 
-Every rule that stops under a threshold can be led by it; the paper leads its max-confidence baseline by the same lines.
-What the paper leaves open is decided here: the running acceptance starts at the target acceptance; a round without
-drafts (0/0) leaves both unchanged, because read as acceptance 0 it would drive the threshold past 1, after which
-nothing is ever drafted; and the threshold is clamped to [0, 0.99] for the same reason.
+It can control any rule that stops below a threshold; the paper also uses it for its max-confidence baseline. Choices
+that the paper leaves open: the running acceptance rate starts at the target acceptance rate; a round without drafts
+(0/0) leaves both unchanged, because counted as acceptance 0 it would raise the threshold above 1, after which nothing
+is ever drafted; and the threshold is clamped to [0, 0.99] for the same reason.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ def begin_algorithm_1(
     """The state before the first round. `initial_acceptance` None: the target acceptance.
 
     Raises:
-        ValueError: a number out of its range, named.
+        ValueError: a number out of range.
     """
     target = per_row(batch, target_acceptance, "target_acceptance", low=0.0, high=1.0)
     start = target if initial_acceptance is None else initial_acceptance
@@ -54,9 +54,9 @@ def begin_algorithm_1(
 def algorithm_1(
     state: Algorithm1State, draft: Draft, result: VerificationResult, *, falls_if_rejected: bool = True
 ) -> Algorithm1State:
-    """One round, in the paper's order. A draft cut short by the token budget is not 'all accepted at full length'.
+    """One update, in the paper's order. A draft cut by the token budget does not count as accepted at full length.
 
-    Without `falls_if_rejected` the threshold falls unless a draft of full length was drafted, accepted or not.
+    Without `falls_if_rejected` the threshold falls unless the draft had full length, whether it was accepted or not.
     """
     full_length, accepted = draft.tokens.shape[1], result.length - 1
     reached = accepted if falls_if_rejected else draft.length

@@ -1,8 +1,8 @@
-"""Bandits over ways to draft: one arm a round, rewarded by tokens per time.
+"""Multi-armed bandits over drafting strategies: one arm per round, with tokens per time as reward.
 
-Time comes from a cost model, not from a clock, in units of one target pass of one token: a round costs
-`1 + drafter_cost * passes + verification_cost * drafted`. A clock would need a host inside the generation, would time
-the whole batch where every row plays its own arm, and could not be replayed.
+Time comes from a cost model, not from a clock, in units of a target pass of one token: a round costs
+`1 + drafter_cost * passes + verification_cost * drafted`. A clock would need the host inside the generation, would
+measure the whole batch although every row plays its own arm, and could not be replayed.
 """
 
 from typing import Any, NamedTuple
@@ -16,18 +16,18 @@ from specdec_jax.types import Array
 
 class Arms(NamedTuple):
     arm: Array  # [B] int32, this round's
-    pulls: Array  # [B, A] int32, rounds that taught something
-    rewards: Array  # [B, A] float32, summed over them
+    pulls: Array  # [B, A] int32, rounds that were counted
+    rewards: Array  # [B, A] float32, sum over those rounds
     drafter_cost: Array  # [B] float32, a drafter pass, in target passes
     verification_cost: Array  # [B] float32, verifying one more token, in target passes
     exploration: Array  # [B] float32, in tokens per target pass
 
 
 def begin_arms(batch: int, count: int, drafter_cost: Any, verification_cost: Any, exploration: Any) -> Arms:
-    """No arm was played yet.
+    """The initial state of `count` arms.
 
     Raises:
-        ValueError: a negative number, named.
+        ValueError: a negative number.
     """
     return Arms(
         arm=per_row(batch, 0, "arm", dtype=np.int32),
@@ -40,7 +40,7 @@ def begin_arms(batch: int, count: int, drafter_cost: Any, verification_cost: Any
 
 
 def rounds(arms: Arms) -> Array:
-    """Rounds [B] int32 that taught something."""
+    """Number of counted rounds [B] int32."""
     return jnp.sum(arms.pulls, axis=1, dtype=jnp.int32)
 
 
@@ -60,12 +60,12 @@ def samples(arms: Arms, normal: Array) -> Array:
 
 
 def best(values: Array) -> Array:
-    """The first of the best arms [B] int32."""
+    """The arm with the largest value [B] int32, the first in case of ties."""
     return jnp.argmax(values, axis=1).astype(jnp.int32)
 
 
 def learn(arms: Arms, emitted: Array, passes: Array, drafted: Array) -> Arms:
-    """The arms after a round of `emitted` tokens; one without a drafter pass was no arm's and teaches nothing."""
+    """The arms after a round that emitted `emitted` tokens; a round without a drafter pass is not counted."""
     as_float = lambda count: count.astype(jnp.float32)  # noqa: E731
     time = 1.0 + arms.drafter_cost * as_float(passes) + arms.verification_cost * as_float(drafted)
     played = jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]

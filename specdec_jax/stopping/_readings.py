@@ -1,7 +1,7 @@
-"""What several rules read of their arguments: a token's probability, the drafter's cost, what was evaluated.
+"""Quantities that several policies derive from their arguments: token probability, drafter cost, evaluated positions.
 
-A position is evaluated if its token was drafted and all before it were accepted; what lies beyond the first rejected
-token was never evaluated. Buffers are [B, P], P a static number of positions; drafts beyond it are not remembered.
+A position is evaluated if its token was drafted and all earlier drafts were accepted; positions beyond the first
+rejected token are not evaluated. Buffers are [B, P], P a static number of positions; later drafts are not stored.
 """
 
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifica
 
 
 def token_probability(distribution: Distribution, token: Array, context: RoundContext) -> Array:
-    """Probability [B] float32 of the drawn `token` [B] in the drafter's distribution as sampled; at temperature 0 raw.
+    """Probability [B] float32 of the drawn `token` [B] in the sampled distribution; at temperature 0 the raw one.
 
-    At temperature 0 the token is the top one and its distribution as sampled is one-hot, so its raw probability is
-    `raw_max_prob`.
+    At temperature 0 the token is the most probable one and the sampled distribution is one-hot, so its raw probability
+    is `raw_max_prob`.
     """
     drawn = log_prob_of(distribution, token)
     is_sampled = context.warp.temperature > 0
@@ -22,7 +22,7 @@ def token_probability(distribution: Distribution, token: Array, context: RoundCo
 
 
 def relative_drafter_cost(context: RoundContext) -> Array:
-    """[B] float32, a pass of this round's drafter in passes of the pair's first model, the unit of `drafter_cost`."""
+    """[B] float32, cost of a pass of this round's drafter relative to the first drafter model (`drafter_cost`)."""
     return (
         jnp.ones(context.length.shape, jnp.float32)
         if context.relative_drafter_cost is None
@@ -37,7 +37,7 @@ def remember(buffer: Array, position: Array, value: Array) -> Array:
 
 
 def evaluated_positions(draft: Draft, result: VerificationResult, positions: int) -> tuple[Array, Array]:
-    """Masks [B, P] bool: the positions that were evaluated, and those of them that were accepted."""
+    """Masks [B, P] bool of the positions that were evaluated and of those that were accepted."""
     slot = jnp.arange(positions, dtype=jnp.int32)[None, :]
     accepted = slot < (result.length - 1)[:, None]
     evaluated = (slot < result.length[:, None]) & (slot < draft.length[:, None])

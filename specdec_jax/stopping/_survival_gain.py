@@ -1,4 +1,4 @@
-"""What `survival` weighs: the tokens that further drafts may bring, less the worth of their time."""
+"""The gain of `survival`: expected accepted tokens of further drafts minus the value of their time."""
 
 from typing import NamedTuple
 
@@ -10,39 +10,39 @@ from specdec_jax.types import Array, RoundContext
 
 
 class Ahead(NamedTuple):
-    """The tokens that may be drafted next."""
+    """The prospects of further drafts in this round."""
 
-    tokens: Array  # [B, N] float32, what 1, 2 ... N of them bring if all before survive
-    drafted: Array  # [B] int32, drafts of the round so far
-    paid: float  # passes of them that are paid for already
+    tokens: Array  # [B, N] float32, expected accepted tokens of 1, 2 ... N further drafts if all so far are accepted
+    drafted: Array  # [B] int32, tokens drafted in this round so far
+    paid: float  # number of their drafter passes that were already run
 
 
 def after_level(state: SurvivalState, level: Array | int, drafted: Array) -> Ahead:
-    """Tokens whose distributions are not known, after a distribution of that level."""
+    """Further drafts with unknown distributions, after a distribution of this confidence level."""
     at = jnp.broadcast_to(jnp.asarray(level, jnp.int32), drafted.shape)[:, None, None]
     return Ahead(jnp.take_along_axis(state.forecast, at, axis=1)[:, 0], drafted, 0.0)
 
 
 def after_distribution(state: SurvivalState, chance: Array, level: Array, drafted: Array) -> Ahead:
-    """A token of a distribution that is paid for, accepted with `chance` [B], and unknown ones after it."""
+    """A token of a known distribution, accepted with probability `chance` [B], and unknown ones after it."""
     after = after_level(state, level, drafted).tokens[:, :-1]
     return Ahead(chance[:, None] * (1.0 + jnp.pad(after, ((0, 0), (1, 0)))), drafted, 1.0)
 
 
 def further(ahead: Ahead) -> Array:
-    """1, 2 ... N further tokens, [1, N] int32."""
+    """Numbers of further tokens 1, 2 ... N, [1, N] int32."""
     return jnp.arange(1, ahead.tokens.shape[1] + 1, dtype=jnp.int32)[None, :]
 
 
 def gain_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """The most that 1 to N further tokens bring beyond the worth of their time, [B] float32 in tokens, of every row for
-    itself; rows without room get minus infinity.
+    """The largest net gain of 1 to N further tokens, [B] float32 in tokens, for each row separately; minus infinity for
+    rows without budget.
     """
     return best_within(net_by_row(state, ahead, context), ahead, context)
 
 
 def net_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """What 1, 2 ... N further tokens bring less the worth of their time, [B, N] float32 in tokens."""
+    """Net gain of 1, 2 ... N further tokens: expected accepted tokens minus the value of their time, [B, N] float32."""
     return state.survival[:, None] * ahead.tokens - rate_of(state)[:, None] * _time(state, ahead, context)
 
 
@@ -55,15 +55,15 @@ def _time(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
 
 
 def best_within(net: Array, ahead: Ahead, context: RoundContext) -> Array:
-    """The most [B] of what 1, 2 ... N further tokens bring, `net` [B, N], within each row's budget."""
+    """The maximum [B] of the net gains `net` [B, N] within each row's budget."""
     return jnp.max(jnp.where(further(ahead) <= (context.budget - ahead.drafted)[:, None], net, -jnp.inf), axis=1)
 
 
 def gain_together(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """As `gain_by_row` for the batch: what all rows with room may win by 1 to N more passes, less their time.
+    """As `gain_by_row` for the whole batch: expected tokens of all rows from 1 to N more passes, minus their time.
 
-    One number, [B]; rows without room, which win nothing, get minus infinity. Rows stop together, at their budget or
-    where a lookup finds nothing, so a row's own passes and drafts are nearly the batch's.
+    The same number for all rows, [B]; minus infinity for rows without budget. Rows stop together, at their budget or
+    where a lookup finds nothing, so a row's own passes and drafts are nearly those of the batch.
     """
     longest = jnp.max(jnp.where(context.alive, ahead.drafted, 0))
     going = context.alive & (ahead.drafted == longest)

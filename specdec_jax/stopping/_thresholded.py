@@ -1,7 +1,7 @@
-"""Rules that stop where a score of the next distribution falls under a threshold that Algorithm 1 may move.
+"""Policies that stop when a score of the next distribution is below a threshold, which Algorithm 1 may adapt.
 
-What they share: the controller of the threshold, the token of the failing distribution kept or not, and what a plot
-shows. A rule brings its score, and what it learns beside the threshold.
+They share the threshold's controller, the option to keep the failing distribution's token, and the plotted value. Each
+policy defines its score and further updates.
 """
 
 from typing import Any, Protocol
@@ -15,23 +15,23 @@ from specdec_jax.types.defaults import no_update
 
 
 class ThresholdedState(Protocol):
-    """What these rules' states have in common; they are NamedTuples with these fields among others."""
+    """The fields that the states of these policies, which are NamedTuples, have in common."""
 
     @property
     def control(self) -> Algorithm1State:
-        """The threshold and what moves it."""
+        """The threshold and its controller."""
         ...
 
     @property
     def failed(self) -> Array:
-        """[B] bool, the last distribution's score was under the threshold."""
+        """[B] bool, the last distribution's score was below the threshold."""
         ...
 
     def _replace(self, **fields: Any) -> Any: ...
 
 
 class Score(Protocol):
-    """Gives (score [B] float32, state); the next token is drafted unless its score is under the threshold."""
+    """Returns (score [B] float32, state); the next token is drafted unless the score is below the threshold."""
 
     def __call__(self, state: Any, distribution: Distribution, drafted: Array, /) -> tuple[Array, Any]: ...
 
@@ -39,13 +39,13 @@ class Score(Protocol):
 def thresholded(
     init: Init, score: Score, *, keep_checked_token: bool, adaptive: bool = True, learn: Update = no_update
 ) -> StoppingPolicy:
-    """The policy that stops in `check` where `score` is under the threshold of the state's `control`.
+    """A policy that stops in `check` when `score` is below the threshold of the state's `control`.
 
     Args:
-        keep_checked_token: draw the token of the failing distribution too and stop after it. Its pass is paid already,
+        keep_checked_token: draft the token of the failing distribution too and stop after it. Its pass was already run,
             and the decision still precedes the draw.
-        adaptive: Algorithm 1 moves the threshold; otherwise it stays.
-        learn: what else the verification teaches.
+        adaptive: Algorithm 1 adapts the threshold; otherwise it is constant.
+        learn: further updates of the state after a verification.
     """
 
     def check(

@@ -1,4 +1,4 @@
-"""Rules around other rules: what a wrapper does not change stays the wrapped rule's."""
+"""Policies that wrap other policies and delegate all functions that they do not replace."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ from specdec_jax.types import StoppingPolicy
 
 
 def wrapped(policy: StoppingPolicy, **functions: Any) -> StoppingPolicy:
-    """`policy` with other functions, for a wrapper whose state has the wrapped rule's as `policy`.
+    """`policy` with some functions replaced, for a wrapper whose state holds the wrapped policy's state as `policy`.
 
-    Functions that are not given are the rule's on that part of the state, the fields that
-    `StoppingPolicy.forwarded` names among them.
+    All other functions, including the fields named by `StoppingPolicy.forwarded`, are the wrapped policy's, applied to
+    that part of the state.
     """
     answers = {name: getattr(policy, name) for name in ("threshold", *policy.forwarded)}
     inner = {name: _of_inner(function) for name, function in answers.items() if function is not None}
@@ -27,7 +27,7 @@ def _of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The answer of `begin`, `check` or `proceed` with the state after it."""
+    """Delegates `begin`, `check` or `proceed` and wraps the new state."""
 
     def decide(state: Any, *arguments: Any) -> Any:
         answer, inner = function(state.policy, *arguments)

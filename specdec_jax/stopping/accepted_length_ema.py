@@ -1,10 +1,10 @@
-"""SGLang's adaptive draft length (arXiv 2312.07104): one step beyond the moving average of what was accepted.
+"""SGLang's adaptive draft length (arXiv 2312.07104): one more than the moving average of the accepted length.
 
-`adaptive_spec_params.py` of SGLang: an exponential average of the accepted length (weight 0.2 on the newest); after 10
-warm-up rounds, every 5 rounds, `draft length = clamp(round(average) + 1)`, taken from a few lengths ('tiers') for
-which CUDA graphs exist. The average starts at the first length - 1, as there, so that the rule begins where it would
-stay. Differences: each row has its own average, SGLang's is the batch's; its hysteresis is left out; between tiers we
-take the smallest that holds the wanted length, or the largest; a round without drafts is not counted.
+As `adaptive_spec_params.py` of SGLang: an exponential moving average of the accepted length (weight 0.2 on the newest);
+after 10 warm-up rounds, every 5 rounds, `draft length = clamp(round(average) + 1)`, taken from a few lengths ('tiers')
+for which CUDA graphs exist. The average starts at the first length - 1, as in SGLang, a fixed point of the rule.
+Differences: each row has its own average instead of one per batch; there is no hysteresis; between tiers the smallest
+one that holds the computed length is taken, or the largest; a round without drafts is not counted.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 class AcceptedLengthEMAState(NamedTuple):
     draft_length: Array  # [B] int32
-    average: Array  # [B] float32, accepted tokens a round
+    average: Array  # [B] float32, accepted tokens per round
     rounds: Array  # [B] int32
     weight: Array  # [B] float32, of the newest round
     interval: Array  # [B] int32
@@ -30,16 +30,16 @@ class AcceptedLengthEMAState(NamedTuple):
 
 @strategy
 def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
-    """A draft length of one more than the average accepted length, renewed every few rounds.
+    """A draft length of one more than the average accepted length, updated every few rounds.
 
     Args:
-        tiers: the lengths to choose from, rising, each at least 1; none: any up to the drafter's `max_draft_length`.
+        tiers: the allowed lengths, ascending, each at least 1; empty: any up to the drafter's `max_draft_length`.
 
     Hyperparameters (`init`): draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5
     (rounds, >= 1), warmup 10 (rounds).
 
     Raises:
-        ValueError: `tiers` are not rising whole numbers from 1 up.
+        ValueError: `tiers` are not ascending integers of at least 1.
     """
     if isinstance(tiers, str) or not isinstance(tiers, Sequence):
         raise ValueError(f"accepted_length_ema's tiers must be a sequence of lengths, got {tiers!r}")

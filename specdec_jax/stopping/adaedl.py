@@ -1,12 +1,12 @@
-"""AdaEDL: stop when the drafter's entropy says the next token would likely be rejected (arXiv 2410.18351).
+"""AdaEDL: stop when the drafter's entropy indicates that the next token is likely to be rejected (arXiv 2410.18351).
 
-The bound (section 3, appendix B): acceptance is one minus the total variation of drafter and target; Pinsker and the
-stable-entropy hypothesis give about `1 - sqrt(entropy_factor * H)`. Drafting stops when that falls under lambda, and
-lambda follows the acceptance seen (Algorithm 1). What the paper leaves open is decided here and can be set:
+The bound (section 3, appendix B): the acceptance rate is one minus the total variation of drafter and target; Pinsker's
+inequality and the stable-entropy hypothesis give about `1 - sqrt(entropy_factor * H)`. Drafting stops when that is
+below lambda, which adapts to the observed acceptance rate (Algorithm 1). Choices that the paper leaves open:
 
-- entropy in nats, of the distribution as sampled (after warping), or raw; at temperature 0 the raw one;
-- the running acceptance starts at the target acceptance, lambda at 0.7 (the paper sweeps 0.3 to 0.9);
-- a round without drafts leaves both unchanged, and lambda stays in [0, 0.99] (`_algorithm_1.py` says why).
+- entropy in nats, of the sampled distribution (after warping), or raw; at temperature 0 the raw one;
+- the running acceptance rate starts at the target acceptance rate, lambda at 0.7 (the paper sweeps 0.3 to 0.9);
+- a round without drafts leaves both unchanged, and lambda stays in [0, 0.99] (for the reason see `_algorithm_1.py`).
 """
 
 from typing import Any, NamedTuple
@@ -28,13 +28,13 @@ class AdaEDLState(NamedTuple):
 
 @strategy
 def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> StoppingPolicy:
-    """AdaEDL as published, or with the distribution that fails the check still giving its token.
+    """AdaEDL as published, or with the token of the distribution that fails the check kept.
 
     Args:
-        keep_checked_token: draft the token of the failing distribution too and stop after it. Its pass is already paid,
-            and the decision is made without a look at the token, so this is as lossless as the published rule. Ours,
-            not the paper's.
-        raw_entropy: read the entropy at temperature 1 without truncation instead of the distribution's as sampled.
+        keep_checked_token: draft the token of the failing distribution too and stop after it. Its pass was already run,
+            and the decision does not depend on the token, so this is as lossless as the published rule. An addition of
+            this project.
+        raw_entropy: use the entropy at temperature 1 without truncation instead of the sampled distribution's.
 
     Hyperparameters (`init`), with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
     [0, 0.99]), target_acceptance 0.9 (alpha), acceptance_decay 0.5 (beta1), threshold_decay 0.9 (beta2), step 0.01

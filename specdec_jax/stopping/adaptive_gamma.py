@@ -1,12 +1,12 @@
-"""AdaEDL whose entropy factor is fitted online, so that the bound is calibrated: the paper's first open question.
+"""AdaEDL with an entropy factor fitted online, so that the bound is calibrated: the paper's first open question.
 
-AdaEDL (arXiv 2410.18351) reads acceptance off `1 - sqrt(entropy_factor * H)` at a fixed factor of 0.2, its gamma. Here
-the factor is the one at which that line has the acceptance seen, by the method of moments: over the positions
-evaluated, `sqrt(entropy_factor) = sum(rejected) / sum(sqrt(H))`. Both sums decay by the round; the prior does not:
-`prior_weight` positions of 1 nat, rejected as `entropy_factor` says. The factor stays in [0.001, 10]: with every token
-accepted it would go to 0, where no entropy stops a draft and nothing is learnt but by rejections. Algorithm 1 moves
-lambda as in AdaEDL. The fit is over the positions that were drafted: what failed the check and gave no token was never
-verified, so with lambda high it knows low entropies only; `keep_checked_token` shows it one of the others each round.
+AdaEDL (arXiv 2410.18351) estimates acceptance by `1 - sqrt(entropy_factor * H)` with a fixed factor of 0.2, its gamma.
+Here the factor is fitted to the observed acceptance by the method of moments: over the evaluated positions,
+`sqrt(entropy_factor) = sum(rejected) / sum(sqrt(H))`. Both sums decay per round, but not the prior: `prior_weight`
+positions of 1 nat with the rejection rate implied by `entropy_factor`. The factor stays in [0.001, 10]: if every token
+is accepted it would approach 0, where no entropy stops a draft and only rejections are informative. Algorithm 1 adapts
+lambda as in AdaEDL. Only drafted positions enter the fit: positions that failed the check are never verified, so with
+a high lambda the fit sees low entropies only; `keep_checked_token` adds one failing position per round.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class AdaptiveGammaState(NamedTuple):
     roots: Array  # [B] float32, decayed sum of sqrt(H) over the positions evaluated
     entropy_factor: Array  # [B] float32, the prior's
     prior_weight: Array  # [B] float32, positions
-    decay: Array  # [B] float32
+    decay: Array  # [B] float32, per round
 
 
 @strategy
@@ -40,11 +40,11 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
     """AdaEDL with a fitted entropy factor.
 
     Args:
-        keep_checked_token: as in `adaedl`: the distribution that fails the check still gives its token.
-        positions: drafts a round that the fit looks at.
+        keep_checked_token: as in `adaedl`: the token of the distribution that fails the check is kept.
+        positions: number of drafts per round that enter the fit.
 
     Hyperparameters (`init`): entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay
-    0.98 (0 to 1, by the round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5,
+    0.98 (0 to 1, per round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5,
     threshold_decay 0.9, step 0.01, initial_acceptance.
 
     Raises:
@@ -90,7 +90,7 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
 
 
 def fitted_factor(state: AdaptiveGammaState) -> Array:
-    """The entropy factor [B] float32 in use."""
+    """The current entropy factor [B] float32."""
     rejected = state.prior_weight * jnp.sqrt(state.entropy_factor) + state.rejected
     return jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)
 

@@ -1,4 +1,4 @@
-"""A floor under any rule: draft at least this many tokens before it may say no."""
+"""A minimum draft length for any policy."""
 
 from specdec_jax.stopping.static import static
 from specdec_jax.strategy import strategy
@@ -7,7 +7,7 @@ from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, St
 
 @strategy
 def at_least(minimum: int = 1, policy: StoppingPolicy = static()) -> StoppingPolicy:
-    """`policy`, overruled until `minimum` tokens are drafted.
+    """`policy`, which may stop only after `minimum` tokens are drafted.
 
     Hyperparameters (`init`): those of `policy`.
     Raises:

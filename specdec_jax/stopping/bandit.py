@@ -1,10 +1,10 @@
 """A bandit over draft lengths: BanditSpec's UCB (arXiv 2505.15141, sections 4 and 6).
 
-Every round plays one length. The first `warmup` rounds take the lengths in turn; then the one with the largest
-`mean + exploration * sqrt(6 ln(rounds) / pulls)` is played, where the mean is of the rounds' rewards. The authors'
-reward is tokens per second by a clock, theirs are about 100 and their bonus has no factor; here the reward is tokens
-per time of the cost model in `_arms.py`, about 1 to 3, where the same bonus would explore for ever, so it is scaled
-by `exploration`. A round without drafts teaches nothing; a draft cut by the token budget counts as it was.
+Every round plays one length. The first `warmup` rounds cycle through the lengths; then the one with the largest
+`mean + exploration * sqrt(6 ln(rounds) / pulls)` is played, with the mean over the rewards of its rounds. The authors'
+reward is measured tokens per second, about 100, and their bonus has no factor; here the reward is tokens per time of
+the cost model in `_arms.py`, about 1 to 3, for which the same bonus would never stop exploring, so it is scaled by
+`exploration`. A round without drafts is not counted; a draft cut by the token budget counts with its actual length.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ UCB_WIDTH = 6.0
 
 class BanditState(NamedTuple):
     arms: Arms
-    draft_length: Array  # [B] int32, the arm's
+    draft_length: Array  # [B] int32, of the current arm
     warmup: Array  # [B] int32
 
 
@@ -33,13 +33,13 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     """UCB over draft lengths.
 
     Args:
-        lengths: the arms, each at least 1: a round of length 0 has no reward to learn from.
+        lengths: the arms, each at least 1, because rounds without drafts are not counted.
 
     Hyperparameters (`init`): exploration 0.1 (>= 0, tokens per target pass), warmup 8 (rounds), drafter_cost 0.1 (a
     drafter pass, in target passes), verification_cost 0.02 (one more token to verify, in target passes).
 
     Raises:
-        ValueError: `lengths` is empty or has something else than whole numbers from 1 up.
+        ValueError: `lengths` is empty or not a sequence of integers of at least 1.
     """
     if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
         raise ValueError(f"bandit needs a sequence of draft lengths, got {lengths!r}")

@@ -1,10 +1,9 @@
-"""Stop when the draft as a whole has become unlikely: the product of the drawn tokens' probabilities.
+"""Stop when the product of the drawn tokens' probabilities is below a threshold.
 
-The rule goes by several names (cumulative product, dynamic depth, SADDLE; EAGLE-2's tree scores, arXiv 2406.16858, are
-the same product). Unlike a threshold on single tokens it counts the risk accumulated along the draft. Published
-settings: 0.05 for trees, 0.2 for chains, which is the default. The token is kept. Open and decided here: the
-probabilities are the sampled distribution's (at temperature 0 the raw ones), and the last token's is part of the
-product.
+The rule has several names (cumulative product, dynamic depth, SADDLE; EAGLE-2's tree scores, arXiv 2406.16858, are the
+same product). Unlike a threshold on single tokens it accumulates the risk along the draft. Published settings: 0.05 for
+trees, 0.2 for chains, which is the default. The last token is kept. Choices left open: the probabilities are those of
+the sampled distribution (at temperature 0 the raw ones), and the product includes the last token.
 """
 
 from typing import Any, NamedTuple

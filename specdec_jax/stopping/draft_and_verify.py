@@ -1,17 +1,16 @@
-"""Draft & Verify: stop after a token that the drafter itself found unlikely (arXiv 2309.08168, section 3.3).
+"""Draft & Verify: stop after a token with a low drafter probability (arXiv 2309.08168, section 3.3).
 
-The token is drawn and kept; if its probability is under the threshold no further pass is paid. After a round, as in the
+The token is drawn and kept; drafting stops after it if its probability is below the threshold. After a round, as in the
 authors' `decoding.py` (their auto parameters 1, 0.5, 0.9, 0.01, 0.9):
 
     match = 0.5 * match + 0.5 * accepted / drafted                        (match starts at 0)
     if match < 0.9: new = threshold + 0.01;  elif drafted == most: new = threshold;  else: new = threshold - 0.01
     threshold = 0.9 * threshold + 0.1 * new
 
-Where AdaEDL's Algorithm 1 asks whether all of a full-length draft was accepted, this asks whether it was drafted.
-Open and decided here: the probability is the sampled distribution's (the authors take the softmax without temperature;
-equal at temperatures 0 and 1 without truncation); a round without drafts teaches nothing; the threshold stays in [0,
-0.99]. It starts at 0.6, as in the authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for
-sampling.
+AdaEDL's Algorithm 1 tests instead whether a full-length draft was accepted. Choices left open: the probability is that
+of the sampled distribution (the authors use the softmax without temperature, which is equal at temperatures 0 and 1
+without truncation); a round without drafts is ignored; the threshold stays in [0, 0.99]. It starts at 0.6, as in the
+authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for sampling.
 """
 
 import functools
@@ -30,7 +29,7 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
-        adaptive: the threshold follows the matches; otherwise it stays, and is the only hyperparameter.
+        adaptive: adapt the threshold; otherwise it is constant, and the only hyperparameter.
 
     Hyperparameters (`init`): threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step
     0.01, initial_match 0.

@@ -1,10 +1,10 @@
-"""The hand-tuner's rule of thumb for draft lengths, made a rule.
+"""A common rule of thumb for manual tuning of the draft length, as a policy.
 
-Users of speculative decoding demos (Romsto's 'Speculative-Decoding' among them; their gamma is the draft length) are
-told: with an acceptance above 0.8 draft one or two tokens more, below 0.5 one fewer, start at 4. Decided here: the
-acceptance is a decayed mean of the rounds' accepted / drafted that starts between the two bounds; the draft grows by 2
-when the round accepted all that was wanted, else by 1; lengths stay within 1 and the drafter's `max_draft_length`;
-a round without drafts teaches nothing.
+Demos of speculative decoding (such as Romsto's 'Speculative-Decoding'; gamma is the draft length) recommend: start at
+4, draft one or two tokens more if the acceptance rate is above 0.8, one fewer if it is below 0.5. Choices left open:
+the acceptance rate is a decayed mean of accepted / drafted per round that starts between the two bounds; the length
+grows by 2 when the round accepted a draft of full length, else by 1; it stays between 1 and the drafter's
+`max_draft_length`; a round without drafts is ignored.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
 class GammaTuningState(NamedTuple):
     draft_length: Array  # [B] int32
-    acceptance: Array  # [B] float32, the decayed mean
+    acceptance: Array  # [B] float32, decayed mean of the acceptance rate
     decay: Array  # [B] float32
     high: Array  # [B] float32
     low: Array  # [B] float32
@@ -28,9 +28,9 @@ class GammaTuningState(NamedTuple):
 
 @strategy
 def gamma_tuning() -> StoppingPolicy:
-    """A draft length that grows by 1 or 2 above one acceptance and shrinks by 1 below another.
+    """A draft length that grows by 1 or 2 above one acceptance rate and shrinks by 1 below another.
 
-    Hyperparameters (`init`): draft_length 4 (int >= 1), high 0.8, low 0.5, decay 0.5 (what stays of the mean each
+    Hyperparameters (`init`): draft_length 4 (int >= 1), high 0.8, low 0.5, decay 0.5 (weight of the old mean in each
     round), initial_acceptance 0.65; all but the length in [0, 1].
     """
 

@@ -1,12 +1,12 @@
-"""The draft length of most goodput: SmartSpec / TurboSpec (arXiv 2406.14066, section 4).
+"""The draft length with the largest goodput: SmartSpec / TurboSpec (arXiv 2406.14066, section 4).
 
-With one acceptance a for every position, k drafts give `E(k) = 1 + a + ... + a^k` tokens in the time
+With an acceptance rate a for every position, k drafts give `E(k) = 1 + a + ... + a^k` tokens in the time
 `T(k) = 1 + drafter_cost * k + verification_cost * k` (in target passes of one token), and the round drafts the k with
-the largest E(k) / T(k). Open or decided here: the paper fits its batch time to a server's measurements, here it is the
-two costs, measured by `experiments.step_cost`; a is estimated from decayed counts of accepted and evaluated positions
-(a position behind a rejected one was never verified) under a prior that does not decay, `prior_acceptance` with the
-weight of `prior_weight` positions. The counts decay in every round, also in one that drafts nothing: with `least` 0 a
-drafter that was switched off is so forgiven in time and tried again.
+the largest E(k) / T(k). Differences and choices: the paper fits its batch time to measurements of a server, here it
+consists of the two costs, measured by `experiments.step_cost`; a is estimated from decayed counts of accepted and
+evaluated positions (positions after a rejected one are not evaluated) with a prior that does not decay,
+`prior_acceptance` with the weight of `prior_weight` positions. The counts decay in every round, also without drafts:
+with `least` 0 a drafter that was switched off is eventually tried again.
 """
 
 from typing import Any, NamedTuple
@@ -35,11 +35,11 @@ class GoodputState(NamedTuple):
 
 @strategy
 def goodput(most: int = 16) -> StoppingPolicy:
-    """The draft length with the most expected tokens per time at the acceptance seen.
+    """The draft length with the most expected tokens per time at the observed acceptance rate.
 
     Args:
-        most: longest draft considered. A drafter's `max_draft_length` or a token budget below it cuts the draft, and
-            the cut one is the best of those left, because E(k) / T(k) has one peak.
+        most: maximum draft length considered. A smaller `max_draft_length` or token budget cuts the draft; the result
+            is still the best allowed length, because E(k) / T(k) has a single peak.
 
     Hyperparameters (`init`): drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to
     `most`), prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
@@ -80,15 +80,15 @@ def goodput(most: int = 16) -> StoppingPolicy:
 
 
 def acceptance(state: GoodputState) -> Array:
-    """The estimate [B] float32 of one position's acceptance."""
+    """The estimated acceptance rate [B] float32 of a position."""
     prior = state.prior_acceptance * state.prior_weight
     return (prior + state.accepted) / (state.prior_weight + state.evaluated)
 
 
 def _best_length(state: GoodputState, passes: Array, longest: int) -> Array:
-    """The first k in least..most with the largest E(k) / T(k), [B] int32, a pass costing `passes` [B] usual ones."""
+    """The first k in least..most with the largest E(k) / T(k), [B] int32; a pass costs `passes` [B] * drafter_cost."""
     k = jnp.arange(longest + 1, dtype=jnp.float32)[None, :]
-    # Summed rather than (1 - a^(k+1)) / (1 - a), which is 0/0 at a = 1.
+    # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
     tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
     cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
     value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / (1.0 + cost * k), -jnp.inf)

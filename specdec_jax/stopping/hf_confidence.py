@@ -1,17 +1,17 @@
-"""transformers' dynamic speculation (arXiv 1910.03771): stop after an unconfident token; the threshold is refitted.
+"""transformers' dynamic speculation (arXiv 1910.03771): stop after a low-confidence token, with a refitted threshold.
 
 Rule and refit are those of `generation/candidate_generator.py` (`assistant_confidence_threshold`, the default since
-4.45): the token is kept, and no further pass is paid if its probability is below 0.4. After a round every drafted token
+4.45): the token is kept, and drafting stops after it if its probability is below 0.4. After a round every drafted token
 up to and including the first rejected one is a sample (probability, accepted). With more than 5 samples and both labels
-present, the threshold becomes the one with the least `fpr + 3 * fnr`, where a false positive is a rejected token at or
-above the threshold, a false negative an accepted one below it; of equals the highest, as `np.argmin` over sklearn's
-falling thresholds picks.
+present, the threshold becomes the one with the smallest `fpr + 3 * fnr`, where a false positive is a rejected token at
+or above the threshold, a false negative an accepted one below it; in case of ties the highest, like `np.argmin` over
+sklearn's descending thresholds.
 
-Decided here: thresholds are the edges 0, 1/bins, ... of equal bins, where sklearn's `roc_curve` has the samples
-themselves (a list of any length has no place in a compiled state) and infinity; the history is the request's own and
-kept as a count per edge of the samples at or above it; probabilities are the sampled distribution's (at temperature 0
-raw), as transformers' processed scores give them; drafts beyond `positions` are no samples. Their 20 tokens a round at
-most are the drafter's `max_draft_length`.
+Differences: thresholds are the edges 0, 1/bins, ... of equal bins instead of the samples and infinity as in sklearn's
+`roc_curve` (a compiled state has no lists of variable length); the history belongs to one request and holds, for each
+edge, the number of samples at or above it; probabilities are those of the sampled distribution (raw at temperature 0),
+like transformers' processed scores; drafts beyond `positions` are not sampled. transformers' maximum of 20 tokens per
+round corresponds to the drafter's `max_draft_length`.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class _History(NamedTuple):
     probability: Array  # [B, P] float32, of this round's drafts
     accepted_above: Array  # [B, bins] int32, accepted samples at or above each edge
     rejected_above: Array  # [B, bins] int32
-    least_samples: Array  # [B] int32, a refit needs more
+    least_samples: Array  # [B] int32, a refit needs more samples than this
     false_positive_weight: Array  # [B] float32
     false_negative_weight: Array  # [B] float32
 
@@ -45,9 +45,9 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
-        refit: fit the threshold to the samples; otherwise it stays, and is the only hyperparameter.
-        bins: thresholds that a refit chooses from.
-        positions: drafts a round that become samples.
+        refit: fit the threshold to the samples; otherwise it is constant, and the only hyperparameter.
+        bins: number of thresholds that a refit chooses from.
+        positions: maximum number of samples per round.
 
     Hyperparameters (`init`): threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
     false_negative_weight 3 (both >= 0).
@@ -99,8 +99,8 @@ def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -
     accepted_above, rejected_above = (
         counts.astype(jnp.float32) for counts in (history.accepted_above, history.rejected_above)
     )
-    accepted, rejected = accepted_above[:, :1], rejected_above[:, :1]  # [B, 1]: at or above 0 are all
-    # fpr and fnr times accepted * rejected: whole numbers, so that equal costs are equal and not a rounding apart.
+    accepted, rejected = accepted_above[:, :1], rejected_above[:, :1]  # [B, 1]: totals
+    # fpr and fnr times accepted * rejected: integers, so that ties are exact.
     cost = history.false_positive_weight[:, None] * rejected_above * accepted
     cost = cost + history.false_negative_weight[:, None] * (accepted - accepted_above) * rejected
     bins = cost.shape[1]
@@ -112,7 +112,7 @@ def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -
 
 
 def _with_round(history: _History, draft: Draft, result: VerificationResult) -> _History:
-    """The counts with this round's samples."""
+    """The history including this round's samples."""
     bins, probability = history.accepted_above.shape[1], history.probability[:, : draft.tokens.shape[1]]
     above = probability[:, :, None] >= _edges(bins)[None, None, :]  # [B, P, bins]
     evaluated, accepted = evaluated_positions(draft, result, probability.shape[1])
@@ -127,5 +127,5 @@ def _with_round(history: _History, draft: Draft, result: VerificationResult) -> 
 
 
 def _edges(bins: int) -> Array:
-    """0, 1/bins, ... by numpy: a division that XLA turns into a product may round another way, here and there."""
+    """Edges 0, 1/bins, ..., by numpy, because XLA may turn the division into a product with other rounding."""
     return jnp.asarray(np.arange(bins, dtype=np.float32) / np.float32(bins))

@@ -1,10 +1,10 @@
-"""transformers' heuristic draft lengths (arXiv 1910.03771): two more after a full success, one fewer otherwise.
+"""transformers' heuristic draft lengths (arXiv 1910.03771): two more after full acceptance, one fewer otherwise.
 
-`num_assistant_tokens_schedule="heuristic"` of `generation/candidate_generator.py`: the length starts at 5; if all
-drafts were accepted it grows by 2, else it becomes max(1, length - 1). Decided here: a length beyond the drafter's
-`max_draft_length` (K) is cut to it, so that K stays one success away and one failure shows; 'all accepted' means the
-length that was wanted, so a draft cut by the token budget is not; a round without drafts teaches nothing (transformers
-would count 0 of 0 as a success). The start is per request ("heuristic_transient"), not carried over between calls.
+As `num_assistant_tokens_schedule="heuristic"` of `generation/candidate_generator.py`: the length starts at 5; if all
+drafts were accepted it grows by 2, else it becomes max(1, length - 1). Choices: the length is clamped to the drafter's
+`max_draft_length` (K), so that a rejection at K has an effect at once; 'all accepted' means a draft of the full current
+length, not one cut by the token budget; a round without drafts is ignored (transformers would count 0 of 0 as a
+success). The length starts anew with every request ("heuristic_transient").
 """
 
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ class HFHeuristicState(NamedTuple):
 
 @strategy
 def hf_heuristic() -> StoppingPolicy:
-    """A draft length that grows when everything was accepted and shrinks otherwise.
+    """A draft length that grows after full acceptance and shrinks otherwise.
 
-    Hyperparameters (`init`), all whole: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
+    Hyperparameters (`init`), all integers: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
     """
 
     def init(batch: int, draft_length: Any = 5, increase: Any = 2, decrease: Any = 1) -> HFHeuristicState:

@@ -1,9 +1,9 @@
-"""Stop when the drafter's largest probability falls under a threshold: AdaEDL's own baseline.
+"""Stop when the drafter's largest probability is below a threshold: the baseline in AdaEDL's paper.
 
-The rule is as old as early exit (BiLD, Draft & Verify, Kangaroo); this form, where the distribution is checked before
-its token is drawn and Algorithm 1 moves the threshold with the same constants, is the 'Max-Confidence' column of
-AdaEDL's tables (arXiv 2410.18351, section 4.3). Open there and decided here: the probability is that of the
-distribution as sampled (at temperature 0 the raw one), unless `raw`; the rest as in `_algorithm_1.py`.
+Variants of the rule are in BiLD, Draft & Verify and Kangaroo; this form, which checks the distribution before its token
+is drawn and adapts the threshold by Algorithm 1 with the same constants, is the 'Max-Confidence' column of AdaEDL's
+tables (arXiv 2410.18351, section 4.3). Choices left open there: the probability is that of the sampled distribution
+(at temperature 0 the raw one), unless `raw`; the rest as in `_algorithm_1.py`.
 """
 
 from typing import Any, NamedTuple
@@ -27,9 +27,9 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
     """Stop in `check` when the distribution's largest probability is below the threshold.
 
     Args:
-        keep_checked_token: draw the token of the failing distribution too and stop after it (its pass is already paid).
-        adaptive: Algorithm 1 moves the threshold; otherwise it stays, and is the only hyperparameter.
-        raw: read the largest probability at temperature 1 without truncation instead of the distribution's as sampled.
+        keep_checked_token: draft the token of the failing distribution too, then stop (its pass was already run).
+        adaptive: Algorithm 1 adapts the threshold; otherwise it is constant, and the only hyperparameter.
+        raw: use the largest probability at temperature 1 without truncation instead of the sampled distribution's.
 
     Hyperparameters (`init`): threshold 0.7 (in [0, 0.99]), target_acceptance 0.9, acceptance_decay 0.5, threshold_decay
     0.9, step 0.01, initial_acceptance (the target acceptance unless given), all as AdaEDL's.

@@ -1,9 +1,9 @@
-"""Draft length by phase: longer drafts in routine text, shorter ones where the target hesitates.
+"""Draft length by phase: longer drafts in routine text, shorter ones where the target is uncertain.
 
-Entropy-aware systems change the draft length with the phase of the text (`monitors/phases.py`): where the target's
-running entropy is low, drafts survive and long ones pay; where it rose above the learnt threshold they are rejected and
-short ones waste less. Alone this is a static length a phase; around another rule it is a cap a phase, and the rule may
-stop sooner.
+Entropy-aware systems adapt the draft length to the phase of the text (`monitors/phases.py`): where the target's running
+entropy is low, drafts are mostly accepted and long ones pay; where it is above the calibrated threshold, they are often
+rejected and short ones waste less. Without another policy this is a fixed length per phase; around one it is a maximum
+per phase, and the policy may stop sooner.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, St
 
 
 class PhaseLengthState(NamedTuple):
-    policy: PolicyState  # of the rule inside
+    policy: PolicyState  # state of the wrapped policy
     routine_length: Array  # [B] int32
     reasoning_length: Array  # [B] int32
     draft_length: Array  # [B] int32, of this round's phase
@@ -29,16 +29,16 @@ class PhaseLengthState(NamedTuple):
 
 @strategy
 def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
-    """At most `routine_length` or `reasoning_length` drafts a round, by its phase; `policy` may stop sooner.
+    """At most `routine_length` or `reasoning_length` drafts per round, by its phase; `policy` may stop sooner.
 
-    The decoder needs a monitor that watches phases. At a length of 0 a phase is decoded plainly.
+    The decoder needs a monitor of phases. With length 0 a phase uses plain decoding.
 
     Hyperparameters (`init`): those of `policy`, routine_length 5, reasoning_length 2 (tokens, 0 or more).
 
     Raises:
-        ValueError: `policy` has a hyperparameter of one of these names already.
+        ValueError: `policy` already has a hyperparameter with one of these names.
     """
-    # Without a rule inside, one that never says no: the caps alone decide.
+    # Without a policy, one that never stops: only the lengths per phase apply.
     inner = static(draft_length=np.iinfo(np.int32).max).replace(hyperparameters={}) if policy is None else policy
 
     def init(
@@ -81,5 +81,5 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
 
 
 def _capped(context: RoundContext, length: Array) -> RoundContext:
-    """The cap as the rule inside sees it: as a budget, so that it plans no further."""
+    """The context for the wrapped policy, with the maximum length as a budget, so that it does not plan beyond it."""
     return context._replace(budget=jnp.minimum(context.budget, length))

@@ -1,12 +1,12 @@
-"""A bandit over stopping rules: TapOut (arXiv 2511.02017), one rule a round.
+"""A bandit over stopping policies: TapOut (arXiv 2511.02017), one policy per round.
 
-Every round one of the rules drafts and learns; the others keep their states. After each was tried once, UCB1 plays the
-largest `mean + exploration * sqrt(2 ln(rounds) / pulls)`, Thompson sampling the largest draw of a Gaussian with that
-mean and the spread `exploration / sqrt(pulls)`. Open in the source or decided here: the reward is tokens per time of
-the cost model in `_arms.py`, discarded passes included; the arms are the paper's max-confidence, SVIP and AdaEDL,
-AdaEDL also with its checked token kept, and a static length; arms are chosen for rounds, not for single tokens; a round
-without a drafter pass teaches nothing. Exploration is scaled by a number, because rewards are not in [0, 1]: 0.1 for
-UCB1 (as `bandit`), 1 for Thompson, about the spread of one round's reward.
+In every round one of the policies drafts and updates its state; the others keep theirs. After each was tried once, UCB1
+plays the largest `mean + exploration * sqrt(2 ln(rounds) / pulls)`, Thompson sampling the largest draw from a Gaussian
+with that mean and the standard deviation `exploration / sqrt(pulls)`. Choices left open: the reward is tokens per time
+of the cost model in `_arms.py`, including discarded passes; the arms are the paper's max-confidence, SVIP and AdaEDL,
+AdaEDL also with its checked token kept, and a static length; arms are chosen per round, not per token; a round without
+a drafter pass is not counted. Exploration has a scale, because rewards are not in [0, 1]: 0.1 for UCB1 (as `bandit`), 1
+for Thompson sampling, about the spread of one round's reward.
 """
 
 import functools
@@ -38,18 +38,18 @@ class PolicyBanditState(NamedTuple):
 
 @strategy
 def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str = "ucb1") -> StoppingPolicy:
-    """One of several stopping rules each round, chosen by what it earned.
+    """One of several stopping policies in each round, chosen by its past rewards.
 
     Args:
-        policies: two rules or more (unless given: max_confidence keeping its token, svip, adaedl, adaedl keeping its
+        policies: two or more policies (default: max_confidence keeping its token, svip, adaedl, adaedl keeping its
             token, static), such as `[adaedl(threshold=0.5), static(draft_length=2)]`.
-        method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and its tokens emitted.
+        method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and number of emitted tokens.
 
     Hyperparameters (`init`): exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
     drafter_cost 0.1 (a drafter pass, in target passes), verification_cost 0.02 (one more token to verify).
 
     Raises:
-        ValueError: an unknown method, fewer than two policies, or something that is none.
+        ValueError: an unknown method, fewer than two policies, or an entry that is not a policy of chains.
     """
     if method not in EXPLORATION:
         raise ValueError(f"policy_bandit's method must be one of {', '.join(EXPLORATION)}, got {method!r}")
@@ -66,7 +66,7 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         )
 
     def begin(state: PolicyBanditState, context: RoundContext) -> tuple[Array, PolicyBanditState]:
-        if method == "thompson":  # by standard normals of the row's own uniforms
+        if method == "thompson":  # standard normals from the row's uniforms
             normal = ndtri(jnp.clip(policy_uniforms(context, len(rules)), 1e-7, 1.0 - 1e-7))
             arm = best(samples(state.arms, normal))
         else:
@@ -114,7 +114,7 @@ def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, .
 def _answer(
     rules: tuple[StoppingPolicy, ...], state: PolicyBanditState, question: str, *arguments: Any
 ) -> tuple[Array, PolicyBanditState]:
-    """The answer of each row from its arm; other arms keep their states."""
+    """Each row's decision by the policy of its arm; other arms keep their states."""
     answers, policies = jnp.zeros(state.passes.shape, bool), []
     for index, (rule, inner) in enumerate(zip(rules, state.policies, strict=True)):
         chosen = state.arms.arm == index

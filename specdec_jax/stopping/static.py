@@ -16,10 +16,9 @@ class StaticState(NamedTuple):
 
 @strategy
 def static() -> StoppingPolicy:
-    """Draft exactly `draft_length` tokens, as far as the drafter's `max_draft_length` and the token budget allow.
+    """Draft exactly `draft_length` tokens, within the drafter's `max_draft_length` and the token budget.
 
-    Hyperparameters (`init`): draft_length (int >= 0, default 7; 0 is plain decoding). It stops before the next pass is
-    paid.
+    Hyperparameters (`init`): draft_length (int >= 0, default 7; 0 is plain decoding).
     """
 
     def init(batch: int, draft_length: Any = 7) -> StaticState:

@@ -1,30 +1,32 @@
-"""Survival: pay for another drafter pass while what it may bring is worth its time. Ours; docs/survival.md derives it.
+"""Survival: run another drafter pass while its expected gain exceeds the value of its time (see docs/survival.md).
 
-Speculative decoding is a renewal process: rounds bring tokens and take time, and the long-run rate R is what every
-second is worth elsewhere. With S the probability that all drafts of the round survive so far, a_1, a_2, ... the chances
-of the next ones, c a drafter pass and V(k) the verification of k drafts, in passes of plain decoding:
+Speculative decoding is a renewal process: rounds emit tokens and take time, and the long-run rate R is the value of
+time in tokens. With S the probability that all drafts of the round so far are accepted, a_1, a_2, ... the acceptance
+probabilities of the next ones, c the time of a drafter pass and V(k) of verifying k drafts, in passes of plain
+decoding:
 
-- a distribution that is paid for gives its token unless the wider verification costs more than it and its successors
-  bring;
-- n more passes pay iff  S E[a_1 + a_1 a_2 + ... n terms]  >  R (n c + V(k + n) - V(k));  they are bought one at a time,
-  and the best n within the budget decides, because V is a staircase: the first token of a wider width alone is costly.
+- the token of a computed distribution is drafted unless the wider verification costs more than the expected gain of it
+  and its successors;
+- n more passes pay iff  S E[a_1 + a_1 a_2 + ... n terms]  >  R (n c + V(k + n) - V(k));  they are run one at a
+  time, and the best n within the budget decides, because V is a step function: the first token of a wider width is
+  costly.
 
-The odds that a token is accepted are proportional to those of the most probable token where decoding is greedy, and
-inversely proportional to the entropy where it is sampled; the factor depends on the temperature and, once the token is
-drawn, a little on its surprise. These few numbers are a prior, learnt from pairs of models (metrics/prior.py). Two
-numbers a row follow the acceptance seen: an offset of all logits, by an extended Kalman filter, and the lapse rate, the
-share of drafts that are rejected however confident the drafter is. A few rounds suffice.
+The odds that a token is accepted are proportional to those of the most probable token in greedy decoding, and inversely
+proportional to the entropy in sampling; the factor depends on the temperature and, once the token is drawn, slightly on
+its surprise. These parameters are a prior fitted to pairs of models (metrics/prior.py). Two parameters per row adapt to
+the observed acceptance: an offset of all logits, by an extended Kalman filter, and the lapse rate, the share of drafts
+that are rejected regardless of the drafter's confidence. They adapt within a few rounds.
 
-Tokens whose distribution is not known yet follow a Markov chain over four levels of confidence. A row counts its moves
-between levels, so nothing about the future is taken from another pair: a drafter whose confidence comes in long runs is
-found out in the first rounds. It starts from one of each and three of the highest, an optimist: where a pass is dear, a
-row that expected a mean drafter would never draft, and never learn that this one is better.
+Tokens whose distribution is not known yet follow a Markov chain over four confidence levels. Each row counts its own
+transitions, so that none are assumed from other pairs and long runs of confidence are learnt in the first rounds. The
+prior counts, one per level and three for the highest, are optimistic: with costly passes, a row that expected an
+average drafter would never draft, and never learn that its drafter is better.
 
-In a batch a pass is made for all rows or for none, and the longest draft sets the width of the verification. `together`
-weighs that: n more passes pay iff what all rows may win by them exceeds the worth of their time to all rows, and then
-every row drafts. Rows are as independent as ever in distribution, but no longer in their draws.
+In a batch a pass runs for all rows or for none, and the longest draft sets the verification width. With `together`, n
+more passes pay iff the expected gain of all rows exceeds the value of the time for all rows, and then every row drafts.
+Rows' distributions stay independent, but their draws do not.
 
-Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is ours.
+Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is new here.
 """
 
 from collections.abc import Callable
@@ -59,27 +61,27 @@ from specdec_jax.stopping._survival_state import (
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
-# `metrics.prior.fit_prior` of fourteen traces of four pairs (docs/results.md).
+# Fitted by `metrics.prior.fit_prior` to fourteen traces of four pairs (docs/results.md).
 GREEDY = Prior(0.7, 0.0, 0.0)
 SAMPLED = Prior(0.92, 2.1, 0.1)
-USUAL = 0.6  # of drafts are accepted, before any is seen
+USUAL = 0.6  # prior acceptance rate, for the initial rate
 
 
 @strategy
 def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
-    """Draft while it pays, by calibrated chances of survival and measured costs.
+    """Draft while it pays, by calibrated acceptance probabilities and measured costs.
 
     Args:
-        positions: drafts a round that are learnt from (P).
-        together: one decision for all rows, by what the whole batch gains; costs are then those of the batch
-            (`measure_costs(batch=)`). A sampled row's draws depend on its neighbours, its distribution does not.
+        positions: number of drafts per round that the state learns from (P).
+        together: one decision for all rows, by the gain of the whole batch; costs are then those of the batch
+            (`measure_costs(batch=)`). A sampled row's draws depend on the other rows, its distribution does not.
 
-    Hyperparameters (`init`): drafter_cost (c, a drafter pass over a pass of plain decoding, default 0.1; `generate`
-    gives what is measured of the pair), verification_times ([P+1] or fewer, the pass that verifies k drafts over one of
-    plain decoding, the last holding for longer drafts; 1 + 0.02 k unless given), greedy and sampled (a Prior each),
-    prior_precision (4: how many verified tokens' worth the prior is, roughly times four), initial_rate (R before
-    anything is seen, in tokens per pass of plain decoding; that of the best fixed length at these costs where six
-    drafts of ten are accepted, unless given), rate_weight (5 passes that it counts for).
+    Hyperparameters (`init`): drafter_cost (c, a drafter pass relative to a pass of plain decoding, default 0.1;
+    `generate` passes the measured cost), verification_times ([P+1] or fewer, time of the pass that verifies k drafts
+    relative to one of plain decoding, the last one also for longer drafts; default 1 + 0.02 k), greedy and sampled (a
+    Prior each), prior_precision (4; the prior weighs roughly four times as many verified tokens), initial_rate
+    (initial R, in tokens per pass of plain decoding; default: that of the best fixed length at these costs with an
+    acceptance rate of 0.6), rate_weight (its weight, 5 passes).
 
     Raises:
         ValueError: positions below 1.

@@ -1,9 +1,9 @@
-"""SVIP: stop after a token whose distribution was too uncertain (arXiv 2411.18462, section 3).
+"""SVIP: stop after a token whose distribution has a high entropy (arXiv 2411.18462, section 3).
 
-The token is drawn and kept; no further pass is paid when `sqrt(entropy_factor * H) > threshold`. With the authors' 0.15
-and 0.3 (`vanilla-sd/eval_specbench.py`) that is H > 0.6 nats. It is AdaEDL's bound under another name, `1 - sqrt(f H)`
-below 0.7, with a fixed threshold, the entropy at temperature 1, and the token kept. Their cap of 40 drafts is here the
-drafter's `max_draft_length`.
+The token is drawn and kept; drafting stops after it when `sqrt(entropy_factor * H) > threshold`. With the authors' 0.15
+and 0.3 (`vanilla-sd/eval_specbench.py`) that is H > 0.6 nats. The criterion is equivalent to AdaEDL's bound,
+`1 - sqrt(f H)` below 0.7, with a fixed threshold, the entropy at temperature 1, and the token kept. The authors'
+maximum of 40 drafts corresponds to the drafter's `max_draft_length`.
 """
 
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
     """Stop after a token drawn from a distribution with `sqrt(entropy_factor * H)` above the threshold.
 
     Args:
-        raw_entropy: the entropy at temperature 1 without truncation, as the authors; otherwise of the distribution as
-            sampled.
+        raw_entropy: use the entropy at temperature 1 without truncation, like the authors; otherwise that of the
+            sampled distribution.
 
     Hyperparameters (`init`): entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
     """

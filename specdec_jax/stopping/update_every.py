@@ -1,9 +1,9 @@
-"""A slower hand on any rule: what it learns from verifications takes effect every n-th round only.
+"""Less frequent updates for any policy: it is updated after every n-th round only.
 
-AdaEDL's Algorithm 1 (arXiv 2410.18351) moves lambda after every round; implementations that read the acceptance back
-from a device do so more rarely. This asks what that costs. The rule's `update` sees the result of the n-th round that
-drafted, the last one, and not the n - 1 before it; rounds without drafts are not counted. Everything else is the
-rule's own.
+AdaEDL's Algorithm 1 (arXiv 2410.18351) adapts lambda after every round; implementations that read the acceptance back
+from a device do so less often. This policy measures what that costs. The policy's `update` gets the result of every
+n-th round that drafted, and not those of the n - 1 rounds before it; rounds without drafts are not counted. All other
+functions are the policy's.
 """
 
 from typing import Any, NamedTuple
@@ -25,13 +25,13 @@ class UpdateEveryState(NamedTuple):
 
 @strategy
 def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
-    """`policy`, updated every n-th round that drafted, on that round's result.
+    """`policy`, updated after every n-th round that drafted, with that round's result.
 
-    Hyperparameters (`init`): the policy's, and rounds 4 (n, 1 or more; at 1 a policy that learns nothing from
-    rounds without drafts is itself).
+    Hyperparameters (`init`): the policy's, and rounds 4 (n, 1 or more; with 1 a policy that ignores rounds without
+    drafts is unchanged).
 
     Raises:
-        ValueError: `policy` has a hyperparameter of the name rounds already.
+        ValueError: `policy` already has a hyperparameter named rounds.
     """
 
     def init(batch: int, rounds: Any = 4, **hyperparameters: Any) -> UpdateEveryState:
