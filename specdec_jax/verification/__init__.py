@@ -1,6 +1,6 @@
-"""Verifiers, one a file; a file's factory has the file's name."""
+"""Verifiers, one per file; the factory has the file's name."""
 
-# What most verifiers need, for your own verifiers.
+# Helpers for user-defined verifiers.
 from specdec_jax.verification._common import bonus_or as bonus_or
 from specdec_jax.verification._common import draft_log_probabilities as draft_log_probabilities
 from specdec_jax.verification._common import positions as positions

@@ -1,4 +1,4 @@
-"""What verifiers share: the drafts' log-probabilities, residuals without 0/0, and the bonus token."""
+"""Helpers of verifiers: log-probabilities of drafts, residuals without 0/0, and the distribution of the next token."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def positions(width: int) -> Array:
 
 
 def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, Array]:
-    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); one-hot drafts get their one-hot distribution."""
+    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); q is one-hot for chosen tokens (`Draft.one_hot`)."""
     vocab = log_p.shape[-1]
     hit = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == draft.tokens[:, :, None]
     certain = jnp.where(hit, jnp.zeros((), log_p.dtype), jnp.array(-jnp.inf, log_p.dtype))
@@ -31,9 +31,9 @@ def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, A
 
 
 def token_by_token(log_accept: Array, draft: Draft) -> Array:
-    """log P(k accepted) [B, K+1]: draft i passes with log-probability log_accept [B, K], and the first no ends it.
+    """log P(k accepted) [B, K+1] if drafts are accepted with log-probabilities log_accept [B, K] until one is rejected.
 
-    Entries of `log_accept` at and beyond a draft's length may be anything.
+    Entries of `log_accept` at and beyond a draft's length are ignored.
     """
     width = log_accept.shape[1]
     drafted = positions(width)[None, :] < draft.length[:, None]
@@ -46,14 +46,14 @@ def token_by_token(log_accept: Array, draft: Draft) -> Array:
 
 
 def residual(log_p: Array, log_q: Array) -> Array:
-    """max(0, p - q) of [B, V] distributions; p itself where that is zero everywhere (p = q: no rejection there)."""
+    """max(0, p - q) of [B, V] distributions, or p in rows where that is zero (p = q, so nothing is rejected)."""
     rest = jnp.maximum(jnp.exp(log_p) - jnp.exp(log_q), 0.0)
     empty = jnp.sum(rest, axis=-1, keepdims=True) <= 0
     return jnp.where(empty, jnp.exp(log_p), rest)
 
 
 def at_position(values: Array, index: Array) -> Array:
-    """values [B, T, V] at index [B] as [B, V]; beyond the end the last one."""
+    """values [B, T, V] at index [B] as [B, V]; the index is clamped to the last position."""
     safe = jnp.minimum(index, values.shape[1] - 1)
     return jnp.take_along_axis(values, safe[:, None, None], axis=1)[:, 0]
 
@@ -61,7 +61,7 @@ def at_position(values: Array, index: Array) -> Array:
 def bonus_or(
     recovered: Callable[[Array, Array], Array], draft: Draft, log_p: Array, log_q: Array, accepted: Array
 ) -> Array:
-    """The next distribution [B, V]: the target's own where all drafts were accepted, else `recovered(log_p, log_q)`."""
+    """The next distribution [B, V]: the target's if all drafts were accepted, else `recovered(log_p, log_q)`."""
     p = at_position(log_p, accepted)
     if draft.tokens.shape[1] == 0:
         return jnp.exp(p)

@@ -1,4 +1,4 @@
-"""Block verification: the whole draft verified together (Sun et al., arXiv 2403.10444, algorithm 2)."""
+"""Block verification: joint verification of the whole draft (Sun et al., arXiv 2403.10444, algorithm 2)."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ from specdec_jax.verification._common import residual as plain_residual
 
 @strategy
 def block() -> Verifier:
-    """Accept the longest prefix whose own coin says yes, coins weighted by the joint ratio of the prefix.
+    """Accept the longest accepted prefix, where each prefix is accepted independently by its joint probability ratio.
 
     With w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)), prefix i < length is accepted with probability
     h_i = Z_i / (Z_i + 1 - w_i), Z_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and the whole draft with w_length; the
-    longest accepted prefix wins. After k < length the next token is drawn from max(w_k p - q, 0). Lossless, and never
-    shorter in expectation than token rejection; equal to it for one-hot drafts and at temperature 0.
+    longest accepted prefix counts. After k < length drafts the next token is drawn from max(w_k p - q, 0). Lossless; in
+    expectation accepts at least as many tokens as `rejection`, as many for one-hot drafts and at temperature 0.
     """
 
     def verify(
@@ -31,7 +31,7 @@ def block() -> Verifier:
         width = log_q.shape[1]
         p, q = jnp.exp(log_p[:, :width]), jnp.exp(log_q)
         rest = jnp.sum(jnp.maximum(weight[:, :width, None] * p - q, 0.0), axis=-1)  # Z_0 .. Z_{K-1}
-        # Not rest + 1 - w: that can round below rest where w = 1, and log(1 - h) is then NaN.
+        # rest + 1 - w could be rounded below rest if w = 1, and log(1 - h) would be NaN.
         slack = rest + (1.0 - weight[:, :width])
         prefix = jnp.where(slack > 0, rest / jnp.where(slack > 0, slack, 1.0), 1.0)  # 0/0: w = 1 and p = q
         prefix = jnp.pad(prefix, ((0, 0), (0, 1)))
@@ -54,19 +54,19 @@ def block() -> Verifier:
 
 
 def longest_yes(yes: Array, length: Array) -> Array:
-    """log P(k accepted) [B, K+1], where prefix k says yes with probability `yes` [B, K+1] and the longest one wins.
+    """log P(k accepted) [B, K+1] if prefix k is accepted with probability `yes` [B, K+1] and the longest one counts.
 
-    Entries beyond a draft's `length` [B] may be anything.
+    Entries beyond a draft's `length` [B] are ignored.
     """
     index = positions(yes.shape[1])[None, :]
     yes = jnp.where(index <= length[:, None], yes, 0.0)
-    yes = jnp.where(index == 0, 1.0, yes)  # without any accepted prefix the round keeps nothing
-    no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix says no
+    yes = jnp.where(index == 0, 1.0, yes)  # the empty prefix is always accepted
+    no = jnp.cumsum(jnp.log1p(-yes[:, ::-1])[:, :-1], axis=1)[:, ::-1]  # every longer prefix is rejected
     return jnp.log(yes) + jnp.pad(no, ((0, 0), (0, 1)))
 
 
 def prefix_weights(log_ratio: Array) -> Array:
-    """w_0 .. w_K of [B, K] log ratios, as probabilities [B, K+1]."""
+    """The weights w_0 .. w_K as probabilities [B, K+1], from log ratios [B, K]."""
 
     def step(weight: Array, ratio: Array) -> tuple[Array, Array]:
         weight = jnp.minimum(0.0, weight + ratio)

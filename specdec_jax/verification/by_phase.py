@@ -1,4 +1,4 @@
-"""One verifier in routine text, another where the target reasons: relaxed where little is at stake, else exact."""
+"""A verifier per phase of the text: by default a lossy one in routine phases and an exact one in reasoning phases."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,16 +20,16 @@ class ByPhaseState(NamedTuple):
 
 @strategy
 def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) -> Verifier:
-    """`routine` verifies rounds of routine phases, `reasoning` the others.
+    """`routine` verifies rounds in routine phases, `reasoning` the others.
 
-    A row's phase is that of its monitor when the round began, so a round is verified by one verifier from its first
-    draft to its last token, and each round has that verifier's distribution. Lossless if both are: the phase is known
-    before anything is drafted. A decoder needs a monitor that watches phases; `generation.build_pair` brings one.
+    A row's phase is that of its monitor when the round began, so each round is verified by a single verifier and has
+    its output distribution. Lossless if both are, because the phase is known before anything is drafted. The decoder
+    needs a monitor of phases; `generation.build_pair` adds one.
 
-    Hyperparameters (`init`): those of both; a hyperparameter that both have is routine_NAME and reasoning_NAME.
+    Hyperparameters (`init`): those of both; a name that both have becomes routine_NAME and reasoning_NAME.
 
     Raises:
-        ValueError: something other than a Verifier, or one that decides about more than chains.
+        ValueError: an argument that is not a Verifier, or that verifies drafts other than chains.
     """
     for name, part in (("routine", routine), ("reasoning", reasoning)):
         if not isinstance(part, Verifier):
@@ -72,7 +72,7 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
 
 
 def _hyperparameter_names(routine: Verifier, reasoning: Verifier) -> tuple[dict[str, str], dict[str, str]]:
-    """For each of the two the names its hyperparameters have outside, and their own."""
+    """For each of the two verifiers a map from the outer names of its hyperparameters to its own names."""
     of_routine, of_reasoning = routine.hyperparameters, reasoning.hyperparameters
     both = of_routine.keys() & of_reasoning.keys()
     named = lambda prefix, names: {f"{prefix}_{key}" if key in both else key: key for key in names}  # noqa: E731

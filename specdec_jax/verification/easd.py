@@ -1,4 +1,4 @@
-"""Entropy-aware speculative decoding: what both models are uncertain of is redrawn (EASD, arXiv 2512.23765). Lossy."""
+"""Entropy-aware speculative decoding: redraws tokens that both models are uncertain about (EASD, arXiv 2512.23765)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,27 +21,27 @@ class EASDState(NamedTuple):
 
 @strategy
 def easd(top_n: int = 8) -> Verifier:
-    """Rejection with a second look: a draft that passed where both are uncertain, of the same tokens, is redrawn.
+    """Rejection sampling that redraws accepted drafts at positions where both models are uncertain.
 
     A position is uncertain if the entropy of the drafter's distribution exceeds `drafter_entropy`, that of the target's
-    exceeds `target_entropy` (nats, of the distributions as sampled), and of the `top_n` most probable tokens of either
-    distribution at least the share `overlap` is the other's too. It depends on the distributions alone, never on the
-    token. With a_i = min(1, p(x_i) / q(x_i)) and d_i = 1 at uncertain positions, else 0, draft i is kept with
-    probability a_i (1 - d_i), so
+    exceeds `target_entropy` (nats, of the sampled distributions), and at least the share `overlap` of the `top_n` most
+    probable tokens is common to both. This depends on the distributions only, not on the token. With
+    a_i = min(1, p(x_i) / q(x_i)) and d_i = 1 at uncertain positions, else 0, draft i is kept with probability
+    a_i (1 - d_i), so
 
         P(k accepted | draft) = (1 - a_{k+1} (1 - d_{k+1})) prod_{i<=k} a_i (1 - d_i)      (k < length)
         distribution after k  = (1 - a) max(0, p - q) / Z + a d p without x / (1 - p(x))    (a, d, x, p, q of k + 1)
 
-    up to a constant, Z the residual's sum; after the whole draft it is the target's own: nothing was drafted at the
-    bonus position, so there is nothing to ask again. A token that was redrawn is not looked at a second time.
+    up to a constant, where Z is the sum of the residual; after the whole draft it is the target's distribution, because
+    nothing was drafted at the bonus position. A redrawn token is not checked again.
 
-    A token that was chosen, not drawn, has a one-hot distribution of entropy 0: for drafters without a model, and at
-    temperature 0, this is `rejection` exactly. A rule that stops where its drafter is uncertain, as AdaEDL does, leaves
-    it little to redraw. A top set holds tokens of probability above 0 only; ties go to the smaller token.
+    Chosen tokens have one-hot distributions of entropy 0: for drafters without a model, and at temperature 0, this is
+    exactly `rejection`. Policies that stop where the drafter is uncertain, such as AdaEDL, leave few tokens to redraw.
+    The top sets contain only tokens of positive probability; in case of ties the smaller token.
 
-    The paper's N, percentiles and overlap are not public. Ours: N = 8 (`top_n`, a size, so static), and hyperparameters
-    (`init`): drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate` gives a pair's
-    percentiles), overlap 0.6 (in [0, 1]). Lossy.
+    The paper's N, percentiles and overlap are not public. Defaults here: N = 8 (`top_n`, static because it is a size),
+    and hyperparameters (`init`): drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate`
+    computes percentiles of a pair), overlap 0.6 (in [0, 1]). Lossy.
 
     Raises:
         ValueError: `top_n` below 1.
@@ -85,7 +85,7 @@ def easd(top_n: int = 8) -> Verifier:
 
 
 def shared_share(log_p: Array, log_q: Array, top_n: int) -> Array:
-    """The share [...] of the larger one of two [..., V] distributions' top sets in both; a set has at most `top_n`."""
+    """Share [...] of common tokens in the top sets (at most `top_n` tokens) of two [..., V] distributions."""
     size = min(top_n, log_p.shape[-1])
     (high_p, top_p), (high_q, top_q) = lax.top_k(log_p, size), lax.top_k(log_q, size)
     in_p, in_q = high_p > -jnp.inf, high_q > -jnp.inf
@@ -96,11 +96,11 @@ def shared_share(log_p: Array, log_q: Array, top_n: int) -> Array:
 
 
 def _at(values: Array, index: Array) -> Array:
-    """values [B, K] at index [B]; beyond the end the last one."""
+    """values [B, K] at index [B]; the index is clamped to the last position."""
     return jnp.take_along_axis(values, jnp.minimum(index, values.shape[1] - 1)[:, None], axis=1)[:, 0]
 
 
 def _other_than(token: Array, prob: Array) -> Array:
-    """The distribution prob [B, V] given that it is not token [B]; prob itself where it can be nothing else."""
+    """The distribution `prob` [B, V] conditional on not being `token` [B]; `prob` if that token has all the mass."""
     rest = without(prob, token, 0.0)
     return normalised(jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, prob))

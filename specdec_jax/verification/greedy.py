@@ -13,8 +13,8 @@ from specdec_jax.verification._common import no_hyperparameters, positions
 def greedy() -> Verifier:
     """Equality with the target's argmax; needs neither the drafter's distributions nor a softmax of the target's.
 
-    Lossless at temperature 0, where the target's distribution is one-hot. `decoding` refuses other temperatures by
-    name: the acceptance probability would be wrong there.
+    Lossless at temperature 0, where the target's distribution is one-hot. `decoding` raises ValueError for other
+    temperatures, because the acceptance probability would be wrong.
     """
 
     def verify(

@@ -1,4 +1,4 @@
-"""Rejection sampling that lets more pass, by a factor (Leviathan et al., arXiv 2211.17192, appendix A.5). Lossy."""
+"""Lossy rejection sampling with a lenience factor (Leviathan et al., arXiv 2211.17192, appendix A.5)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,17 +19,17 @@ class LenienceState(NamedTuple):
 def lenience() -> Verifier:
     """Accept draft x with probability min(1, p(x) / (l q(x))); at the first rejection draw from max(0, p - q).
 
-    q is multiplied by l where it is compared, and only there: after a rejection the token comes from the residual of
-    plain rejection. With the residual of l q instead, max(0, p - l q), tokens that already come too often would get
-    more; of all ways to fill up after this acceptance ours has the least total variation to the target. A token drafted
-    at a position then has the distribution min(q, p / l) + c max(0, p - q), c = sum max(0, q - p / l) / sum max(0, q -
-    p): none comes with more than p / l, the guarantee of the paper, and the distance is sum max(0, min(q, p / l) - p).
+    q is multiplied by l only in the acceptance test; after a rejection the token is drawn from the residual of plain
+    rejection sampling. The residual of l q, max(0, p - l q), would add to tokens that are already too frequent; given
+    this acceptance, ours has the smallest total variation to the target. The output distribution at a drafted position
+    is min(q, p / l) + c max(0, p - q) with c = sum max(0, q - p / l) / sum max(0, q - p): no token has more than p / l,
+    the paper's guarantee, and the total variation is sum max(0, min(q, p / l) - p).
 
-    At temperature 0 the target's distribution is one-hot and a factor means nothing, so the raw distribution decides
-    (the paper's form for argmax): accept x if it is the target's first choice or p(x) > l max p; a rejection gives the
-    first choice. With > for the paper's >=, ties with the first choice are rejected at l = 1.
+    At temperature 0 the target's distribution is one-hot and a factor has no effect, so the raw distribution is used
+    (the paper's form for argmax): accept x if it is the target's argmax or p(x) > l max p; rejection emits the argmax.
+    With > instead of the paper's >=, ties with the argmax are rejected at l = 1.
 
-    Lossy below 1, and exactly `rejection` at 1. Hyperparameters (`init`): lenience 0.5 (l, in (0, 1]).
+    Lossy for l < 1, and exactly `rejection` for l = 1. Hyperparameters (`init`): lenience 0.5 (l, in (0, 1]).
     """
 
     def init(batch: int, lenience: Any = 0.5) -> LenienceState:
@@ -57,5 +57,5 @@ def lenience() -> Verifier:
 
 def _raw_log_prob(distributions: Distribution, draft: Draft) -> Array:
     """log p [B, K] of the drafts at temperature 1 without truncation."""
-    assert distributions.raw_log_prob is not None  # a replay has statistics only, and never asks a verifier
+    assert distributions.raw_log_prob is not None  # None in replays only, which call no verifier
     return jnp.take_along_axis(distributions.raw_log_prob[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0]

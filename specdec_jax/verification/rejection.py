@@ -19,7 +19,7 @@ from specdec_jax.verification._common import (
 def rejection() -> Verifier:
     """Accept draft x_i with probability min(1, p(x_i) / q(x_i)); at the first rejection draw from max(0, p - q).
 
-    Lossless: the output distribution is the target's whatever the drafter.
+    Lossless: the output distribution is the target's for any drafter.
     """
 
     def verify(

@@ -1,4 +1,4 @@
-"""Typical acceptance: a draft passes unless it is unlikely for how sure the target is (Medusa, arXiv 2401.10774)."""
+"""Typical acceptance: a probability threshold that depends on the target's entropy (Medusa, arXiv 2401.10774)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,15 +20,15 @@ class TypicalState(NamedTuple):
 def typical() -> Verifier:
     """Accept draft x iff p(x) > min(epsilon, delta exp(-H)), H the entropy of p in nats; then draw from p itself.
 
-    p is the target's distribution as sampled. No coin is thrown and q plays no part: the drafter's likes go straight
-    into the text. The token after k accepted drafts has the target's distribution there, whether draft k + 1 was
-    rejected or there was none, so the rejected token may come back. Medusa always keeps its first token; that one is
-    the target's own, and so is the last token of our rounds: there is no further rule for a first draft. A token
-    drafted at a position has the distribution q(x) [p(x) > t] + (1 - Q) p(x), Q the mass that q has on the accepted
-    tokens.
+    p is the target's sampled distribution. Acceptance is deterministic and independent of q, so the drafter's
+    preferences enter the text. The token after k accepted drafts has the target's distribution there, whether draft
+    k + 1 was rejected or did not exist, so a rejected token may be drawn again. Medusa always keeps its first token,
+    which is the target's own, like the last token of our rounds; there is no special case for the first draft. The
+    output distribution at a drafted position is q(x) [p(x) > t] + (1 - Q) p(x), with t the threshold and Q the mass of
+    q on the accepted tokens.
 
-    At temperature 0 p is one-hot, so (epsilon below 1) the target's first choice passes and nothing else, whatever H,
-    which is then the raw distribution's: the output is greedy decoding's. Thresholds of 1 reject every draft.
+    At temperature 0 p is one-hot, so for epsilon < 1 only the target's argmax is accepted, for any H (that of the raw
+    distribution): the output is that of greedy decoding. Thresholds of 1 reject every draft.
 
     Lossy. Hyperparameters (`init`): epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
     """
