@@ -228,7 +228,8 @@ def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> Verif
 def cut(state: DecodeState, tokens: Array, length: Array, context: RoundContext) -> tuple[Array, Array]:
     """Number of emitted tokens [B] after the end-of-sequence cut and the limit, and whether a stop token is among them.
 
-    The first `length` [B] of `tokens` [B, T] were verified."""
+    The first `length` [B] of `tokens` [B, T] were verified.
+    """
     size = tokens.shape[1]
     index = jnp.arange(size, dtype=jnp.int32)[None, :]
     stops = jnp.any(tokens[:, :, None] == state.stop_ids[:, None, :], axis=-1)

@@ -1,6 +1,6 @@
-"""Drafters, one a file; a file's factory has the file's name."""
+"""Drafters, one per file; the factory has the file's name."""
 
-# What drafters need, for your own drafters.
+# Helpers for user-defined drafters.
 from specdec_jax.drafters._lookup import lookup as lookup
 from specdec_jax.drafters._parts import check_length as check_length
 from specdec_jax.drafters._parts import no_commit as no_commit

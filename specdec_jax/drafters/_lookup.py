@@ -1,8 +1,8 @@
-"""Drafts that are looked up, as a source of the draft loop: stopping policies are asked as about a model's drafts.
+"""Lookup as a source of the draft loop, so that stopping policies work as with a draft model.
 
-A looked-up token was chosen, not drawn: its distribution is one-hot, and verification treats it so (`Draft.one_hot`).
-One-hot distributions would tell a stopping policy nothing, so what policies see is how likely the token is right: two
-outcomes, it or something else, `chance` and 1 - `chance`.
+A looked-up token is chosen, not drawn: its distribution is one-hot in verification (`Draft.one_hot`). A one-hot
+distribution has no information for a stopping policy, so policies see an estimate that the token is right: two
+outcomes, this token or another one, with probabilities `chance` and 1 - `chance`.
 """
 
 from typing import Any, Protocol
@@ -14,13 +14,13 @@ from specdec_jax.types import Array, Distribution, DrafterState, Next, Source
 
 
 class Retrieve(Protocol):
-    """Gives (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where not known."""
+    """Returns (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where `known` is False."""
 
     def __call__(self, memory: Any, drafted: Array, /) -> tuple[Array, Array, Array]: ...
 
 
 class Remember(Protocol):
-    """The memory once `token` [B] is drafted."""
+    """The memory after `token` [B] was drafted."""
 
     def __call__(self, memory: Any, token: Array, /) -> Any: ...
 
@@ -32,7 +32,7 @@ def lookup(
     memory: Any = (),
     remember: Remember = lambda memory, token: memory,
 ) -> Source:
-    """A source without passes, that never reads a uniform: nothing is drawn. The loop leaves `state` as it was."""
+    """A source without passes or random draws. The loop does not change `state`."""
 
     def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
         answer = retrieve(memory, drafted)
@@ -49,13 +49,12 @@ def lookup(
 
 
 def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distribution:
-    """What policies see of a looked-up token: probability `chance` [B] for it, the rest for something else.
+    """The distribution that policies see for a looked-up token: probability `chance` [B], the rest for other tokens.
 
-    Entropy (nats) and margin are of these two outcomes: how many wrong tokens there are says nothing about how likely
-    the token is wrong. Below chance 1/2 the entropy is -log(chance), the least that a distribution with that largest
-    probability has: two outcomes would be ever more certain there, of the wrong one. `log_prob` spreads the rest
-    evenly. Without a vocabulary's size it is None, so that a rule that reads it fails when it is traced and not with
-    wrong numbers.
+    Entropy (nats) and margin are those of the two outcomes, independent of the vocabulary size. For `chance` below 1/2
+    the entropy is -log(chance), the minimum entropy of a distribution with that largest probability; the entropy of two
+    outcomes would decrease there. `log_prob` distributes the rest uniformly. Without `vocab_size` it is None, so that a
+    policy that reads it fails at tracing instead of using wrong values.
     """
     rest = 1.0 - chance
     entropy = -jnp.where(chance > 0, chance * jnp.log(chance), 0.0) - jnp.where(rest > 0, rest * jnp.log(rest), 0.0)

@@ -1,10 +1,10 @@
-"""A hashed table of n-gram counts, a row a request: arrays of fixed size that a loop updates in place.
+"""A hash table of n-gram counts for each row: arrays of fixed size that a loop updates in place.
 
-Every order (context length) has its own region of buckets. A bucket has WAYS contexts, a context has CANDIDATES next
-tokens with their counts; both are kept with the most recently counted first. That one rule breaks all ties: of equally
-frequent tokens the latest is proposed, of equally rare ones the oldest is dropped. A context is known again by a 32-bit
-fingerprint that is independent of its bucket: a false match, one in billions, costs a rejected draft and nothing else,
-and whole contexts would make the table twice as large.
+Every order (context length) has its own buckets. A bucket has WAYS contexts, a context has CANDIDATES next tokens with
+their counts; both are ordered by recency. This order breaks all ties: among equally frequent tokens the latest is
+proposed, among equally rare ones the oldest is dropped. A context is identified by a 32-bit fingerprint that is
+independent of its bucket: a false match, one in billions, only costs a rejected draft, and storing whole contexts would
+double the size of the table.
 """
 
 from typing import NamedTuple
@@ -14,19 +14,19 @@ import jax.numpy as jnp
 from specdec_jax.types import Array
 
 WAYS, CANDIDATES = 4, 4
-EMPTY = -1  # count of a place without a candidate; a candidate that the target only thought likely has count 0
+EMPTY = -1  # count of an empty place; candidates from the target's distributions have count 0
 
 
 class NgramTable(NamedTuple):
-    """Counts of one row, or with a leading B of many. R orders, M buckets, W contexts a bucket, C candidates."""
+    """Counts of one row, or of B rows with a leading axis. R orders, M buckets, W contexts per bucket, C candidates."""
 
-    key: Array  # [R, M, W] uint32, fingerprints; 0 is free
+    key: Array  # [R, M, W] uint32, fingerprints; 0: free
     token: Array  # [R, M, W, C] int32, latest first
     count: Array  # [R, M, W, C] int32
 
 
 class Bucket(NamedTuple):
-    """What a context's hash leads to, for every row and order: [B, R, W], [B, R, W, C] twice."""
+    """The bucket of a context for every row and order: key [B, R, W], token and count [B, R, W, C]."""
 
     key: Array
     token: Array
@@ -34,22 +34,22 @@ class Bucket(NamedTuple):
 
 
 def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
-    """No contexts at all, [B, R, ...]."""
+    """A table without contexts, leaves [B, R, ...]."""
     shape = (batch, orders, buckets, WAYS)
     full = (*shape, CANDIDATES)
     return NgramTable(jnp.zeros(shape, jnp.uint32), jnp.zeros(full, jnp.int32), jnp.full(full, EMPTY, jnp.int32))
 
 
 def hashes(recent: Array, lengths: tuple[int, ...], buckets: int) -> tuple[Array, Array]:
-    """(bucket [B, R] int32, fingerprint [B, R] uint32 >= 1) of the contexts of `lengths` tokens that end `recent`.
+    """(bucket [B, R] int32, fingerprint [B, R] uint32 >= 1) of the contexts of `lengths` tokens at the end of `recent`.
 
     Args:
-        recent: [B, N] int32, the last tokens, oldest first; N at least every length.
+        recent: [B, N] int32, the last tokens, oldest first; N at least max(lengths).
     """
     place = jnp.full(recent.shape[:1], 0x811C9DC5, jnp.uint32)
     print_ = jnp.full(recent.shape[:1], 0x2545F491, jnp.uint32)
     places, prints = [], []
-    for back in range(1, max(lengths) + 1):  # from the newest token: a longer context goes on from a shorter one
+    for back in range(1, max(lengths) + 1):  # from the newest token: longer contexts extend shorter ones
         token = recent[:, -back].astype(jnp.uint32)
         place = _mixed(place ^ token, 0x9E3779B1)
         print_ = _mixed(print_ + token, 0x85EBCA6B)
@@ -73,7 +73,7 @@ def read(table: NgramTable, bucket: Array) -> Bucket:
 
 
 def write(table: NgramTable, bucket: Array, new: Bucket) -> NgramTable:
-    """The table with those buckets replaced. No two of them are one place: each has its own row and order."""
+    """The table with those buckets replaced. The indices are unique: each bucket has its own row and order."""
     rows, orders = _grid(bucket)
     replaced = (
         leaf.at[rows, orders, bucket].set(value, unique_indices=True) for leaf, value in zip(table, new, strict=True)
@@ -82,7 +82,7 @@ def write(table: NgramTable, bucket: Array, new: Bucket) -> NgramTable:
 
 
 def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
-    """(token, its count, the context's total, known), [B, R] each: the most frequent, the latest of equals."""
+    """(token, its count, the context's total, known), [B, R] each, of the most frequent token, the latest if tied."""
     hit = bucket.key == print_[:, :, None]
     way = jnp.argmax(hit, axis=2)[:, :, None, None]
     tokens = jnp.take_along_axis(bucket.token, way, axis=2)[:, :, 0]
@@ -94,7 +94,7 @@ def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
-    """The buckets after `token` [B] followed their contexts once more; context and candidate move to the front."""
+    """The buckets with the count of `token` [B] incremented; its context and the token move to the front."""
     hit = bucket.key == print_[:, :, None]
     present = jnp.any(hit, axis=2)
     rarest = _last_least(jnp.where(bucket.key > 0, _total(bucket.count), EMPTY))
@@ -116,11 +116,11 @@ def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
 def filled(bucket: Bucket, print_: Array, tokens: Array) -> Bucket:
     """The buckets with `tokens` [B, k] (best first, -1 for none) as candidates of contexts that were never counted.
 
-    A context that was counted stays as it is, and none is given up for one that was not: what the target thought likely
-    after a draft it rejected is worth less than what was written.
+    Counted contexts are neither changed nor replaced: tokens of the text are better evidence than the target's
+    distributions after rejected drafts.
     """
     hit = bucket.key == print_[:, :, None]
-    spare = jnp.where(bucket.key > 0, _total(bucket.count), EMPTY) <= 0  # free, or only filled
+    spare = jnp.where(bucket.key > 0, _total(bucket.count), EMPTY) <= 0  # free or never counted
     present = jnp.any(hit, axis=2)
     way = jnp.where(present, jnp.argmax(hit, axis=2), _last_least(jnp.where(spare, 0, 1))).astype(jnp.int32)
     replaceable = jnp.take_along_axis(spare, way[:, :, None], axis=2)  # [B, R, 1]
@@ -144,13 +144,13 @@ def _total(counts: Array) -> Array:
 
 
 def _last_least(values: Array) -> Array:
-    """Index of the minimum over the last axis, the last of equals."""
+    """Index of the minimum over the last axis, the last one in case of ties."""
     size = values.shape[-1]
     return size - 1 - jnp.argmin(values[..., ::-1], axis=-1)
 
 
 def _to_front(values: Array, place: Array, first: Array) -> Array:
-    """values [B, R, N, ...] with `first` [B, R, ...] in front and the entry at `place` [B, R] taken out."""
+    """values [B, R, N, ...] with the entry at `place` [B, R] removed and `first` [B, R, ...] inserted in front."""
     shifted = jnp.concatenate([first[:, :, None].astype(values.dtype), values[:, :, :-1]], axis=2)
     index = jnp.arange(values.shape[2], dtype=jnp.int32)
     behind = index[None, None, :] > place[:, :, None]

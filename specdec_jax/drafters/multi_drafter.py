@@ -1,13 +1,13 @@
-"""Several drafters at once: what each got accepted lately, in the phase the text is in, chooses the next drafter.
+"""Several drafters: each round uses the one with the best recent throughput in the text's current phase.
 
-A text quotes, calculates and narrates by turns: a lookup in its own words is free and often right in the first, a model
-is better in the last, and which size of model pays depends on how hard the next words are. Per row, each drafter has a
-running estimate of the tokens it brings per unit of time, one for each phase; the best estimate drafts. Estimates of
-drafters that sit out drift to a little above that of the one at work: each is tried again.
+Texts alternate between quotation, calculation and narration: lookup is free and often right in quotations, a model is
+better in narration, and the best model size depends on the difficulty of the text. Per row and phase, each drafter has
+a running estimate of its emitted tokens per unit of time; the drafter with the largest one drafts. The estimates of
+idle drafters drift to slightly above that of the active one, so that each is tried again.
 
-A drafter without a model that finds nothing (no match) hands its row to the best of those with one, in the same round:
-looking was free. A drafter runs only if some row chose it (`lax.cond`; at batch 1 that is a switch) and rows that did
-not are masked. One that sat out is not fed meanwhile; it catches up, in passes of many tokens, when it is chosen again.
+If a drafter without a model finds no match, its row passes to the best drafter with a model in the same round, because
+the lookup was free. A drafter runs only if some row chose it (`lax.cond`; a switch at batch 1); other rows are masked.
+Idle drafters are not fed; they catch up, many tokens per pass, when they are chosen again.
 """
 
 import functools
@@ -41,18 +41,18 @@ from specdec_jax.types import (
 )
 
 PHASES = 2
-OPTIMISM = 1.1  # estimates of drafters that sit out drift to so many times that of the one at work
+OPTIMISM = 1.1  # estimates of idle drafters drift to this multiple of the active one's
 
 
 class MultiDrafterState(NamedTuple):
     states: tuple[DrafterState, ...]
-    informed: Array  # [B, N] int32, length of the text that each drafter last saw
+    informed: Array  # [B, N] int32, length of the text of each drafter's last commit
     tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
-    time: Array  # [B, 2, N] float32, and of time, in target passes
-    drafter: Array  # [B] int32, which drafted in this round; N: no round yet, all are updated; N + 1: none
-    passes: Array  # [B] int32, its passes
-    phase: Array  # [B] int32, of this round
-    length: Array  # [B] int32, tokens known when it began
+    time: Array  # [B, 2, N] float32, running sum of time in target passes, by phase
+    drafter: Array  # [B] int32, the round's drafter; N: no round yet, all are updated; N + 1: none
+    passes: Array  # [B] int32, passes of that drafter
+    phase: Array  # [B] int32, phase of this round
+    length: Array  # [B] int32, tokens known when the round began
 
 
 @strategy
@@ -63,22 +63,21 @@ def multi_drafter(
     drift: float = 0.02,
     prior: float = 4.0,
 ) -> Drafter:
-    """Join drafters; parameters are a tuple, one entry a drafter, in their order.
+    """Combine drafters; the parameters are a tuple with one entry per drafter, in the same order.
 
     Args:
-        drafters: of one `max_draft_length`. Give those expected to be better first: they win ties.
-        costs: a pass of each in target passes (`experiments.step_cost`); None: 0 without a model, 0.1 with one.
-        decay: of the running sums, in [0, 1); 0.8 remembers about five rounds.
-        drift: how fast drafters that sit out are given another chance, in [0, 1]: the share of the way that their sums
-            go each round to a tenth more than what the drafter at work brings.
-        prior: tokens a target pass that every drafter is believed to bring at first; above what is usual, so that all
-            are tried.
+        drafters: drafters with equal `max_draft_length`, those expected to be better first: they win ties.
+        costs: cost of a pass of each, in target passes (`experiments.step_cost`); None: 0 without a model, else 0.1.
+        decay: decay of the running sums, in [0, 1); 0.8 corresponds to about five rounds.
+        drift: how fast idle drafters become candidates again, in [0, 1]: the fraction by which their sums move in each
+            round towards 1.1 times the rate of the active drafter.
+        prior: initial estimate of every drafter's tokens per target pass; larger than usual, so that all are tried.
 
-    `survival` and `goodput` get the relative cost of the drafter at work, in passes of the first model, whose cost is
-    their own number.
+    `survival` and `goodput` get the cost of the active drafter relative to the first model, whose cost is their
+    hyperparameter drafter_cost.
 
     Raises:
-        ValueError: no drafters, lengths that differ, or a number out of range.
+        ValueError: no drafters, different lengths, or a number out of range.
     """
     parts, longest = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
@@ -86,7 +85,7 @@ def multi_drafter(
     paid = [index for index, part in enumerate(parts) if part.model is not None]
     vocab_size = parts[paid[0]].model.spec.vocab_size if paid else None  # type: ignore[union-attr]
     first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
-    # A model that costs nothing is still no lookup: its passes count.
+    # A model with cost 0 is not a lookup: its passes are counted, so its cost must be positive.
     relative_costs = [
         0.0 if part.model is None else max(part_cost / first, 1e-9) for part, part_cost in zip(parts, cost, strict=True)
     ]
@@ -106,12 +105,12 @@ def multi_drafter(
     def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
         phase, nobody = phase_of(context), len(parts) + 1
         worth = _worth(state, phase)
-        idle = ~context.alive | (context.budget == 0)  # they draft nothing: no drafter is to catch up for them
+        idle = ~context.alive | (context.budget == 0)  # these rows draft nothing, so no drafter needs to catch up
         choices = [jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)]
         informed = {index: state.informed[:, index] for index in range(len(parts))}
 
         def join(indices: Sequence[int], choice: Array) -> Source:
-            """The source of these drafters, each for the rows that chose it, after it caught up."""
+            """The joint source of these drafters, each caught up and restricted to the rows that chose it."""
             sources = []
             for index in indices:
                 mine, before, part = choice == index, state.states[index], parts[index]
@@ -125,7 +124,7 @@ def multi_drafter(
             return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[drafter], drafter_id=drafter)
 
         def hand_over(rows: Array) -> Source:
-            """Rows whose lookup drafted nothing go to the best of those with a model."""
+            """The source for rows whose lookup drafted nothing: the best drafter with a model."""
             best = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
             choices.append(jnp.where(rows & jnp.isin(choices[0], jnp.array(free, jnp.int32)), best, choices[0]))
             joins.append(join(paid, choices[1]))
@@ -172,10 +171,10 @@ def multi_drafter(
     ) -> MultiDrafterState:
         states, informed = list(state.states), state.informed
         for index, commit_part in enumerate(how):
-            # Before the first round, and when a conversation goes on, none drafted: all get the prompt.
+            # Before the first round and when a conversation continues, no drafter was chosen: all get the prompt.
             updated = (state.drafter == index) | (state.drafter == len(parts))
             upto = jnp.where(updated, length, jnp.minimum(informed[:, index], length))
-            if seen is not None and index in seen.taken:  # drafters that sit out observe the target too
+            if seen is not None and index in seen.taken:  # idle drafters observe the target too
                 part_seen = seen._replace(taken=seen.taken[index])
                 states[index] = commit_part(params[index], states[index], tokens, upto, part_seen)
             else:
@@ -192,7 +191,7 @@ def multi_drafter(
 def _checked(
     parts: tuple[Drafter, ...], costs: Sequence[float] | None, decay: float, drift: float, prior: float
 ) -> int:
-    """The drafters' common length, after looking at everything given."""
+    """Checks the arguments and returns the drafters' common maximum draft length."""
     if not parts:
         raise ValueError("multi_drafter needs at least one drafter")
     lengths = {part.max_draft_length for part in parts}
@@ -210,9 +209,9 @@ def _checked(
 
 
 def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
-    """Joins sources, each with its own rows [B] bool; a model without any is not run.
+    """Joins sources, each with its own rows [B] bool; a model without rows is not run.
 
-    Its `close` gives a state for each.
+    `close` returns a tuple of their states.
     """
 
     def open(going: Array) -> tuple[Any, ...]:
@@ -239,7 +238,7 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
             masked = drafted._replace(passes=passes, length=length, memory=memory)
             state, rewritten = source.close(masked)
             states.append(state)
-            if rewritten is not masked:  # it rewrote its draft
+            if rewritten is not masked:  # the source changed its draft
                 length = jnp.where(mine, rewritten.length, verified.length)
                 verified = verified._replace(
                     tokens=jnp.where(mine[:, None], rewritten.tokens, verified.tokens), length=length
@@ -254,10 +253,10 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
 
 
 def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None) -> Next:
-    """Each row's own next position.
+    """Selects each row's next position from its source.
 
-    A lookup may have no distribution, and a drafter of another vocabulary has one of another size than `vocab_size`,
-    the target's. Verification reads neither: those tokens are chosen. Rules read the drawn token's probability.
+    A lookup may have no log_prob, and with another vocabulary its size differs from `vocab_size`, the target's.
+    Verification reads neither, because those tokens are chosen; policies read `token_log_prob`.
     """
     if len(each) == 1:
         there = rows[0] if each[0].known is None else rows[0] & each[0].known
@@ -282,23 +281,23 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
 
 
 def _if_any(mine: Array, run: Any, before: Any) -> tuple[Next, Any]:
-    """What a model says next if any row is its own; else nothing that is read, and its memory as it was."""
+    """Runs a model's prediction if it has any row; else returns zeros, which are not read, and the old memory."""
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run)[0])
     return lax.cond(jnp.any(mine), run, lambda: (nothing, before))
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:
-    """[B, 2, N] sums of the phase [B] each row is in, [B, N]."""
+    """The sums [B, N] of each row's phase [B], from [B, 2, N]."""
     return jnp.take_along_axis(sums, phase[:, None, None], axis=1)[:, 0]
 
 
 def _worth(state: MultiDrafterState, phase: Array) -> Array:
-    """Tokens per target pass that each drafter is believed to bring in its row's phase, [B, N] float32."""
+    """Estimated tokens per target pass of each drafter in the row's phase, [B, N] float32."""
     return _in_phase(state.tokens, phase) / _in_phase(state.time, phase)
 
 
 def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, drift: float) -> MultiDrafterState:
-    """The sums after a round that took the text to `length`; of the round's phase only."""
+    """The sums after a round that extended the text to `length`; only those of the round's phase change."""
     count = cost.shape[0]
     drafted = jnp.arange(count, dtype=jnp.int32)[None, :] == state.drafter[:, None]  # [B, N]
     moved = (state.drafter < count) & (length > state.length)
@@ -317,13 +316,13 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
 def _commit_if_new(
     tell: Commit, params: Params, state: DrafterState, tokens: Array, upto: Array, informed: Array
 ) -> DrafterState:
-    """The drafter's state after `commit` of the text up to there; untouched if that is nothing new."""
+    """The drafter's state after `commit` of the text up to `upto`; unchanged if it equals `informed`."""
     news = jnp.any(upto != informed)
     return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
 
 
 def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
-    """What all the observers take, by drafter: each of its own layers, those that sit out too."""
+    """The joint observer of all drafters, including idle ones; results are by drafter, each from its own layers."""
     observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
     if not observers:
         return None

@@ -1,11 +1,11 @@
-"""Drafting from n-gram counts that are learnt while decoding: what followed the last tokens most often comes again.
+"""Drafting from n-gram counts of the text: proposes the token that most often followed the last tokens.
 
-As the n-gram storages of assisted decoding (NASD and adaptive n-gram decoding), with arrays of fixed size inside jit: a
-hashed table a row, of contexts of 1 to n - 1 tokens (`_table.py`). Every token of the prompt and every token emitted is
-counted once, when it is committed; drafts that were rejected never are.
+Like the n-gram storages of assisted decoding (NASD and adaptive n-gram decoding), with arrays of fixed size inside jit:
+a hash table per row, of contexts of 1 to n - 1 tokens (`_table.py`). Every token of the prompt and every emitted token
+is counted once, when it is committed; rejected drafts are not counted.
 
-Contexts that never occurred can be filled from what the target thought likely after them (`fill`): a verification looks
-at positions behind a rejected draft too, and its distributions there are otherwise thrown away.
+Contexts that never occurred can be filled with the target's most probable tokens (`fill`): a verification pass also
+computes distributions after rejected drafts, which are otherwise discarded.
 """
 
 from typing import Any, NamedTuple
@@ -33,12 +33,12 @@ from specdec_jax.types import (
 
 class NgramState(NamedTuple):
     table: NgramTable  # every leaf [B, R, ...]
-    counted: Array  # [B] int32, tokens of the text whose n-grams are counted
+    counted: Array  # [B] int32, length of the text whose n-grams are counted
 
 
 class _Recent(NamedTuple):
     tokens: Array  # [B, N] int32, the last tokens with the draft appended, oldest first
-    count: Array  # [B] int32, how many of them there are
+    count: Array  # [B] int32, number of valid tokens
 
 
 @strategy
@@ -54,21 +54,20 @@ def ngram(
 ) -> Drafter:
     """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
 
-    Parameters are None, or a table to begin with that `table_of` took out of an earlier state. Drafting costs no model
-    pass. Verification takes the drafts as one-hot distributions, so lossless verifiers stay so.
+    Parameters are None, or an initial table, from `table_of` of an earlier state. Drafting needs no model pass.
+    Verification treats the drafts as one-hot distributions, so lossless verifiers stay lossless.
 
     Args:
-        order: n: contexts of up to n - 1 tokens, 2 to 16.
-        back_off: orders 2 to n, the longest known context decides; False: order n only.
-        slots: contexts the table of an order holds, a power of two of at least 4. A full bucket of 4 drops its rarest.
-        fill: most probable tokens of the target's distribution put in as candidates of contexts never counted, 0 (off)
-            to 4.
-        keep: when a state is extended with another text (`Decoder.extend`), keep what was counted. False: where a row's
-            text is cut back, its table is emptied and the new text is counted from its beginning.
-        uncertainty: what stopping policies see. True: a token seen c times of t after m tokens is right with
-            probability (c + m - 1/2) / (t + m), the estimate of prompt lookup with the counts added. False: always
-            right.
-        vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
+        order: n, for contexts of up to n - 1 tokens; 2 to 16.
+        back_off: use orders 2 to n, the longest known context first; False: order n only.
+        slots: number of contexts per order, a power of two of at least 4. A full bucket of 4 drops its rarest context.
+        fill: number of the target's most probable tokens that become candidates of contexts never counted, 0 (off) to
+            4.
+        keep: keep the counts when a state is extended with another text (`Decoder.extend`). False: if a row's text is
+            truncated, its table is emptied and the new text is counted from the beginning.
+        uncertainty: the probability that stopping policies see. True: (c + m - 1/2) / (t + m) for a token with c of t
+            counts after m tokens, the estimate of prompt lookup with the counts added. False: 1.
+        vocab_size: the target's (set by `build_pair`), for policies that read the drafted token's probability.
 
     Raises:
         ValueError: a number out of range, or a table of another shape.
@@ -121,7 +120,7 @@ def ngram(
 
 
 def table_of(state: NgramState, row: int = 0) -> NgramTable:
-    """What row `row` has counted, for the drafter parameters of another prompt: `table_of(decode_state.drafter)`.
+    """The table of row `row`, usable as drafter parameters for another prompt: `table_of(decode_state.drafter)`.
 
     A copy on the host: states are donated to the next call and their arrays deleted.
     """
@@ -150,7 +149,7 @@ def _propose_one(
     order = jnp.max(jnp.where(available, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
     pick = lambda values: jnp.take_along_axis(values, order, axis=1)[:, 0]  # noqa: E731
     m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
-    # A filled token is the target's own choice after these very tokens: worth one count.
+    # A filled token is the target's own choice after exactly these tokens: it counts as one occurrence.
     seen, of = (jnp.maximum(pick(values), 1).astype(jnp.float32) for values in (count, total))
     chance = (seen + m - 0.5) / (of + m) if uncertainty else jnp.ones_like(m)
     return pick(token), pick(available), chance
@@ -171,10 +170,10 @@ def _with_token(recent: _Recent, token: Array) -> _Recent:
 def _count_all(
     state: NgramState, fresh: NgramState, tokens: Array, length: Array, lengths: tuple[int, ...], buckets: int
 ) -> NgramState:
-    """Count what was not counted yet, a token a step: two tokens of one step could meet in one context.
+    """Counts all tokens not counted yet, one per step, because two tokens of one step could share a context.
 
-    A text shorter than what was counted is another text from there on: those rows go on from `fresh`'s table. Counts
-    of what was emitted and then cut stay in a table that is kept; what remains of the text is not counted twice.
+    A text shorter than the counted length was truncated: those rows continue with the table of `fresh`. If `fresh` is
+    `state`, counts of truncated tokens stay in the table, and the rest of the text is not counted twice.
     """
     cut = length < state.counted
     if fresh is not state:
@@ -197,7 +196,7 @@ def _count_all(
 
 
 def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, ...], buckets: int) -> NgramState:
-    """Fill the contexts of every position verified: the text's end, and after each draft token."""
+    """Fills the contexts of all verified positions: the end of the text, and after each draft token."""
     draft, alive = seen.draft, seen.count > 0
     assert draft is not None
     last = jnp.max(jnp.where(alive, draft.length, -1))
@@ -218,6 +217,6 @@ def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, 
 
 
 def _chosen(chosen: Array, new: _table.Bucket, old: _table.Bucket) -> _table.Bucket:
-    """New buckets where chosen [B, R]."""
+    """`new` buckets where `chosen` [B, R], else `old`."""
     masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
     return _table.Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, old, strict=True)))

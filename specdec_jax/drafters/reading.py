@@ -1,9 +1,10 @@
 """A small language model that reads its target's hidden states, as drafter.
 
-What the target's layers left at a position is projected in the target's own pass, and kept for the position after it:
-[B, S, P] next to the drafter's cache. So the first pass of a round reads the target, and a row that sat out catches up
-from what was kept. Later passes of the round read the drafter's last state: the target has not been there. Accepted
-drafts are fed again with what the target left at them, so that nothing in the cache stands in for the target.
+The target's hidden states at a position are projected in the target's own pass and stored as features for the next
+position: [B, S, P] alongside the drafter's cache. The first pass of a round uses them, and so does a row that catches
+up after idle rounds. Later passes of the round use the drafter's own last hidden state, because the target has not
+processed those positions. Accepted drafts are fed again with the target's features, so that the cache contains no
+entries based on the drafter's own states.
 
 Sources: EAGLE (arXiv 2401.15077, section 4.1) and EAGLE-3 (arXiv 2503.01840, section 3.1).
 """
@@ -36,30 +37,30 @@ from specdec_jax.types import (
 
 class ReadingState(NamedTuple):
     cache: Cache
-    valid: Array  # [B] int32, entries of the cache that hold the row's own tokens, fed with what the target left
-    reads: Array  # [B, S, P], slot t: what was read at position t - 1; slot 0 is zero
-    num_reads: Array  # [B] int32, slots of `reads` that count; what lies beyond is garbage and never read
+    valid: Array  # [B] int32, number of cache entries that match the row's text, fed with the target's features
+    reads: Array  # [B, S, P], slot t: the features of position t - 1; slot 0 is zero
+    num_reads: Array  # [B] int32, number of valid slots of `reads`
 
 
 class _Memory(NamedTuple):
-    """What the draft loop carries."""
+    """The memory of the draft loop."""
 
     cache: Cache
     last: Array  # [B, FED] int32, the text's last tokens
-    reads: Array  # [B, FED, P] float32, what each of them is fed with
-    stand_in: Array  # [B, P] float32, what the next token will be fed with: the model's state after the last
+    reads: Array  # [B, FED, P] float32, features fed with each of them
+    stand_in: Array  # [B, P] float32, features fed with the next token, from the drafter's own last state
 
 
 @strategy
 def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 4) -> Drafter:
-    """Draft with a model that reads its target, up to `max_draft_length` (K) tokens a round.
+    """Draft with a model that reads its target's hidden states, up to `max_draft_length` (K) tokens per round.
 
     Args:
-        catch_up: tokens a pass feeds to rows that begin to draft: accepted drafts, and rounds they sat out. Of many
-            and of prompts most go in `WIDE` a pass.
+        catch_up: tokens per pass for rows that begin to draft: accepted drafts, and the tokens of idle rounds. Most of
+            a long text or prompt is fed `WIDE` tokens per pass.
 
     Raises:
-        ValueError: a model that reads no target, or a number below its least value.
+        ValueError: a model that does not read its target, or a number that is too small.
     """
     check_length(max_draft_length)
     if catch_up < FED:
@@ -97,7 +98,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
             return memory._replace(last=last, reads=jnp.where(is_drafted[:, None, None], longer[1], memory.reads))
 
         def close(drafted: Drafted) -> tuple[ReadingState, Drafted]:
-            # Only the first pass read the target; entries of later ones are fed anew if their tokens are accepted.
+            # Only the first pass used the target's features; later entries are recomputed if their tokens are accepted.
             fed = jnp.where(drafted.passes > 0, context.length, state.valid)
             return state._replace(cache=drafted.memory.cache, valid=jnp.maximum(state.valid, fed)), drafted
 
@@ -106,9 +107,9 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     def commit(
         params: Params, state: ReadingState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> ReadingState:
-        """Roll back to what still holds. What is missing is fed when the row drafts again, not while it sits out.
+        """Roll the cache back to the text. Missing tokens are fed when the row drafts again.
 
-        What was read stays: a drafter that sits out is called with old lengths.
+        The features stay valid: an idle drafter is called with old lengths.
         """
         del params, tokens
         if seen is not None:
@@ -120,14 +121,14 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
     def prefill(
         params: Params, state: ReadingState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> ReadingState:
-        """Feed what is missing and was read, up to the last two tokens."""
+        """Feed the tokens that have features, up to the last two."""
         state = commit(params, state, tokens, length, seen)
         wanted = _missing(state, length)
         cache, valid = feed_long(reader(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
 
     def reader(state: ReadingState) -> LanguageModel:
-        """The model over known text, whose reads lie at the slots of its tokens."""
+        """The model as a plain language model over known text, with the stored features."""
 
         def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
             here = reads_at(state.reads, cache.length, tokens.shape[1])
@@ -146,7 +147,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
 
 def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
-    """The drafter that drafts with this model: its `draft_with`, or `reading` or `model`."""
+    """The drafter for a model: by its `draft_with` if it has one, else `reading` or `model`."""
     draft_model = DraftModel.of(language_model)
     if draft_model.draft_with is not None:
         return draft_model.draft_with(draft_model, max_draft_length)
@@ -154,16 +155,16 @@ def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Draf
 
 
 def _missing(state: ReadingState, length: Array) -> Array:
-    """Entries [B] that the cache should hold before a pass of the last two tokens."""
+    """Number of entries [B] that the cache must hold before a pass over the last two tokens."""
     return jnp.maximum(jnp.minimum(length, state.num_reads) - FED, 0)
 
 
 def last_pass(
     draft_model: DraftModel, params: Params, cache: Cache, last: Array, reads: Array, end: Array
 ) -> tuple[Array, Array, Cache]:
-    """A pass of the last two tokens [B, FED] of texts of `end` [B], and what was read before each [B, FED, P].
+    """A pass over the last two tokens [B, FED] of texts of `end` [B] tokens, with their features [B, FED, P].
 
-    Gives the logits of what comes next, [B, V] or of a reduced head [B, N], and what that will be fed with, [B, P].
+    Returns the next token's logits, [B, V] or [B, N] with a reduced head, its features [B, P], and the cache.
     """
     assert draft_model.reading is not None
     cache = draft_model.with_length(cache, jnp.maximum(end - FED, 0))
