@@ -1,6 +1,6 @@
-"""Language models that draft in other ways than by `apply` (`types.DraftModel`), and are no targets.
+"""Language models for drafting only (`types.DraftModel`), by other means than `apply`.
 
-With a draft vocabulary, with a vocabulary other than the target's, and reading the target's hidden states.
+With a draft vocabulary, with a vocabulary other than the target's, or reading the target's hidden states.
 """
 
 import functools
@@ -12,7 +12,7 @@ from specdec_jax.types import DraftModel, LanguageModel
 
 @functools.lru_cache(maxsize=16)
 def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
-    """`models.adapters.with_vocabulary` of any drafter; what its head proposes must be in both vocabularies."""
+    """`models.adapters.with_vocabulary` for draft models; tokens that the head proposes must be in both vocabularies."""
     plain = adapters.with_vocabulary(model, vocab_size)
     if plain is model or not isinstance(model, DraftModel):
         return plain

@@ -1,11 +1,11 @@
-"""A drafter whose vocabulary is not its target's, over the target's token ids.
+"""A draft model with a vocabulary other than its target's, as a model over the target's token ids.
 
-It proposes the tokens that both vocabularies have, its distribution restricted to them and renormalised, so that what
-is drafted is drawn from exactly the distribution that the verifier gets. A token that only the target has is never
-proposed; where the text has one, the drafter reads it as its own tokens spell it.
+It proposes the tokens that both vocabularies share: its distribution is restricted to them and renormalised, so that
+drafts are drawn from exactly the distribution that the verifier gets. A token that only the target has is never
+proposed; in the text, the drafter reads it as a sequence of its own tokens.
 
-Source: token-level intersection, TLI (arXiv 2502.05202, section 3.3), where the text is tokenised again outside of the
-model; the spelling of single tokens by a table, inside the loop, is ours.
+Source: token-level intersection, TLI (arXiv 2502.05202, section 3.3), where the text is tokenised again outside the
+model; the table of spellings of single tokens, used inside the loop, is an addition here.
 """
 
 import functools
@@ -22,47 +22,47 @@ from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.types import Array, Cache, DraftModel, Forward, LanguageModel, ModelSpec, Params, ReducedHead
 
-ROOM = 3  # slots of the drafter's cache for one of the target's
+ROOM = 3  # slots of the drafter's cache per slot of the target's
 
 
 class SharedParams(NamedTuple):
-    """A drafter's weights, the rows of its head for the N shared tokens, and how it reads the target's."""
+    """A drafter's weights, the rows of its head for the N shared tokens, and its spellings of the target's tokens."""
 
     model: Params
     kernel: Matrix  # [N, D]
     tokens: Array  # [N] int32, the target's ids, ascending
-    place: Array  # [V] int32, where a token of the target stands among them; N: nowhere
-    pieces: Array  # [V, P] int32, the drafter's ids that spell a token of the target
-    count: Array  # [V] int32, how many of them count, 1 to P
-    tables: Any = None  # where the drafter's text is tokenised again (contrib/retokenized), how
+    place: Array  # [V] int32, index in `tokens` of each token of the target; N: not shared
+    pieces: Array  # [V, P] int32, the drafter's ids that spell each token of the target
+    count: Array  # [V] int32, number of those ids, 1 to P
+    tables: Any = None  # for drafters whose text is tokenised again (contrib/retokenized)
 
     @property
     def unread_bytes(self) -> int:
-        """What a pass leaves unread, as that of a reduced head, and most of the spellings and tables."""
+        """Bytes that a pass does not read: those of a reduced head, and most of the spellings and tables."""
         head = ReducedParams(self.model, self.kernel, self.tokens, self.place).unread_bytes
-        if self.tables is not None:  # its own whole head is what it reads
+        if self.tables is not None:  # it reads its whole original head
             head = self.kernel.nbytes + self.place.nbytes
         return head + self.pieces.nbytes + self.count.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(self.tables))
 
 
 class SharedCache(NamedTuple):
-    """The drafter's cache, in its own tokens, and how many of them there are after each of the target's."""
+    """The drafter's cache, in its own tokens, and the number of those tokens up to each of the target's."""
 
     cache: Cache
     ends: Array  # [B, S + 1] int32
-    length: Array  # [B] int32, tokens of the target
+    length: Array  # [B] int32, number of the target's tokens
 
 
 @functools.lru_cache(maxsize=16)
 def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
-    """The drafter with `SharedParams`, over the target's `vocab_size` tokens.
+    """The draft model with `SharedParams`, over the target's `vocab_size` tokens.
 
-    `apply` gives logits of the whole vocabulary, -inf for tokens that are not shared; `head` those of the N shared.
-    A text whose spelling outgrows the drafter's cache, `ROOM` tokens for each of the target's, is read on without the
-    pieces that have no room: its drafts are worse, and as lossless.
+    `apply` returns logits of the whole vocabulary, -inf for tokens that are not shared; `head` those of the N shared
+    ones. If the text's spelling exceeds the drafter's cache, `ROOM` tokens for each of the target's, further pieces are
+    dropped: drafts become worse but stay lossless.
 
     Raises:
-        ValueError: the model does not offer its head, reads its target, or has a draft vocabulary.
+        ValueError: the model does not expose its head, reads its target, or has a draft vocabulary.
     """
     head, drafts, last_states = model.hidden, DraftModel.of(model), model.hidden.last
     if last_states is None or drafts.reading is not None or drafts.head is not None:
@@ -99,10 +99,10 @@ def _hidden(
 ) -> tuple[Array, SharedCache]:
     """Hidden states [B, T, D] after the last piece of each of tokens [B, T], and the cache.
 
-    As many passes of T pieces as the row needs that has the most: one, unless a token is spelled by several.
+    Runs as many passes of T pieces as the row with the most pieces needs: one, unless a token has several pieces.
     """
     width, slots = tokens.shape[1], cache.ends.shape[1] - 1
-    limit = ROOM * slots - width  # writes beyond are clamped to it, and nothing that counts stands there
+    limit = ROOM * slots - width  # later writes are clamped to it; no valid entries are there
     start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)  # [B, 1]
     ends = jnp.minimum(start + jnp.cumsum(params.count[tokens], axis=1), limit)  # [B, T]
     first = jnp.concatenate([start, ends[:, :-1]], axis=1)
@@ -110,12 +110,12 @@ def _hidden(
     def one_pass(carry: tuple[Array, Cache, Array]) -> tuple[Array, Cache, Array]:
         done, inner, hidden = carry  # passes
         begin = start + done * width
-        at = begin + jnp.arange(width, dtype=jnp.int32)[None, :]  # [B, T], places in the drafter's text
-        token = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), width - 1)  # that a piece is of
+        at = begin + jnp.arange(width, dtype=jnp.int32)[None, :]  # [B, T], positions in the drafter's text
+        token = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), width - 1)  # each piece's token
         piece = jnp.clip(at - jnp.take_along_axis(first, token, axis=1), 0, params.pieces.shape[1] - 1)
         fed = params.pieces[jnp.take_along_axis(tokens, token, axis=1), piece]
         state, inner = last_states(params.model, fed, model.with_length(inner, begin[:, 0]))
-        last = ends - 1 - begin  # [B, T], where each token's last piece stands in this pass
+        last = ends - 1 - begin  # [B, T], index of each token's last piece in this pass
         ended = jnp.take_along_axis(state, jnp.clip(last, 0, width - 1)[:, :, None], axis=1)
         return done + 1, inner, jnp.where(((last >= 0) & (last < width))[:, :, None], ended, hidden)
 
@@ -131,11 +131,11 @@ def shared_params(model: LanguageModel, params: Params, drafter_ids: Any, pieces
     """Weights for `with_shared_tokens`.
 
     Args:
-        drafter_ids: [V] int32, the drafter's id of each token of the target, -1 for those it lacks.
-        pieces: [V, P] int32 and count [V]: how it spells them.
+        drafter_ids: [V] int32, the drafter's id of each token of the target, -1 if it lacks the token.
+        pieces: [V, P] int32 and count [V]: the drafter's spelling of each token.
 
     Raises:
-        ValueError: no token is shared, or the model does not offer its head.
+        ValueError: no token is shared, or the model does not expose its head.
     """
     kernel = model.hidden.kernel
     if kernel is None:

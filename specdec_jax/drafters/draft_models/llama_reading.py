@@ -1,11 +1,11 @@
-"""model_type `llama_reading`, ours: a llama that drafts, and reads its target's hidden states.
+"""model_type `llama_reading`, of this project: a llama for drafting that reads its target's hidden states.
 
-Position t takes the embedding of its token plus a projection of what some of the target's layers left at position
-t - 1. A second projection enters a gated block after the last layer: what reaches the draft at once is learnt from far
-fewer texts than what has to pass through all layers. The target has not been at the positions of a running draft: there
-the drafter's last hidden state stands in for the first, through a third projection; the block adds nothing.
-Sources: EAGLE (arXiv 2401.15077, section 4.1), and EAGLE-3 (2503.01840, section 3.1) for several layers; the block is
-ours.
+The input at position t is the embedding of its token plus a projection of the hidden states of some of the target's
+layers at position t - 1. A second projection enters a gated block after the last layer: this direct path is learnt from
+far less text than the path through all layers. For positions of the current draft, which the target has not processed,
+a third projection, of the drafter's last hidden state, replaces the first one, and the block adds nothing. Sources:
+EAGLE (arXiv 2401.15077, section 4.1), and EAGLE-3 (2503.01840, section 3.1) for several layers; the block is an
+addition here.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from specdec_jax.types import DraftModel, Params, Reading
 Array = jax.Array
 
 READ, MERGE, OWN = "read", "merge", "own"
-"""Parameters besides llama's: of what is read and added to embeddings, of what is read and merged after the last layer,
-and of what stands in for the first."""
+"""Names of the additional parameters: projection added to embeddings, gated block after the last layer, and projection
+of the drafter's own states."""
 
 
 @dataclass(frozen=True)
 class LlamaReadingConfig(LlamaConfig):
-    """A drafter's llama, and what it reads of its target. Numbers that do not fit raise ValueError.
+    """A drafter's llama, and the target's layers that it reads. Raises ValueError for invalid values.
 
     `target_layers`: i is the residual stream after the target's i-th layer, 0 its embedding; `target_width`: D of it.
     """
@@ -63,15 +63,15 @@ class LlamaReadingConfig(LlamaConfig):
 
 
 def reading_config(base: LlamaConfig, target_layers: tuple[int, ...], target_width: int) -> LlamaReadingConfig:
-    """That llama as a drafter that reads those layers."""
+    """The configuration of a drafter that is this llama and reads those layers."""
     fields = {field.name: getattr(base, field.name) for field in dataclasses.fields(LlamaConfig)}
     return LlamaReadingConfig(**fields, target_layers=target_layers, target_width=target_width)
 
 
 def read(params: Params, hidden: Array, eps: float, dtype: Any) -> Array:
-    """Hidden states [B, T, N, D] of the target as what is added to embeddings, and what is merged: [B, T, P] float32.
+    """Projects hidden states [B, T, N, D] of the target: those for the embeddings and for the block, [B, T, P] float32.
 
-    Each layer is normed by itself: their streams differ in size by orders.
+    Each layer is normalised separately, because their scales differ by orders of magnitude.
     """
     hidden = hidden.astype(jnp.float32)
     normed = hidden * lax.rsqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True) + eps)
@@ -84,7 +84,7 @@ def read(params: Params, hidden: Array, eps: float, dtype: Any) -> Array:
 
 
 def merged(params: Params, hidden: Array, reads: Array, dtype: Any) -> Array:
-    """Last hidden states [B, T, D] with what was read for them [B, T, D], float32; zeros add nothing."""
+    """The gated block: last hidden states [B, T, D] merged with features [B, T, D], float32; zero features add zero."""
     both = jnp.concatenate([hidden, reads.astype(hidden.dtype)], axis=-1)
     gate = jax.nn.silu(layers.project(both, params[MERGE]["gate"], dtype))
     return hidden + layers.project(
@@ -93,13 +93,13 @@ def merged(params: Params, hidden: Array, reads: Array, dtype: Any) -> Array:
 
 
 def stand_in(params: Params, hidden: Array, dtype: Any) -> Array:
-    """The drafter's last hidden states [B, T, D] as what stands in for the target's, [B, T, P] float32."""
+    """The drafter's last hidden states [B, T, D] as features that replace the target's, [B, T, P] float32."""
     added = layers.project(hidden, params[OWN]["kernel"], dtype)
     return jnp.concatenate([added, jnp.zeros_like(added)], axis=-1)
 
 
 def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> DraftModel:
-    """The model. It decodes with its target only: `apply` raises ValueError, and `reading` drafts."""
+    """The model. It drafts for its target by `reading`; `apply` raises ValueError."""
     base = llama.language_model(config, dtype)
     module, head = llama.module(config, dtype), base.hidden
     kernel = head.kernel
@@ -128,19 +128,19 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Dra
 
 
 def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):
-    """Random parameters of the llama, and of reading: at first nothing is made of it. The key is consumed."""
+    """Random parameters of the llama, and those of reading, which have no effect yet. The key is consumed."""
     return with_reading(config, llama.init_params(config, key, dtype), dtype)
 
 
 def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any, seed: int = 0) -> Params:
-    """A llama's parameters with those of reading, which change nothing yet."""
+    """A llama's parameters with those of reading, which have no effect yet."""
     rng, own_width = np.random.default_rng(seed), config.hidden_size
     count, width = len(config.target_layers), config.target_width
 
     def random(rows: int, columns: int) -> Array:
         return jnp.asarray(rng.normal(0.0, columns**-0.5, (rows, columns)), dtype)
 
-    scale = jnp.full((count, width), (count * width) ** -0.5, dtype)  # else one step of Adam outgrows an embedding
+    scale = jnp.full((count, width), (count * width) ** -0.5, dtype)  # else a step of Adam exceeds an embedding
     merge = {"scale": jnp.ones((count, width), dtype), "kernel": random(own_width, count * width)}
     merge |= {"gate": random(own_width, 2 * own_width), "up": random(own_width, own_width)}
     merge |= {"down": jnp.zeros((own_width, own_width), dtype)}
@@ -153,13 +153,13 @@ def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any, seed: i
 
 
 def example_config() -> LlamaReadingConfig:
-    """The smallest configuration that uses every part; it reads llama's example."""
+    """The smallest configuration that uses every part; its target is llama's example."""
     target = llama.example_config()
     return reading_config(target, (0, 1, 2), target.hidden_size)
 
 
 def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
-    """The checkpoint's name of every weight -> where it lives."""
+    """Maps the checkpoint's name of every weight to its place in the parameters."""
     count, width, own_width = len(config.target_layers), config.target_width, config.hidden_size
     return dict(llama.parameter_table(config)) | {
         "model.read.norm.weight": Parameter((READ, "scale"), (count, width), precise=True),
@@ -173,5 +173,5 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
     }
 
 
-TENSORS = rotary_decoder.FAMILY._replace(table=parameter_table)  # no FAMILY: training has no stack for this model
+TENSORS = rotary_decoder.FAMILY._replace(table=parameter_table)  # no FAMILY: training does not support this model
 _, _, params_from_named, named_from_params = decoder_only.functions(TENSORS)

@@ -1,13 +1,13 @@
-"""A drafter that reads the rows of its head for some tokens only: the most frequent ones, and rare ones of the text.
+"""A drafter with a reduced head: logits for the most frequent tokens and for rare tokens of the text only.
 
-Most of a small drafter's pass is its head: V rows, read from memory, for tokens that text hardly uses. With those of
-the N most frequent ones the pass costs less; a token outside them is never proposed, which costs acceptance. What a
-text has named it names again, so the first rare tokens of each row's text can be proposed too: its local tokens. The
-target's distribution is untouched: the drafter's is another one, exactly the distribution that its tokens are drawn
-from. It depends on the text before a position and on nothing else: what is drafted was no new token.
+Most of the time of a small drafter's pass is its head: V rows, read from memory, most of them for rare tokens. With the
+rows of the N most frequent tokens the pass is cheaper; other tokens are never proposed, which lowers the acceptance
+rate. Because texts repeat their rare tokens, the first rare tokens of each row's text can be proposed too: its local
+tokens. The target's distribution does not change, and the drafter's is exactly the one that its tokens are drawn from.
+It depends only on the text before a position: a drafted token is never a new local token.
 
-Source: FR-Spec (arXiv 2502.14856), which reduces EAGLE's head; EAGLE-3's checkpoints are trained with one. Local tokens
-are ours.
+Source: FR-Spec (arXiv 2502.14856), which reduces EAGLE's head; EAGLE-3's checkpoints are trained with a reduced head.
+Local tokens are an addition here.
 """
 
 import functools
@@ -22,38 +22,38 @@ from specdec_jax.models.int8 import Matrix, is_matrix, product, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.types import Array, Cache, DraftModel, Hidden, LanguageModel, Params, ReducedHead
 
-LOCAL = 128  # most local tokens of a text
+LOCAL = 128  # maximum number of local tokens of a text
 NOWHERE = np.iinfo(np.int32).max
 
 
 class ReducedParams(NamedTuple):
-    """A model's weights, and what drafting reads in place of its whole head."""
+    """A model's weights, and the rows of its head that drafting uses."""
 
     model: Params
     kernel: Matrix  # [N, D], rows of the head
-    tokens: Array  # [N] int32, of these rows, ascending
-    place: Array  # [V] int32, where a token stands among them; N: nowhere
+    tokens: Array  # [N] int32, tokens of these rows, ascending
+    place: Array  # [V] int32, index in `tokens`; N: not in it
 
     @property
     def unread_bytes(self) -> int:
-        """What a pass leaves unread: the whole head, which may be the embedding too, and all but N places."""
+        """Bytes that a pass does not read: the whole head, which may be tied to the embedding, and `place`."""
         row = sum(leaf.nbytes for leaf in jax.tree.leaves(self.kernel)) // self.tokens.size
         return self.place.size * row + self.place.nbytes
 
 
 class ReducedCache(NamedTuple):
-    """A model's cache, and M local tokens of each row, in the order in which its text brought them.
+    """A model's cache, and M local tokens of each row, in order of their first occurrence.
 
-    Rolled back by length like a cache: those that stand beyond it do not count, and the next pass forgets them.
+    Rolled back by length like a cache: tokens beyond it are invalid, and the next pass removes them.
     """
 
     cache: Cache
     local: Array  # [B, M] int32
-    at: Array  # [B, M] int32, the slot where the text has it first; NOWHERE: there are no more
+    at: Array  # [B, M] int32, slot of the first occurrence; NOWHERE: unused entry
 
     @property
     def length(self) -> Array:
-        """[B] int32."""
+        """The cache's length, [B] int32."""
         return self.cache.length
 
 
@@ -61,11 +61,11 @@ class ReducedCache(NamedTuple):
 def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftModel:
     """The same model with `ReducedParams` as its parameters.
 
-    `apply` gives logits of the whole vocabulary, -inf for tokens that are not proposed; `head` those of N + M, the last
-    M = `most_local` being local ones, -inf where there are fewer.
+    `apply` returns logits of the whole vocabulary, -inf for tokens that are not proposed; `head` those of N + M tokens,
+    the last M = `most_local` of them local ones, -inf for unused entries.
 
     Raises:
-        ValueError: the model does not offer its head, or has a reduced one; most_local below 1.
+        ValueError: the model does not expose its head, or has a reduced one; most_local below 1.
     """
     head, last = model.hidden, model.hidden.last
     reading: Any = DraftModel.of(model).reading
@@ -109,12 +109,12 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftMod
 
 
 def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCache:
-    """With the local tokens that the next pass, of tokens [B, T], brings, as far as there is room."""
+    """The cache with the new local tokens of the next pass, over tokens [B, T], as far as entries are free."""
     slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     at = jnp.where(cache.at < cache.length[:, None], cache.at, NOWHERE)
     noted = jnp.any((tokens[:, :, None] == cache.local[:, None]) & (at < NOWHERE)[:, None], axis=-1)
     repeated = jnp.any(jnp.tril(tokens[:, :, None] == tokens[:, None], -1), axis=-1)
-    # A token beyond the drafter's vocabulary, which the target may have, has no row anywhere.
+    # Tokens beyond the drafter's vocabulary, which the target may have, have no row.
     lacks_row = jnp.take(params.place, tokens, mode="fill", fill_value=0) == params.tokens.size
     new = lacks_row & ~noted & ~repeated
     count = jnp.sum(at < NOWHERE, axis=1, keepdims=True)
@@ -125,11 +125,11 @@ def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCa
 
 
 def _logits(head: Hidden, params: ReducedParams, hidden: Array, before: ReducedCache) -> Array:
-    """[B, T, N + M] of the hidden states [B, T, D] of a pass that begins where `before` ends.
+    """Logits [B, T, N + M] of hidden states [B, T, D] of a pass that starts at the end of `before`.
 
-    A local token's is -inf where the text has not had it.
+    A local token's logit is -inf before its first occurrence.
     """
-    assert head.kernel is not None  # with_reduced_head looked
+    assert head.kernel is not None  # checked by with_reduced_head
     dtype = head.dtype or params.kernel.dtype
     local_rows = rows(head.kernel(params.model), before.local)
     contract = functools.partial(jnp.einsum, "btd,bmd->btm", preferred_element_type=jnp.float32)
@@ -141,14 +141,14 @@ def _logits(head: Hidden, params: ReducedParams, hidden: Array, before: ReducedC
 
 
 def token_of(params: ReducedParams, cache: ReducedCache, index: Array) -> Array:
-    """Which token [B] int32 entry `index` [B] of a row's N + M is."""
+    """The token [B] int32 at `index` [B] among a row's N + M tokens."""
     count = params.tokens.size
     local = jnp.take_along_axis(cache.local, jnp.maximum(index - count, 0)[:, None], axis=1)[:, 0]
     return jnp.where(index < count, params.tokens[jnp.minimum(index, count - 1)], local)
 
 
 def spread(params: ReducedParams, cache: ReducedCache, values: Array) -> Array:
-    """[B, ..., N + M] values of a row's tokens as [B, ..., V], -inf where a token has none."""
+    """Scatters values [B, ..., N + M] of a row's tokens to [B, ..., V], -inf for other tokens."""
     few, rare = jnp.split(values, [params.tokens.size], axis=-1)
     local = jnp.where(cache.at < NOWHERE, cache.local, params.place.size)
     put = jax.vmap(lambda row, tokens, new: row.at[..., tokens].set(new, mode="drop"))
@@ -156,7 +156,7 @@ def spread(params: ReducedParams, cache: ReducedCache, values: Array) -> Array:
 
 
 def spread_to_all(place: Array, values: Array) -> Array:
-    """[B, ..., N] values as [B, ..., V]: of each token that of its `place` [V] among them, -inf at place N."""
+    """Gathers values [B, ..., N] by `place` [V] to [B, ..., V], -inf for tokens with place N."""
     padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)], constant_values=-jnp.inf)
     return jnp.take(padded, place, axis=-1)
 
@@ -165,7 +165,7 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
     """Weights for `with_reduced_head(model)`: the head's rows of these tokens, in any order.
 
     Raises:
-        ValueError: no tokens, one twice, one outside the vocabulary, or a model that does not offer its head.
+        ValueError: no tokens, duplicates, tokens outside the vocabulary, or a model that does not expose its head.
     """
     kernel = model.hidden.kernel
     if kernel is None:
@@ -186,7 +186,7 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
 
 
 def check_whole(params: Params) -> None:
-    """Raises ValueError for weights that are not saved: with a draft vocabulary, or made int8."""
+    """Raises ValueError for weights that cannot be saved: with a draft vocabulary, or in int8."""
     if isinstance(params, ReducedParams):
         raise ValueError("a draft vocabulary is no part of saved weights: save `params.model`, and load it with @N")
     if any(map(is_matrix, jax.tree.leaves(params, is_leaf=is_matrix))):
