@@ -1,1 +1,1 @@
-"""Model families, one a file named as Hugging Face's model_type; all obey `types.LanguageModel`."""
+"""Model families, one per file named like Hugging Face's model_type; all implement `types.LanguageModel`."""

@@ -1,4 +1,4 @@
-"""Other ways to a `types.LanguageModel`: a bare function, a function with a cache of its own, an nnx module."""
+"""Adapters to `types.LanguageModel`: for a plain function, a function with a cache, and an nnx module."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ Array = jax.Array
 
 
 class TokenCache(NamedTuple):
-    """The cache of a model that has none: the tokens themselves."""
+    """The cache of a model without a cache: the tokens."""
 
     tokens: Array  # [B, S] int32
-    length: Array  # [B] int32, tokens that count; the rest is garbage a causal model never sees
+    length: Array  # [B] int32, number of valid tokens; a causal model never reads the others
 
 
 def replace_length(cache: Any, length: Array) -> Any:
-    """Rollback for any NamedTuple cache with a `length` [B] int32."""
+    """`with_length` for any NamedTuple cache with a field `length` [B] int32."""
     return cache._replace(length=length.astype(jnp.int32))
 
 
@@ -30,7 +30,7 @@ def from_logits_function(function: Callable[[Params, Array], Array], spec: Model
 
     The function must be causal: entry s may depend on tokens 0..s only. Every pass recomputes all S slots.
 
-    Raises ValueError, at tracing, on logits of another vocabulary and on `positions` or `mask`.
+    Raises ValueError, at tracing, for logits with another vocabulary size and for `positions` or `mask`.
     """
 
     def init_cache(params, batch, slots, source=None):
@@ -56,9 +56,9 @@ def from_function(
     with_length: Callable[[Cache, Array], Cache] = replace_length,
 ) -> LanguageModel:
     """A model from `apply(params, tokens [B, T], cache) -> (logits [B, T, V], cache)` and `init_cache(params, batch,
-    slots)`, for those who serve neither trees nor encoders. The cache must be a pytree, written from `length` [B] on.
+    slots)`, without support for trees and encoders. The cache must be a pytree, written from slot `length` [B].
 
-    Raises ValueError, at tracing, on logits of another shape and on `positions` or `mask`.
+    Raises ValueError, at tracing, for logits of another shape and for `positions` or `mask`.
     """
 
     def init(params, batch, slots, source=None):
@@ -82,9 +82,9 @@ def from_nnx(
 ) -> tuple[LanguageModel, Params]:
     """(model, params) from an nnx module called as `module(tokens [B, T], cache) -> (logits [B, T, V], cache)`.
 
-    It is split here, once: the graph is static, its state is `params`. The module must return its cache, not store it:
-    what it writes to its own variables inside a pass is dropped, because a module mutated inside `lax.while_loop` is
-    an error (`TraceContextError`) and `nnx.while_loop` traces anew on every call.
+    The module is split once: the graph is static, the state is `params`. The module must return its cache, not store
+    it: writes to its variables inside a pass are dropped, because mutating a module inside `lax.while_loop` is an error
+    (`TraceContextError`) and `nnx.while_loop` retraces on every call.
     """
     graph, params = nnx.split(module)
 
@@ -95,9 +95,9 @@ def from_nnx(
 
 
 def with_source(model: LanguageModel, tokens: Sequence[int]) -> LanguageModel:
-    """A model with an encoder as one without: every row's source is this one.
+    """A model with an encoder as one without: every row has this source.
 
-    For what knows of no sources: proofs, and measurements of passes. Raises ValueError for a model without an encoder.
+    For code without sources: proofs, and measurements of passes. Raises ValueError for a model without an encoder.
     """
     if model.spec.source is None:
         raise ValueError("this model has no encoder: there is nothing that would read a source")
@@ -113,10 +113,10 @@ def with_source(model: LanguageModel, tokens: Sequence[int]) -> LanguageModel:
 
 
 def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
-    """The same model over `vocab_size` tokens: padding rows of its embedding are cut, missing ones get logits of -inf.
+    """The same model over `vocab_size` tokens: logits of padding tokens are cut, those of missing tokens are -inf.
 
-    For a pair that shares a tokenizer but not the padding of its embeddings; that the tokens in common mean the same
-    is the caller's to check. Raises ValueError on a size below 1.
+    For pairs that share a tokenizer but not the padding of their embeddings; the caller must check that common tokens
+    have the same meaning. Raises ValueError for a size below 1.
     """
     if vocab_size < 1:
         raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
@@ -139,7 +139,7 @@ def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
 
 
 def resized(values: Array, size: int) -> Array:
-    """[..., V] values as [..., size]: cut, or -inf for the tokens there were not."""
+    """Values [..., V] cut to [..., size], or padded with -inf."""
     missing = size - values.shape[-1]
     if missing < 0:
         return values[..., :size]

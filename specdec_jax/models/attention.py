@@ -1,4 +1,4 @@
-"""Cached grouped-query attention over one key and one value buffer a layer, and the tables of its weights."""
+"""Cached grouped-query attention with one key and one value buffer per layer, and the tables of its weights."""
 
 import functools
 import math
@@ -17,21 +17,21 @@ from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
 
-LONG = 128  # tokens of a pass from which on attention goes by blocks: prompts
-KEY_BLOCK = 256  # keys
-QKV = slice(-2), -2, -1  # of a group's parts (`fused_heads`) the queries, the key and the value
+LONG = 128  # passes of at least this many tokens (prompts) use `attend_by_blocks`
+KEY_BLOCK = 256  # keys per block
+QKV = slice(-2), -2, -1  # indices of the queries, the key and the value among a group's parts (`fused_heads`)
 
 
 class KVCache(NamedTuple):
-    """One key and one value buffer a layer: a stack over layers is copied by every pass (36 MiB, measured)."""
+    """One key and one value buffer per layer: a stack over layers would be copied by every pass (measured, 36 MiB)."""
 
     keys: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
     values: tuple[Array, ...]  # L times [B, Hkv, S, head_dim]
-    length: Array  # [B] int32, slots that count; what lies beyond is garbage and never read
+    length: Array  # [B] int32, number of valid slots; the others are never read
 
 
 def init_kv_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: int, dtype: Any) -> KVCache:
-    """An empty cache of `slots` tokens a row."""
+    """An empty cache of `slots` tokens per row."""
 
     def buffers():  # distinct arrays: a buffer used twice cannot be donated
         return tuple(jnp.zeros((batch, kv_heads, slots, head_dim), dtype) for _ in range(layers))
@@ -40,17 +40,17 @@ def init_kv_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: 
 
 
 def with_length(cache: KVCache, length: Array) -> KVCache:
-    """Rollback (or, over entries known to be good, roll forward): only the length [B] changes."""
+    """Rollback (or roll forward over valid entries): only the length [B] changes."""
     return cache._replace(length=length.astype(jnp.int32))
 
 
 def write(buffer: Array, new: Array, start: Array) -> Array:
-    """Puts new [B, Hkv, T, head_dim] into slots start[b] ... start[b] + T - 1 of buffer [B, Hkv, S, head_dim].
+    """Writes new [B, Hkv, T, head_dim] to slots start[b] ... start[b] + T - 1 of buffer [B, Hkv, S, head_dim].
 
-    The caller guarantees start + T <= S: `dynamic_update_slice` clamps and would overwrite good entries. Rows are one
-    scatter that says so, not a loop of slices: same time, a program that does not grow with B, and devices that share
-    the rows need nothing of each other. The barrier keeps XLA from fusing the write into each of its readers, which at
-    T = 1 copies the cache every pass (1.3 caches of temporary memory, 0.01 with it).
+    The caller guarantees start + T <= S: `dynamic_update_slice` clamps and would overwrite valid entries. The rows are
+    written by a batched scatter, not a loop of slices: it takes the same time, the program does not grow with B, and
+    devices that share the rows need no communication. The barrier keeps XLA from fusing the write into its readers,
+    which would copy the cache in every pass with T = 1 (temporary memory of 1.3 caches, 0.01 with the barrier).
     """
     zero, new = jnp.zeros((), jnp.int32), new.astype(buffer.dtype)
     if buffer.shape[0] == 1:
@@ -63,10 +63,10 @@ def write(buffer: Array, new: Array, start: Array) -> Array:
 
 
 def causal_mask(start: Array, width: int, slots: int, mask: Array | None, window: int | None = None) -> Array:
-    """[B, T, S] bool: a query at slot start[b] + t sees the slots up to its own, and of these only those in `mask`.
+    """[B, T, S] bool: a query at slot start[b] + t sees the slots up to its own that are in `mask`.
 
-    With a window the last so many of them, its own among them.
-    By slot, not by position, so that a tree's nodes (several slots at one position) only need their ancestors masked.
+    With a window it sees the last `window` of them, including its own. The mask is by slot, not by position, so that
+    nodes of a tree (several slots at one position) only need a mask of their ancestors.
     """
     query = start[:, None, None] + jnp.arange(width)[None, :, None]
     slot = jnp.arange(slots)[None, None, :]
@@ -75,24 +75,24 @@ def causal_mask(start: Array, width: int, slots: int, mask: Array | None, window
 
 
 class Scoring(NamedTuple):
-    """What becomes of the products of queries and keys before the softmax."""
+    """How products of queries and keys become scores, before the softmax."""
 
-    scale: float | None = None  # of queries; None: head_dim ** -0.5
+    scale: float | None = None  # factor of queries; None: head_dim ** -0.5
     cap: float | None = None  # `layers.soft_cap`
-    bias: Callable[[Array], Array] | None = None  # distances in slots [B, T, S] int32, of a key before its query below
-    # zero -> what is added [B, H, T, S]
+    bias: Callable[[Array], Array] | None = None  # distances key slot - query slot [B, T, S] int32 -> biases
+    # [B, H, T, S]
 
     def scaled(self, query: Array) -> Array:
-        """Queries [..., head_dim]."""
+        """Scaled queries [..., head_dim]."""
         return query * (query.shape[-1] ** -0.5 if self.scale is None else self.scale)
 
     def scores(self, product: Array, width: int, start: Array, first: Array | int = 0) -> Array:
-        """Scores of products [B, Hkv, G T, S]: T queries at slots from start [B] on, keys from slot `first` on."""
+        """Scores of products [B, Hkv, G T, S]: T queries from slot start [B], keys from slot `first`."""
         product, biases = soft_cap(product, self.cap), self.biases(width, start, product.shape[-1], first)
         return product if biases is None else product + biases.reshape(product.shape)
 
     def biases(self, width: int, start: Array, slots: int, first: Array | int = 0) -> Array | None:
-        """What is added to scores, [B, H, T, S], as `scores` says; None: nothing."""
+        """Biases [B, H, T, S] of the scores, with slots as in `scores`; None: no biases."""
         if self.bias is None:
             return None
         query = start[:, None, None] + jnp.arange(width, dtype=jnp.int32)[None, :, None]
@@ -104,12 +104,12 @@ PLAIN = Scoring()
 
 
 def alibi(slopes: tuple[float, ...], distance: Array) -> Array:
-    """Linear biases (ALiBi, arXiv 2108.12409, section 3): distances [B, T, S] times a slope a head, [B, H, T, S]."""
+    """Linear biases (ALiBi, arXiv 2108.12409, section 3): distances [B, T, S] times a slope per head, [B, H, T, S]."""
     return jnp.asarray(slopes, jnp.float32)[None, :, None, None] * distance[:, None].astype(jnp.float32)
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """2^(-8/n), 2^(-16/n) ... for n heads, a power of two; for other n, every second slope of 2n heads for the rest."""
+    """2^(-8/n), 2^(-16/n) ... for n a power of two; otherwise the rest are every second slope of the next power."""
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
     return (*slopes, *(alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else ()))
@@ -118,7 +118,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 def attend(query: Array, keys: Array, values: Array, mask: Array, start: Array, scoring: Scoring = PLAIN) -> Array:
     """Grouped-query attention of query [B, T, H, head_dim] over keys and values [B, Hkv, S, head_dim], mask [B, T, S].
 
-    On a CPU natively (`kernels`): a row's sums then go over the slots that it sees, whatever else shares the pass.
+    On a CPU by a native kernel (`kernels`), whose result for a row does not depend on the rest of the pass.
     """
     scaled, biases = scoring.scaled(query).astype(keys.dtype), scoring.biases(query.shape[1], start, keys.shape[2])
     operands = (scaled, keys, values, mask) if biases is None else (scaled, keys, values, mask, biases)
@@ -131,11 +131,11 @@ def attend(query: Array, keys: Array, values: Array, mask: Array, start: Array, 
 def _attend_by_xla(
     cap: float | None, query: Array, keys: Array, values: Array, mask: Array, biases: Array | None = None
 ) -> Array:
-    """`attend` with queries that are scaled, and biases of scores [B, H, T, S].
+    """`attend` with scaled queries and biases of scores [B, H, T, S].
 
     The G query heads of a group and the T tokens are the rows of one product with their key head: repeating keys would
-    copy the cache, and with G and T apart XLA folds the transpose of the result into the product, which its CPU
-    runtime then refuses in bfloat16 ("Unsupported element type for DotThunk", jax 0.12, B and Hkv above 1).
+    copy the cache, and with separate axes for G and T XLA folds the transpose of the result into the product, which its
+    CPU runtime does not support in bfloat16 ("Unsupported element type for DotThunk", jax 0.12, B and Hkv above 1).
     """
     batch, width, heads, head_dim = query.shape
     kv_heads, group, dtype = keys.shape[1], heads // keys.shape[1], keys.dtype
@@ -164,10 +164,10 @@ def attend_by_blocks(
     scoring: Scoring = PLAIN,
     block: int = KEY_BLOCK,
 ) -> Array:
-    """`attend` for long prompts: keys block by block, up to the last slot that some row has filled by now.
+    """`attend` for long prompts: keys block by block, up to the last slot that any row has filled.
 
-    The running maximum and sum of the softmax are those of FlashAttention (arXiv 2205.14135, section 3.1). Half of the
-    keys of a prompt are never looked at, and a block's weights stay in the processor's cache.
+    The running maximum and sum of the softmax are those of FlashAttention (arXiv 2205.14135, section 3.1). This skips
+    half of the keys of a prompt, and a block's weights stay in the processor's cache.
     """
     batch, width, heads, head_dim = query.shape
     kv_heads, slots, dtype = keys.shape[1], keys.shape[2], keys.dtype
@@ -178,11 +178,11 @@ def attend_by_blocks(
 
     def one_block(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         index, top, total, out = carry
-        begin = jnp.minimum(index * block, slots - block)  # of the last, what is there twice is masked
+        begin = jnp.minimum(index * block, slots - block)  # the last block's overlap with the one before is masked
         key, value = (lax.dynamic_slice_in_dim(buffer, begin, block, axis=2) for buffer in (keys, values))
         new = (begin + jnp.arange(block, dtype=jnp.int32) >= index * block)[None, None, :]
         visible = lax.dynamic_slice_in_dim(mask, begin, block, axis=2) & new
-        visible = jnp.tile(visible[:, None], (1, 1, group, 1))  # rows of a group's heads, one head after the other
+        visible = jnp.tile(visible[:, None], (1, 1, group, 1))  # rows of a group's heads, head by head
         score = jnp.einsum("bkmd,bksd->bkms", query, key, preferred_element_type=jnp.float32)
         score = jnp.where(visible, scoring.scores(score, width, start, begin), jnp.finfo(jnp.float32).min)
         higher = jnp.maximum(top, jnp.max(score, axis=-1))
@@ -201,10 +201,10 @@ def attend_by_blocks(
 
 
 def attend_whole(query: Array, keys: Array, values: Array, mask: Array, scoring: Scoring = PLAIN) -> Array:
-    """`attend` for whole texts, from slot 0 on, in training.
+    """`attend` for whole texts from slot 0, in training.
 
-    A row at a time, its weights computed again for the gradient: the weights of all rows at once (B H T S float32) pass
-    through memory five times, a row's stay in the cache.
+    One row at a time, with the weights recomputed for the gradient: the weights of all rows (B H T S float32) would
+    pass through memory five times, those of one row stay in the processor's cache.
     """
     group = query.shape[2] // keys.shape[1]
 
@@ -221,10 +221,10 @@ def attend_whole(query: Array, keys: Array, values: Array, mask: Array, scoring:
 
 
 def fused_heads(heads: int, kv_heads: int, head_dim: int) -> tuple[int, int, int]:
-    """[Hkv, G + 2, head_dim], how the rows of a fused projection lie: a group's G query heads, its key, its value.
+    """[Hkv, G + 2, head_dim], the layout of the rows of a fused projection: per group G query heads, key, value.
 
-    By group and not by kind: a device that has some of the groups needs nothing of the others. The kernel itself has
-    two axes: XLA turns one of more around in every pass (40 ms for SmolLM2 on a CPU).
+    Ordered by group and not by kind, so that devices that share the groups need no communication. The kernel itself has
+    two axes: XLA would transpose one with more in every pass (40 ms for SmolLM2 on a CPU).
     """
     return kv_heads, heads // kv_heads + 2, head_dim
 
@@ -238,9 +238,9 @@ def split_heads(fused: Array, heads: tuple[int, int, int]) -> tuple[Array, Array
 
 
 class Attention(nn.Module):
-    """Cached self-attention, q, k and v one fused projection (`fused_heads`); rotary where cosines and sines are given.
+    """Cached self-attention with a fused projection of q, k and v (`fused_heads`); rotary if cos and sin are given.
 
-    With a `norm` queries and keys are normed head by head, before they are rotated.
+    With a `norm` queries and keys are normalised per head, before the rotation.
     """
 
     heads: int
@@ -254,9 +254,9 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x, keys, values, start, cos_sin, mask) -> tuple[Array, Array | None, Array | None]:
-        """x [B, T, D] -> (out [B, T, D], keys, values), this pass's tokens written from slot start [B] on.
+        """x [B, T, D] -> (out [B, T, D], keys, values), with this pass's tokens written from slot start [B].
 
-        Without buffers (None) the pass's own keys and values are all there is, and nothing is kept.
+        Without buffers (None) attention is over the pass's own keys and values, which are not kept.
         """
         width, model_width = x.shape[1:]
         heads = fused_heads(self.heads, self.kv_heads, self.head_dim)
@@ -284,11 +284,11 @@ def attention_table(
     by_kind: bool = False,
     turned: bool = False,
 ) -> dict[str, Parameter]:
-    """The weights of `Attention`: Hugging Face's names, and where they live at `path`.
+    """The weights of `Attention`: Hugging Face's names, and their places below `path`.
 
-    `names` are those of q, k, v and the output, or of one tensor for q, k and v and of the output. The rows of that
-    tensor are one group after the other, as here (`fused_heads`); with `by_kind` all queries, all keys, all values.
-    `heads` are H, Hkv and head_dim; `biases` say whether q, k and v have one, and whether the output has.
+    `names` are those of q, k, v and the output, or of a fused tensor for q, k and v and of the output. The rows of the
+    fused tensor are ordered by group, as here (`fused_heads`); with `by_kind` all queries, all keys, all values.
+    `heads` are H, Hkv and head_dim; `biases`: whether q, k and v have biases, and whether the output has one.
     """
     (count, kv_heads, head_dim), (*inputs, output) = heads, names
     rows = fused_heads(*heads)

@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `bloom` (arXiv 2211.05100): distances as linear biases, ALiBi, in place of positions."""
+"""Hugging Face's model_type `bloom` (arXiv 2211.05100): linear biases by distance (ALiBi) instead of positions."""
 
 import functools
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ NAMES = Names(
 
 @dataclass(frozen=True)
 class BloomConfig(LayerNorms, HFConfig):
-    """Fields of Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
 
-    Biases reach any distance: `seq_length`, of the texts it was trained on, is the context.
+    Biases extend to any distance; the context is `seq_length`, the length of the training texts.
     """
 
     model_type: ClassVar[str] = "bloom"
@@ -50,7 +50,7 @@ class BloomConfig(LayerNorms, HFConfig):
 
     @property
     def order(self) -> str:
-        """Order of norms in a block."""
+        """The order of norms in a block (`LayerNorms.order`)."""
         return "normed" if self.apply_residual_connection_post_layernorm else "pre"
 
     @property
@@ -60,7 +60,7 @@ class BloomConfig(LayerNorms, HFConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The width inside the MLP, which config.json does not state, and the old name of the stream's."""
+        """The width inside the MLP, which config.json does not have, and the old name of `hidden_size`."""
         width = values.get("hidden_size") or config.get("n_embed") or 0
         return {**values, "hidden_size": width, "intermediate_size": 4 * width, "hidden_act": cls.hidden_act}
 
@@ -71,6 +71,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> BloomConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     fields = {"tie_word_embeddings": False, "max_position_embeddings": 64}
     return BloomConfig(61, 24, 96, 2, 3, eos_token_ids=(2,), **fields)

@@ -1,4 +1,4 @@
-"""What the configs of all decoder-only families share: config.json read and written."""
+"""The base of the configs of all families: reading and writing config.json."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from specdec_jax.models.layers import ACTIVATIONS
 from specdec_jax.models.rope import check_scaling, rope_from_hf, rope_to_hf
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""Kinds of layers, as Hugging Face's `layer_types` names them. A kind of a family's own begins with one of them."""
+"""Kinds of layers, as in Hugging Face's `layer_types`. Kinds that a family adds begin with one of them."""
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -25,9 +25,9 @@ WORDS = {
 
 @dataclass(frozen=True)
 class HFConfig:
-    """Fields named as in Hugging Face's config.json, but for those that `renamed` maps to its names.
+    """Fields named as in Hugging Face's config.json, except for those that `renamed` maps to its names.
 
-    A family's class has the defaults. Numbers that do not fit raise ValueError.
+    A family's class has the defaults. Raises ValueError for invalid values.
     """
 
     model_type: ClassVar[str]
@@ -53,7 +53,7 @@ class HFConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
-    # What the stack reads besides; a family's class says otherwise.
+    # Further attributes that the stack reads; families override them.
     num_key_value_heads: ClassVar[Any]
     head_dim: ClassVar[Any]
     sliding_window: ClassVar[Any] = None
@@ -69,7 +69,7 @@ class HFConfig:
                 raise ValueError(f"eos_token_id must be tokens, 0 to {self.vocab_size - 1}, got {token!r}")
 
     def check_positive(self, *names: str) -> None:
-        """Raises ValueError naming the first of these that is no positive integer."""
+        """Raises ValueError for the first of these fields that is not a positive integer."""
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -82,12 +82,12 @@ class HFConfig:
 
     @property
     def context(self) -> int:
-        """Most tokens of a text."""
+        """Maximum number of tokens of a text."""
         return self.max_position_embeddings
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """FULL or SLIDING by layer, which a family may append to."""
+        """The kind of each layer: FULL or SLIDING, to which a family may append a suffix."""
         return (FULL,) * self.num_hidden_layers
 
     @classmethod
@@ -97,10 +97,10 @@ class HFConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Any:
-        """Reads config.json, as transformers 4 or 5 writes it.
+        """Reads config.json as written by transformers 4 or 5.
 
-        Raises ValueError on another model_type, a missing number, a value that is not of its field's type, and
-        whatever the class refuses.
+        Raises ValueError for another model_type, a missing number, a value of the wrong type, and values that the class
+        does not support.
         """
         kind = config.get("model_type", cls.model_type)
         if kind != cls.model_type:
@@ -119,12 +119,12 @@ class HFConfig:
             if missing:
                 raise ValueError(f"the model's config lacks {', '.join(missing)}")
             return cls(**values)
-        except (TypeError, AttributeError, ArithmeticError, LookupError) as error:  # of an entry that is no field
+        except (TypeError, AttributeError, ArithmeticError, LookupError) as error:  # from an entry that is not a field
             raise ValueError(f"an entry of the model's config has the wrong type: {error}") from error
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the family means them, of those that config.json gives by name."""
+        """The fields of this family, from those that config.json has by name."""
         del config
         return values
 
@@ -140,7 +140,7 @@ class HFConfig:
 
 
 def is_number(value: Any, kind: Any = numbers.Real) -> bool:
-    """Whether it is a finite number, of numpy too, and no bool."""
+    """Whether the value is a finite number, also of numpy, and not a bool."""
     return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of config.json is of a field's type; a list is a tuple."""
+    """Whether a value of config.json has a field's type; lists are accepted for tuples."""
     origin, inner = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, option) for option in inner)
@@ -162,13 +162,13 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """A type in words; None, which a config may leave out, is not said."""
+    """A description of a type; None, for entries that may be missing, is omitted."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return " or ".join(WORDS[get_origin(option) or option] for option in options if option is not NoneType)
 
 
 class UngroupedHeads:
-    """A base before a family's config: heads share the width, and each has keys and values of its own."""
+    """A mixin for configs: the heads divide the width, and each head has its own keys and values."""
 
     hidden_size: int
     num_attention_heads: int
@@ -182,19 +182,19 @@ class UngroupedHeads:
 
     @property
     def num_key_value_heads(self) -> int:
-        """As many as there are heads, without groups."""
+        """Number of heads, because there are no groups."""
         return self.num_attention_heads
 
 
 @dataclass(frozen=True)
 class RopeConfig(HFConfig):
-    """A family of rotary positions."""
+    """The config of a family with rotary positions."""
 
     _: KW_ONLY
     rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = field(default=None, hash=False)  # with `rope_type`; None is plain rotary
+    rope_scaling: dict[str, Any] | None = field(default=None, hash=False)  # with `rope_type`; None: plain rotary
 
-    partial_rotary_factor: ClassVar[Any] = 1.0  # of a head's width
+    partial_rotary_factor: ClassVar[Any] = 1.0  # fraction of a head's width
     rotates_parts: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -208,12 +208,12 @@ class RopeConfig(HFConfig):
 
     @property
     def rotated(self) -> int:
-        """The numbers of a head that have rotary positions."""
+        """Number of dimensions of a head with rotary positions."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Both generations: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (5)."""
+        """Reads both formats: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (5)."""
         rope, part = rope_from_hf(config, cls.rope_theta)
         if cls.rotates_parts:
             return values | rope | ({} if part is None else {"partial_rotary_factor": float(part)})

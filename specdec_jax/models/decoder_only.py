@@ -1,7 +1,7 @@
-"""What decoder-only families share: the stack of their blocks over a cache, and the decoding seam.
+"""The stack of blocks of decoder-only families over a cache, and its `LanguageModel`.
 
-Layers are unrolled, each with its own key and value buffer: a `scan` over layers copies its caches every pass (25.6
-against 1.6 ms a step, measured). They are traced once: XLA compiles a kernel once, however many layers run it.
+Layers are unrolled, each with its own key and value buffer: a `scan` over layers would copy the caches in every pass
+(measured: 25.6 instead of 1.6 ms per step). They are traced once, and XLA compiles a kernel once for all layers.
 """
 
 import functools
@@ -23,24 +23,24 @@ Array = jax.Array
 
 
 class Family(NamedTuple):
-    """What a family brings to the stack, beside its config (`config.HFConfig`). Functions take that first."""
+    """The parts of a family besides its config (`config.HFConfig`), which is the first argument of each function."""
 
     block: type[nn.Module]  # (config, dtype, kind): (x, keys, values, start, places, visible) -> (x, keys, values)
-    norm: Callable[..., nn.Module]  # (config, dtype, name=): what follows the last block
-    places: Callable[[Any, str, Array], Any]  # (config, kind, positions [B, T]): what its blocks know of positions
+    norm: Callable[..., nn.Module]  # (config, dtype, name=): the layer after the last block
+    places: Callable[[Any, str, Array], Any]  # (config, kind, positions [B, T]): position input of the blocks
     table: Callable[[Any], weights.Table]  # (config)
-    ignored: Callable[[Any], weights.Ignored]  # (config): names that a checkpoint may have besides
+    ignored: Callable[[Any], weights.Ignored]  # (config): further names that a checkpoint may have
     embed: Callable[..., nn.Module] | None = None  # (config, dtype, name=): (embeddings [B, T, E], positions) -> x
-    prefix: str = ""  # of names but the head's; checkpoints of base models lack it
+    prefix: str = ""  # prefix of all names but the head's; missing in checkpoints of base models
 
 
 class Decoder(nn.Module):
     """Decoder-only transformer: (tokens [B, T], cache, positions, mask) -> (logits [B, T, V] float32, cache).
 
-    Without a cache (None) the T tokens see each other alone, and None comes back for it. With `head=False` the last
-    hidden states [B, T, D] float32 come in place of the logits: training takes the head a few positions at a time.
-    With `tapped` layers the residual stream after each of them comes along: ((logits, [B, T, N, D] float32), cache).
-    `added` [B, T, D] is added to the embeddings.
+    Without a cache (None) the T tokens attend to each other only, and the returned cache is None. With `head=False` it
+    returns the last hidden states [B, T, D] float32 instead of logits: training applies the head to a few positions at
+    a time. With `tapped` layers it also returns the residual stream after each of them: ((logits, [B, T, N, D]
+    float32), cache). `added` [B, T, D] is added to the embeddings.
     """
 
     family: Family
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         x = constrain(x if added is None else x + added, DATA)
         keys: list[Any] = [None] * len(kinds) if cache is None else list(cache.keys)
         values: list[Any] = [None] * len(kinds) if cache is None else list(cache.values)
-        streams = [x]  # those that are not tapped take no memory: they are values of the trace, not buffers
+        streams = [x]  # streams that are not tapped take no memory: they are values of the trace, not buffers
         for i, kind in enumerate(kinds):
             inputs = x, keys[i], values[i], start, places[kind], visible[kind]
             x, keys[i], values[i] = run_block(self, self.family.block, f"layer_{i}", kind, *inputs)
@@ -81,15 +81,15 @@ class Decoder(nn.Module):
             return x, cache
         with jax.named_scope("head"):
             logits = constrain(layers.project(x, embedding, self.dtype), DATA, None, ANY)
-        logits = constrain(logits, DATA)  # gathered, and not the head's rows before the product
+        logits = constrain(logits, DATA)  # gathers the logits, instead of the head's rows before the product
         logits = layers.soft_cap(logits, c.logit_cap)
         return ((logits, jnp.stack([streams[i] for i in tapped], axis=2)) if tapped else logits), cache
 
 
 def run_block(stack: Any, block: type[nn.Module], name: str, kind: str, *inputs: Any) -> Any:
-    """A stack's block of that name, called in its compact method.
+    """Runs a stack's block of that name, in its compact method.
 
-    Its parameters are made here, and else only handed to what is traced once.
+    At initialisation it creates the parameters; otherwise it passes them to a function that is traced once.
     """
     if stack.is_initializing():
         return block(stack.config, stack.dtype, kind, name=name)(*inputs)
@@ -101,13 +101,13 @@ def run_block(stack: Any, block: type[nn.Module], name: str, kind: str, *inputs:
 def _traced_block(block: Any, config: Any, dtype: Any, kind: str, params: Any, *inputs: Any):
     """A block as a function of its parameters: traced and lowered once for all layers of equal shapes.
 
-    XLA inlines the calls, so that the program that runs is the same; flax's modules would be traced once a layer.
+    XLA inlines the calls, so the compiled program is the same; flax's modules would be traced once per layer.
     """
     return block(config, dtype, kind, parent=None).apply({"params": params}, *inputs)
 
 
 class Functions(NamedTuple):
-    """What `loading` asks of a family's module, besides its config and its table."""
+    """The functions of a family's module that `loading` uses, besides its config and its table."""
 
     language_model: Callable[..., LanguageModel]  # (config, dtype)
     init_params: Callable[..., Any]  # (config, key, dtype)
@@ -116,17 +116,17 @@ class Functions(NamedTuple):
 
 
 def functions(family: Family) -> Functions:
-    """Those of a family, each as described below."""
+    """The functions below for a family."""
     every = (language_model, init_params, params_from_named, named_from_params)
     return Functions(*(functools.partial(function, family) for function in every))
 
 
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
-    """The decoding seam. `dtype`: of matmul inputs and cache; parameters of another one are cast in every pass."""
+    """The family's `LanguageModel`. `dtype`: of matmul inputs and cache; other parameters are cast in every pass."""
     module, c = Decoder(family, config, dtype), config
 
     def init_cache(params, batch, slots, source=None):
-        del params, source  # no encoder, nothing to precompute
+        del params, source  # there is no encoder
         return init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
 
     def apply(params, tokens, cache, positions=None, mask=None):
@@ -139,7 +139,7 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
         (logits, streams), cache = module.apply({"params": params}, tokens, cache, positions, mask, tapped=which)
         return logits, streams, cache
 
-    # Windows and biases go by slot: they would place several tokens of one position elsewhere.
+    # Windows and biases are by slot, which is wrong if several tokens share a position.
     by_slot = any(kind.startswith(SLIDING) for kind in c.layer_kinds) or getattr(c, "scoring", PLAIN).bias is not None
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, by_position=not by_slot)
     kernel = functools.partial(head_kernel, c, dtype)
@@ -148,7 +148,7 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
 
 
 def head_kernel(config: Any, dtype: Any, params: Any) -> Any:
-    """What the head multiplies with: the embedding where they are tied; int8 as it is."""
+    """The head's kernel, which is the embedding if they are tied; int8 is not cast."""
     kernel = params["embedding" if config.tie_word_embeddings else "head"]
     return kernel if isinstance(kernel, Int8) else jnp.asarray(kernel).astype(dtype)
 
@@ -167,7 +167,7 @@ def params_from_named(
     place: weights.Place | None = None,
     int8: bool = False,
 ):
-    """Parameters from tensors named as Hugging Face names them. Arguments and errors as `weights` says."""
+    """Parameters from tensors with Hugging Face's names. For arguments and errors see `weights.params_from_named`."""
     table, ignored = family.table(config), family.ignored(config)
     names = {*table, *ignored}
 

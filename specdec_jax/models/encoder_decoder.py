@@ -1,7 +1,7 @@
-"""What families with an encoder share: both stacks, a cache that has read its source, and the decoding seam.
+"""The stacks of families with an encoder, a cache with the encoded source, and their `LanguageModel`.
 
-The encoder runs once, in `init_cache`: what cross-attention reads of the source are keys and values that no pass
-changes. Layers are unrolled and traced once, as in decoder_only.py.
+The encoder runs once, in `init_cache`: the keys and values of cross-attention are constant during decoding. Layers are
+unrolled and traced once, as in decoder_only.py.
 """
 
 import functools
@@ -24,29 +24,29 @@ ENCODER, DECODER = "encoder", "decoder"
 
 
 class CrossCache(NamedTuple):
-    """A decoder's cache, and the keys and values of the source that it began with."""
+    """A decoder's cache, and the keys and values of its source for cross-attention."""
 
     keys: tuple[Array, ...]  # L times [B, H, S, head_dim]
     values: tuple[Array, ...]  # L times [B, H, S, head_dim]
     cross_keys: tuple[Array, ...]  # L times [B, H, E, head_dim]
     cross_values: tuple[Array, ...]  # L times [B, H, E, head_dim]
-    source_length: Array  # [B] int32, slots of the source that count
-    length: Array  # [B] int32, slots of the text that count; what lies beyond is garbage and never read
+    source_length: Array  # [B] int32, number of valid slots of the source
+    length: Array  # [B] int32, number of valid slots of the text; the others are never read
 
 
 class Family(NamedTuple):
-    """What a family brings to the stacks, beside its config (`config.HFConfig`). Functions take that first."""
+    """The parts of a family besides its config (`config.HFConfig`), which is the first argument of each function."""
 
     encoder_block: type[nn.Module]  # (config, dtype, ENCODER): (x, places, visible) -> x
     decoder_block: type[nn.Module]
     # (config, dtype, DECODER): (x, keys, values, (cross keys, cross values), start, places, visible, seen) -> (x, keys,
     # values)
-    places: Callable[..., nn.Module]  # (config, dtype, kind, name=): () -> what all blocks of a stack know of positions
-    norm: Callable[..., nn.Module]  # (config, dtype, name=): what follows the last block
+    places: Callable[..., nn.Module]  # (config, dtype, kind, name=): () -> position input of all blocks of a stack
+    norm: Callable[..., nn.Module]  # (config, dtype, name=): the layer after the last block
     read: Callable[..., tuple[Array, Array]]
     # (config, dtype, a decoder block's parameters, encoded [B, E, D]) -> cross keys and values [B, H, E, head_dim]
     table: Callable[[Any], weights.Table]  # (config)
-    ignored: Callable[[Any], weights.Ignored]  # (config): names that a checkpoint may have besides
+    ignored: Callable[[Any], weights.Ignored]  # (config): further names that a checkpoint may have
 
 
 class Encoder(nn.Module):
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
 
 
 def _counting(slots: int, length: Array) -> Array:
-    """[B, 1, slots] bool: the first length[b]."""
+    """[B, 1, slots] bool, True for the first length[b] slots."""
     return jnp.arange(slots, dtype=jnp.int32)[None, None, :] < length[:, None, None]
 
 
@@ -101,13 +101,13 @@ def with_length(cache: CrossCache, length: Array) -> CrossCache:
 
 
 def functions(family: Family) -> Functions:
-    """Those that `loading` asks of a family's module, each as described below."""
+    """The functions below for a family, as used by `loading`."""
     every = (language_model, init_params, params_from_named, named_from_params)
     return Functions(*(functools.partial(function, family) for function in every))
 
 
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
-    """The decoding seam. `dtype`: of matmul inputs and cache; parameters of another one are cast in every pass."""
+    """The family's `LanguageModel`. `dtype`: of matmul inputs and cache; other parameters are cast in every pass."""
     c, decoder = config, Decoder(family, config, dtype)
     kernel = functools.partial(head_kernel, c, dtype)
 
@@ -173,10 +173,9 @@ def params_from_named(
     place: weights.Place | None = None,
     int8: bool = False,
 ):
-    """Parameters from tensors named as Hugging Face names them. Arguments and errors as `weights` says.
+    """Parameters from tensors with Hugging Face's names. For arguments and errors see `weights.params_from_named`.
 
-    A head that is not tied and not there either is a copy of the embedding: transformers leaves it out if they are
-    equal.
+    A missing untied head is a copy of the embedding: transformers does not store it if they are equal.
     """
     table, ignored = family.table(config), family.ignored(config)
     paths = {parameter.path: name for name, parameter in table.items()}

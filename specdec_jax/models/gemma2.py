@@ -19,14 +19,14 @@ CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 
 @dataclass(frozen=True)
 class Gemma2Config(AttentionBias, RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"hidden_act": "hidden_activation"})
     post_norms: ClassVar[bool] = True
     norm_offset: ClassVar[float] = 1.0
-    full_every: ClassVar[int] = 2  # layers, where config.json names no kinds
+    full_every: ClassVar[int] = 2  # every second layer is FULL if config.json has no kinds
 
     _: KW_ONLY
     hidden_act: str = "gelu_pytorch_tanh"
@@ -56,7 +56,7 @@ class Gemma2Config(AttentionBias, RotaryWindowedConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Caps that may be none, and kinds of layers where config.json names none."""
+        """Caps, which may be null, and default kinds of layers."""
         if config.get("use_bidirectional_attention"):
             raise ValueError(
                 f"models/{cls.model_type}.py serves causal attention, and use_bidirectional_attention is true"
@@ -69,7 +69,7 @@ class Gemma2Config(AttentionBias, RotaryWindowedConfig):
 
 
 class Scaled(nn.Module):
-    """Embeddings times the square root of their width, in the precision that they are stored in."""
+    """Embeddings times the square root of their width, in the precision of the stored embeddings."""
 
     config: Gemma2Config
     dtype: Any
@@ -85,6 +85,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> Gemma2Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "query_pre_attn_scalar": 6}
     return Gemma2Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

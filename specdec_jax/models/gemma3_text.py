@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `gemma3_text` (arXiv 2503.19786): five local layers to a global one."""
+"""Hugging Face's model_type `gemma3_text` (arXiv 2503.19786): five local layers per global one."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from specdec_jax.models.rope import rope, rope_to_hf
 
 @dataclass(frozen=True)
 class Gemma3TextConfig(Gemma2Config):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "gemma3_text"
     architecture: ClassVar[str] = "Gemma3ForCausalLM"
@@ -23,8 +23,8 @@ class Gemma3TextConfig(Gemma2Config):
 
     _: KW_ONLY
     max_position_embeddings: int = 131072
-    rope_theta: float = 1_000_000.0  # of global layers
-    rope_local_base_freq: float = 10_000.0  # of local ones
+    rope_theta: float = 1_000_000.0  # for global layers
+    rope_local_base_freq: float = 10_000.0  # for local layers
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
 
@@ -35,12 +35,12 @@ class Gemma3TextConfig(Gemma2Config):
 
     @property
     def scoring(self) -> Scoring:
-        """Attention's scoring has no cap, whatever config.json says, as in transformers."""
+        """Scoring of attention; without a cap regardless of config.json, as in transformers."""
         return Scoring(self.query_pre_attn_scalar**-0.5)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Both generations: numbers of their own (transformers 4), `rope_parameters` of each kind of layers (5)."""
+        """Reads both formats: separate fields (transformers 4) and `rope_parameters` per kind of layer (5)."""
         nested = config.get("rope_parameters") or {}
         if FULL not in nested:
             return super().read_fields(config, values)
@@ -69,6 +69,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> Gemma3TextConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "query_pre_attn_scalar": 6, "rope_theta": 300.0}
     return Gemma3TextConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

@@ -28,7 +28,7 @@ UNSERVED = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 @dataclass(frozen=True)
 class GPT2Config(LayerNorms, HFConfig):
-    """Fields of Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
@@ -53,7 +53,7 @@ class GPT2Config(LayerNorms, HFConfig):
 
     @property
     def num_positions(self) -> int:
-        """Learned ones."""
+        """Number of learned positions."""
         return self.max_position_embeddings
 
     @property
@@ -63,7 +63,7 @@ class GPT2Config(LayerNorms, HFConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Four times the width inside the MLP, where config.json does not say."""
+        """The width inside the MLP, by default four times `hidden_size`."""
         for name in UNSERVED:
             if config.get(name):
                 raise ValueError(f"models/gpt2.py does not serve {name}")
@@ -76,5 +76,5 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> GPT2Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     return GPT2Config(61, 24, 40, 2, 3, max_position_embeddings=64, eos_token_ids=(2,))

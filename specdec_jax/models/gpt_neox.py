@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `gpt_neox` (arXiv 2204.06745, and Pythia, 2304.01373): attention and MLP side by side."""
+"""Hugging Face's model_type `gpt_neox` (arXiv 2204.06745, and Pythia, 2304.01373): parallel attention and MLP."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -23,7 +23,7 @@ NAMES = Names(
 
 @dataclass(frozen=True)
 class GPTNeoXConfig(LayerNorms, RopeConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "gpt_neox"
     architecture: ClassVar[str] = "GPTNeoXForCausalLM"
@@ -32,18 +32,18 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
     _: KW_ONLY
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-5
-    partial_rotary_factor: float = 0.25  # of a head's width; `rotary_pct` in transformers 4
+    partial_rotary_factor: float = 0.25  # fraction of a head's width; `rotary_pct` in transformers 4
     use_parallel_residual: bool = True
     attention_bias: bool = True
 
     @property
     def order(self) -> str:
-        """How a block's parts follow one another."""
+        """The order of a block's parts (`LayerNorms.order`)."""
         return "parallel" if self.use_parallel_residual else "pre"
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Both generations: `rotary_pct` and `rotary_emb_base` (transformers 4), `rope_parameters` (5)."""
+        """Reads both formats: `rotary_pct` and `rotary_emb_base` (transformers 4), `rope_parameters` (5)."""
         old = {"partial_rotary_factor": config.get("rotary_pct"), "rope_theta": config.get("rotary_emb_base")}
         return super().read_fields({**old, **config}, values)
 
@@ -58,5 +58,5 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> GPTNeoXConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     return GPTNeoXConfig(61, 24, 40, 2, 3, partial_rotary_factor=0.5, max_position_embeddings=64, eos_token_ids=(2,))

@@ -1,9 +1,9 @@
-"""Matrices in eight bits, each of their rows with a scale: for models that do not fit into memory in bfloat16.
+"""Weight matrices in int8 with a scale per row, for models that do not fit into memory in bfloat16.
 
-Symmetric, by output channel (arXiv 1806.08342, section 2): the largest weight of a row is 127 of its scales. Made when
-a model is loaded. A value is exact in bfloat16, so that a product with the values, summed in float32, times the scales
-is the product with the rounded matrix: inputs, sums and what is no matrix are as without it. A row of an embedding or
-a head is a token's.
+Symmetric quantisation by output channel (arXiv 1806.08342, section 2): the largest weight of a row is 127 times its
+scale. Matrices are quantised when a model is loaded. Int8 values are exact in bfloat16, so that the product with the
+values, summed in float32, times the scales equals the product with the rounded matrix; inputs, sums and all other
+parameters are not quantised. The rows of an embedding or a head are tokens.
 """
 
 from collections.abc import Callable
@@ -17,40 +17,40 @@ from jax import lax
 Array = jax.Array
 
 LARGEST = 127
-TOGETHER = 1 << 18  # weights that are float32 at a time while they are rounded: what stays in a processor's cache
+TOGETHER = 1 << 18  # number of weights rounded at a time in float32, to stay in the processor's cache
 
 
 class Int8(NamedTuple):
-    """A matrix, or a stack of them. What picks rows, or matrices of a stack, picks the same of both arrays."""
+    """A matrix, or a stack of matrices. Indexing rows, or matrices of a stack, applies to both arrays."""
 
     values: Any  # [..., F, D] int8
-    scale: Any  # [..., F] float32, of each output channel
+    scale: Any  # [..., F] float32, one per output channel
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the matrix."""
+        """Shape of the matrix."""
         return self.values.shape
 
     @property
     def size(self) -> int:
-        """Weights."""
+        """Number of weights."""
         return self.values.size
 
 
 Contract = Callable[[Array, Array], Array]
 Matrix = Any
-"""An array [..., F, D], or Int8: what `layers.project` multiplies with."""
+"""A matrix [..., F, D] for `layers.project`: an array or Int8."""
 
 
 def is_matrix(node: Any) -> bool:
-    """Whether Int8: what a walk over a tree of parameters takes as one leaf."""
+    """Whether a node is Int8; the `is_leaf` of walks over parameter trees."""
     return isinstance(node, Int8)
 
 
 def rounded(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
     """A host matrix [F, D] as int8 values [F, D] and scales [F] float32.
 
-    Raises ValueError for weights that are not finite: no scale holds them.
+    Raises ValueError for weights that are not finite.
     """
     values, scale = np.empty(matrix.shape, np.int8), np.empty(matrix.shape[:1], np.float32)
     step = max(1, TOGETHER // matrix.shape[1])
@@ -66,23 +66,23 @@ def rounded(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows(matrix: Matrix, index: Any) -> Matrix:
-    """These rows of it."""
+    """The rows of a matrix at `index`."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], matrix)
 
 
 def as_float32(matrix: Matrix) -> Array:
-    """What it stands for, as one array."""
+    """The dequantised matrix."""
     if isinstance(matrix, Int8):
         return matrix.values.astype(jnp.float32) * matrix.scale[..., None]
     return matrix.astype(jnp.float32)
 
 
 def product(x: Array, matrix: Matrix, dtype: Any, contract: Contract, narrow: Contract | None = None) -> Array:
-    """`contract(x, matrix)` float32 of x [..., D], rounded to `dtype`; of a stack the result's first axes are its own.
+    """`contract(x, matrix)` float32 of x [..., D], rounded to `dtype`; a stack's axes come first in the result.
 
-    The barrier keeps the values beside the inputs: XLA takes what depends on no pass out of the loops of passes, and
-    would keep every matrix in `dtype`, twice its bytes, for the whole generation. A CPU's conversion to bfloat16 costs
-    more than one to float32, where the products are the same numbers. `narrow` is what a CPU takes in its place.
+    The barrier ties the values to the inputs: XLA would hoist their conversion out of the loops of passes and keep
+    every matrix in `dtype`, twice its bytes, for the whole generation. On a CPU conversion to bfloat16 costs more than
+    to float32, which gives the same products. `narrow` replaces `contract` on a CPU.
     """
     x = x.astype(dtype)
     if not isinstance(matrix, Int8):
@@ -99,5 +99,5 @@ def product(x: Array, matrix: Matrix, dtype: Any, contract: Contract, narrow: Co
 
 
 def by_sums(x: Array, matrix: Array) -> Array:
-    """x [..., D] times matrix [F, D]. A CPU reads the matrix for it as it is stored; a product's it converts first."""
+    """x [..., D] times matrix [F, D] by sums: a CPU reads the stored matrix; a product would convert it first."""
     return jnp.sum(x[..., None, :] * matrix.reshape(*(1,) * (x.ndim - 1), *matrix.shape), axis=-1)

@@ -1,4 +1,4 @@
-"""Families of layer norms and a plain MLP, as GPT-2's: what their configs share, block, table of weights."""
+"""Families with layer norms and a plain MLP, like GPT-2: base of their configs, block, and table of weights."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,41 +18,41 @@ Array = jax.Array
 
 
 class LayerNorms(UngroupedHeads):
-    """What a block has; a family's config says otherwise where its block does."""
+    """The defaults of a block, which a family's config may override."""
 
     layer_norm_eps: ClassVar[Any] = 1e-5
     attention_bias: ClassVar[Any] = True
     mlp_bias: ClassVar[Any] = True
     order: ClassVar[Any] = "pre"
-    """`pre`: attention and then the MLP, each behind a norm; `normed`: so, and what a norm gives is also what is added
-    to; `parallel`: both of the same stream, each behind its norm; `post`: norms of the stream after each."""
+    """`pre`: attention, then the MLP, each after a norm; `normed`: likewise, with the norm's output as the residual;
+    `parallel`: both from the same stream, each after its norm; `post`: the stream is normalised after each."""
     scoring: ClassVar[Any] = attention.PLAIN
-    num_positions: ClassVar[Any] = 0  # learned ones, of which `position_offset` are never used
+    num_positions: ClassVar[Any] = 0  # number of learned positions, of which `position_offset` are never used
     position_offset: ClassVar[int] = 0
     norm_of_embeddings: ClassVar[bool] = False
     last_norm: ClassVar[Any] = True
 
 
 class Names(NamedTuple):
-    """How a checkpoint calls its tensors, without `.weight` and `.bias`."""
+    """The names of a checkpoint's tensors, without `.weight` and `.bias`."""
 
-    prefix: str  # of all but the head's; base models are saved without it
+    prefix: str  # prefix of all names but the head's; base models are saved without it
     layers: str
     embedding: str
     head: str
-    norms: tuple[str, str, str]  # a layer's, before attention and MLP, and the last
-    attention: tuple[str, ...]  # of a layer: q, k and v in one or in three, and the output
-    mlp: tuple[str, str]  # of a layer: up, down
-    positions: str = ""  # learned ones
+    norms: tuple[str, str, str]  # in a layer, before attention and MLP; and the last norm
+    attention: tuple[str, ...]  # in a layer: q, k and v in one tensor or in three, and the output
+    mlp: tuple[str, str]  # in a layer: up, down
+    positions: str = ""  # learned positions
     embedding_norm: str = ""
     projections: tuple[str, str] = ("", "")  # between embeddings of another width and the stream
-    ignored: tuple[str, ...] = ()  # of a layer: masks and frequencies that old checkpoints store
+    ignored: tuple[str, ...] = ()  # in a layer: masks and frequencies of old checkpoints
     by_kind: bool = False  # `attention.attention_table`
     turned: bool = False  # kernels are stored as [in, out]
 
 
 class Embed(nn.Module):
-    """Embeddings [B, T, E] and positions [B, T] -> [B, T, D]: projected, with learned positions, normed; as they do."""
+    """Embeddings [B, T, E], positions [B, T] -> [B, T, D]: projection, learned positions and norm, where present."""
 
     config: Any
     dtype: Any
@@ -69,7 +69,7 @@ class Embed(nn.Module):
 
 
 class End(nn.Module):
-    """What follows the last block: a norm, and a projection to what the head multiplies; as they do."""
+    """After the last block: a norm, and a projection to the head's input width, where present."""
 
     config: Any
     dtype: Any
@@ -85,7 +85,7 @@ class End(nn.Module):
 
 
 class LayerNormBlock(nn.Module):
-    """Attention and MLP around a float32 residual stream, in the order that the config says."""
+    """Attention and MLP around a float32 residual stream, in the config's order."""
 
     config: Any
     dtype: Any
@@ -114,7 +114,7 @@ class LayerNormBlock(nn.Module):
 
 
 def _table(config: Any, names: Names) -> dict[str, Parameter]:
-    """Hugging Face's name of every weight -> where it lives, and which axis of it is divided over devices."""
+    """Maps Hugging Face's name of every weight to its place in the parameters and its sharded axis."""
     c, shape = config, (config.vocab_size, config.embedding_width)
     table = {f"{names.prefix}{names.embedding}.weight": Parameter(("embedding",), shape, split=0)}
     if not c.tie_word_embeddings:
@@ -149,7 +149,7 @@ def _layer_table(c: Any, names: Names, prefix: str, layer: str) -> dict[str, Par
 
 
 def _ignored(config: Any, names: Names) -> Mapping[str, tuple[int, ...] | None]:
-    """What old checkpoints store besides, and a head that repeats a tied embedding."""
+    """Further tensors of old checkpoints, and a head that repeats a tied embedding."""
     ignored: dict[str, tuple[int, ...] | None] = {
         f"{names.prefix}{names.layers}.{i}.{name}": None
         for i in range(config.num_hidden_layers)
@@ -161,6 +161,6 @@ def _ignored(config: Any, names: Names) -> Mapping[str, tuple[int, ...] | None]:
 
 
 def family(names: Names, places: Callable[..., Any] = lambda config, kind, positions: None) -> Family:
-    """The family of these names; without `places` its blocks know of no positions."""
+    """The family with these names; without `places` its blocks get no positions."""
     table, ignored = functools.partial(_table, names=names), functools.partial(_ignored, names=names)
     return Family(LayerNormBlock, End, places, table, ignored, Embed, names.prefix)

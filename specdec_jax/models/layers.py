@@ -1,7 +1,7 @@
-"""What families share: projections, norms, MLPs, and the tables of their weights.
+"""Layers shared by model families: projections, norms, MLPs, and the tables of their weights.
 
-Activations and the residual stream are float32; only what enters a matmul is rounded to `dtype`. Weights are [out, in],
-Hugging Face's own layout: it needs no transpose at loading, and in bfloat16 on CPU it is twice as fast as [in, out].
+Activations and the residual stream are float32; only inputs of a matmul are rounded to `dtype`. Weights are [out, in],
+Hugging Face's layout: it needs no transpose at loading, and in bfloat16 on CPU it is twice as fast as [in, out].
 """
 
 import functools
@@ -20,7 +20,7 @@ from specdec_jax.models.weights import Fused, Parameter
 Array = jax.Array
 
 MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # `fused_gates`: blocks, and columns
-FEW = 16  # rows of a product with an int8 kernel that a CPU takes by sums
+FEW = 16  # up to this many rows a CPU multiplies with an int8 kernel by sums
 ACTIVATIONS = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_fast": jax.nn.gelu,
@@ -33,15 +33,15 @@ WEIGHT_INIT = nn.initializers.normal(0.02)
 
 
 def is_lone(rows: int, dtype: Any) -> bool:
-    """Whether a product of so many rows is doubled: a single row below float32 takes XLA's matrix-vector path on CPU,
-    ten times slower than two rows, which also converts the whole matrix to float32 first."""
+    """Whether a product's single row is duplicated: below float32 a single row takes XLA's matrix-vector path on CPU,
+    which converts the whole matrix to float32 first and is ten times slower than two rows."""
     return rows == 1 and jnp.finfo(dtype).bits < 32
 
 
 def project(x: Array, kernel: Matrix, dtype: Any) -> Array:
     """x [..., D] times kernel [F, D] -> [..., F] float32, rounded to `dtype` before the product, summed in float32.
 
-    Of few rows on a CPU by a native product (`kernels`), in which a row's sums do not depend on the rows beside it.
+    For few rows on a CPU by a native kernel (`kernels`), in which a row's sums do not depend on the other rows.
     """
     x, leaves = x.astype(dtype), kernel if isinstance(kernel, Int8) else (kernel,)
 
@@ -80,7 +80,7 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm (arXiv 1910.07467) in float32."""
 
     eps: float
-    dtype: Any  # the stored scale's
+    dtype: Any  # of the stored scale
     offset: float = 0.0  # added to the stored scale: Gemma stores its difference from one
 
     @nn.compact
@@ -97,7 +97,7 @@ class LayerNorm(nn.Module):
     """Layer norm (arXiv 1607.06450) in float32, with scale and shift."""
 
     eps: float
-    dtype: Any  # the stored numbers'
+    dtype: Any  # of the stored scale and shift
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -110,22 +110,22 @@ class LayerNorm(nn.Module):
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
-    """Within -cap ... cap, smoothly (Gemma 2, arXiv 2408.00118, section 2); None: as it is."""
+    """Soft cap of x to -cap ... cap (Gemma 2, arXiv 2408.00118, section 2); None: no cap."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def fused_gates(hidden: int) -> tuple[int, int, int]:
-    """[N, 2, F / N], how the rows of a fused projection lie: N blocks, of each the gate, then up.
+    """[N, 2, F / N], the layout of the rows of a fused projection: N blocks, each with gate, then up.
 
-    N is up to 16, as many devices as can share it, each a contiguous part. A narrow one that fills whole tiles of a TPU
-    is a single block: every cut costs two operations more, and to share it would save less.
+    N is up to 16, the number of devices that can share it, each with a contiguous part. A narrow projection that fills
+    whole tiles of a TPU is a single block: every split costs two more operations, and sharing would save less.
     """
     blocks = 1 if hidden < NARROW and hidden % TILE == 0 else math.gcd(hidden, MOST_BLOCKS)
     return blocks, 2, hidden // blocks
 
 
 def gated(fused: Array, activation: str) -> Array:
-    """activation(gate) * up, [..., F], of a fused projection [..., 2 F] whose columns lie as `fused_gates` says."""
+    """activation(gate) * up, [..., F], of a fused projection [..., 2 F] with the layout of `fused_gates`."""
     hidden = fused.shape[-1] // 2
     blocks, *_ = fused_gates(hidden)
     gate, up = jnp.split(fused.reshape(*fused.shape[:-1], blocks, -1), 2, axis=-1)
@@ -165,7 +165,7 @@ class MLP(nn.Module):
 
 
 def norm_table(name: str, path: tuple[str, ...], width: int) -> dict[str, Parameter]:
-    """`LayerNorm`'s weights: Hugging Face's names behind `name`, and where they live at `path`."""
+    """`LayerNorm`'s weights: Hugging Face's names with prefix `name`, and their places below `path`."""
     return {
         f"{name}.{ours}": Parameter((*path, leaf), (width,)) for ours, leaf in (("weight", "scale"), ("bias", "bias"))
     }
@@ -201,7 +201,7 @@ def in_table(
     fused: Fused | None = None,
     turned: bool = False,
 ) -> dict[str, Parameter]:
-    """Weights of a `Projection` [out, in] whose rows devices share in `units` equal parts, as `norm_table`."""
+    """Weights of a `Projection` [out, in] whose rows are sharded in `units` equal parts, as `norm_table`."""
     kernel = Parameter((*path, "kernel"), shape[::-1] if turned else shape, fused, 0, units, turned)
     table = {f"{name}.weight": kernel}
     return table | ({f"{name}.bias": Parameter((*path, "bias"), shape[:1], fused, 0, units)} if bias else {})
@@ -210,7 +210,6 @@ def in_table(
 def out_table(
     name: str, path: tuple[str, ...], shape: tuple[int, int], units: int, bias: bool, turned: bool = False
 ) -> dict[str, Parameter]:
-    """Weights of a `Projection` to the residual stream: devices share its inputs, and each adds the whole bias to the
-    sum."""
+    """Weights of a `Projection` to the residual stream, sharded by its inputs; the bias is on every device."""
     kernel = Parameter((*path, "kernel"), shape[::-1] if turned else shape, None, 1, units, turned)
     return {f"{name}.weight": kernel} | ({f"{name}.bias": Parameter((*path, "bias"), shape[:1])} if bias else {})

@@ -12,7 +12,7 @@ from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, RotaryConfi
 
 @dataclass(frozen=True)
 class LlamaConfig(AttentionBias, RotaryConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
@@ -36,7 +36,7 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> LlamaConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return LlamaConfig(
         vocab_size=61,

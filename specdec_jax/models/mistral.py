@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `mistral` (arXiv 2310.06825): Llama's block, every layer of which may see a window only."""
+"""Hugging Face's model_type `mistral` (arXiv 2310.06825): Llama's block, with a window in all layers or none."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -10,18 +10,18 @@ from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
-    window: ClassVar[int | None] = 4096  # of a config.json that names none; null is no window
+    window: ClassVar[int | None] = 4096  # default if config.json has no entry; null: no window
 
     _: KW_ONLY
     max_position_embeddings: int = 131072
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the family means them."""
+        """The fields of this family, with its defaults."""
         values = super().read_fields(config, values)
         return values | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
 
@@ -31,5 +31,5 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> MistralConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     return MistralConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, sliding_window=5, eos_token_ids=(2,))

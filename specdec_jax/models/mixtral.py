@@ -10,7 +10,7 @@ from specdec_jax.models.mixture import FAMILY, Experts, check_experts
 
 @dataclass(frozen=True)
 class MixtralConfig(MistralConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
@@ -41,6 +41,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> MixtralConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     windows: dict[str, Any] = {"sliding_window": 5, "max_position_embeddings": 64}
     return MixtralConfig(61, 24, 40, 2, 4, 2, 8, num_local_experts=16, eos_token_ids=(2,), **windows)

@@ -1,7 +1,7 @@
 """Mixture of experts (arXiv 1701.06538; Mixtral, 2401.04088): a few of many gated MLPs for every token.
 
-A pass reads the experts that some token of it chose: few when it decodes, nearly all when it verifies many tokens of
-many rows. That is what a verification costs, and why it is measured (`costs`) and never assumed.
+A pass reads the experts that any of its tokens chose: few in plain decoding, nearly all in the verification of many
+tokens in many rows. The cost of a verification pass is therefore measured (`costs`) and not assumed.
 """
 
 import functools
@@ -19,21 +19,21 @@ from specdec_jax.models.weights import Fused, Parameter
 
 Array = jax.Array
 
-CHOICES = 2  # choices an expert from which on a pass goes through all of them at once: prompts
-DENSE = " with one MLP"  # ends the kind of a layer without a mixture
+CHOICES = 2  # average choices per expert from which a pass computes all experts at once (prompts)
+DENSE = " with one MLP"  # suffix of the kind of layers without a mixture
 
 
 class Experts(NamedTuple):
     """The mixture of each layer of a config."""
 
     number: int
-    chosen: int  # for each token
-    hidden: int  # of each expert
-    normalised: bool  # the probabilities of the chosen ones are made to sum to one
+    chosen: int  # number of experts per token
+    hidden: int  # width inside each expert
+    normalised: bool  # whether the probabilities of the chosen experts are normalised
 
 
 class Mixture(nn.Module):
-    """For every token, the sum of its `chosen` most probable experts, by the probabilities of a router (`Experts`)."""
+    """For every token, the sum of its `chosen` most probable experts, weighted by a router's probabilities."""
 
     experts: int
     chosen: int
@@ -56,21 +56,21 @@ class Mixture(nn.Module):
         return through(x.reshape(-1, width), share, gate_up, down).reshape(x.shape)
 
     def _all(self, x: Array, share: Array, gate_up: Matrix, down: Matrix) -> Array:
-        """Tokens [N, D] through every expert, of which their share [N, E] counts."""
+        """Tokens [N, D] through all experts, weighted by `share` [N, E]."""
         fused = self._by_each("nd,efd->enf", x, gate_up)
         out = self._by_each("enf,edf->end", gated(fused, self.activation), down)
         return jnp.einsum("end,ne->nd", out, share)
 
     def _by_each(self, axes: str, x: Array, kernels: Matrix) -> Array:
-        """As `layers.project`, the kernels [E, F, D] of all experts at once: [E, N, F]."""
+        """As `layers.project`, with the kernels [E, F, D] of all experts at once: [E, N, F]."""
         contract = functools.partial(jnp.einsum, axes, preferred_element_type=jnp.float32)
         return product(x, kernels, self.dtype, contract)
 
     def _those_chosen(self, x: Array, share: Array, gate_up: Matrix, down: Matrix) -> Array:
-        """Tokens [N, D] through the experts that any of them chose, one after the other; no other is read.
+        """Tokens [N, D] through the experts that any of them chose, one by one; other experts are not read.
 
-        A gather of every token's experts copies them first, the slower way on a CPU; `lax.ragged_dot` reads
-        them all there.
+        On a CPU a gather of every token's experts would copy them first, which is slower, and `lax.ragged_dot` would
+        read all experts.
         """
         tokens = x.shape[0]
         hit = jnp.any(share > 0, axis=0)
@@ -89,10 +89,10 @@ class Mixture(nn.Module):
 
 
 class MixtureBlock(rotary_decoder.RotaryBlock):
-    """With a mixture of experts, or in layers whose kind ends with `DENSE` with one MLP."""
+    """A block with a mixture of experts, or with a single MLP in layers whose kind ends with `DENSE`."""
 
     def mlp(self) -> nn.Module:
-        """What follows attention, named `mlp`."""
+        """The module after attention, named `mlp`."""
         if self.kind.endswith(DENSE):
             return super().mlp()
         experts: Experts = self.config.experts
@@ -106,7 +106,7 @@ def check_experts(config: Any) -> None:
 
 
 def _mlp_table(c: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    """A layer's MLP, as `rotary_decoder.mlp_table`; the config has the names of router, experts and projections."""
+    """A layer's MLP, as `rotary_decoder.mlp_table`; the names of router, experts and projections are the config's."""
     if c.layer_kinds[layer].endswith(DENSE):
         return rotary_decoder.mlp_table(c, layer, prefix, path)
     (count, _, hidden, _), width, gates = c.experts, c.hidden_size, fused_gates(c.experts.hidden)

@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `mt5`: mT5 (arXiv 2010.11934), T5 1.1 for many languages."""
+"""Hugging Face's model_type `mt5`: mT5 (arXiv 2010.11934), the multilingual T5 1.1."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -10,7 +10,7 @@ from specdec_jax.models.t5 import FAMILY, T5Config
 
 @dataclass(frozen=True)
 class MT5Config(T5Config):
-    """Fields of Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "mt5"
     architecture: ClassVar[str] = "MT5ForConditionalGeneration"
@@ -22,7 +22,7 @@ class MT5Config(T5Config):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The head is its own, or what the checkpoint has of it; transformers ties it without scaling."""
+        """The fields with an untied head: transformers ties mT5's head without scaling."""
         return super().read_fields(config, values) | {"tie_word_embeddings": False}
 
 
@@ -31,6 +31,6 @@ language_model, init_params, params_from_named, named_from_params = encoder_deco
 
 
 def example_config() -> MT5Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     fields = {"eos_token_ids": (2,), "relative_attention_num_buckets": 12, "relative_attention_max_distance": 30}
     return MT5Config(61, 24, 40, 3, 3, num_encoder_layers=2, head_dim=6, max_position_embeddings=64, **fields)

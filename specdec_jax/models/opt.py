@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `opt` (arXiv 2205.01068): learned positions; OPT-350M norms the stream after each part."""
+"""Hugging Face's model_type `opt` (arXiv 2205.01068): learned positions; OPT-350M has post-norms."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -24,7 +24,7 @@ NAMES = Names(
 
 @dataclass(frozen=True)
 class OPTConfig(LayerNorms, HFConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "opt"
     architecture: ClassVar[str] = "OPTForCausalLM"
@@ -51,22 +51,22 @@ class OPTConfig(LayerNorms, HFConfig):
 
     @property
     def embedding_width(self) -> int:
-        """Width of embeddings and of what the head multiplies."""
+        """Width of embeddings and of the head's inputs."""
         return self.word_embed_proj_dim
 
     @property
     def num_positions(self) -> int:
-        """Learned ones."""
+        """Number of learned positions."""
         return self.max_position_embeddings + self.position_offset
 
     @property
     def order(self) -> str:
-        """Order of norms in a block."""
+        """The order of norms in a block (`LayerNorms.order`)."""
         return "pre" if self.do_layer_norm_before else "post"
 
     @property
     def last_norm(self) -> bool:
-        """Whether one follows the last block."""
+        """Whether a norm follows the last block."""
         return self.do_layer_norm_before and not self.remove_final_layer_norm
 
     @property
@@ -81,7 +81,7 @@ class OPTConfig(LayerNorms, HFConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Embeddings as wide as the stream, where config.json does not say."""
+        """The width of embeddings, by default `hidden_size`."""
         if not config.get("layer_norm_elementwise_affine", True):
             raise ValueError(
                 "models/opt.py serves layer norms with weights, and layer_norm_elementwise_affine is false"
@@ -95,5 +95,5 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> OPTConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     return OPTConfig(61, 24, 40, 2, 3, word_embed_proj_dim=16, max_position_embeddings=64, eos_token_ids=(2,))

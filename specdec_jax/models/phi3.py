@@ -8,14 +8,14 @@ from specdec_jax.models import decoder_only
 from specdec_jax.models.rope import rope_type
 from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
-OLD_NAMES = ("su", "yarn")  # of the rope type `longrope`
+OLD_NAMES = ("su", "yarn")  # older names of the rope type `longrope`
 
 
 @dataclass(frozen=True)
 class Phi3Config(RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
 
-    With `longrope` texts are as long as before the scaling (`rope.inverse_frequencies`).
+    With `longrope` the context is that before the scaling (`rope.inverse_frequencies`).
     """
 
     model_type: ClassVar[str] = "phi3"
@@ -31,7 +31,7 @@ class Phi3Config(RotaryWindowedConfig):
 
     @property
     def context(self) -> int:
-        """Most tokens of a text."""
+        """Maximum number of tokens of a text."""
         slots = self.max_position_embeddings
         return (
             min(slots, self.original_max_position_embeddings) if rope_type(self.rope_scaling) == "longrope" else slots
@@ -39,7 +39,7 @@ class Phi3Config(RotaryWindowedConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """All layers have the window, and `longrope` had other names."""
+        """The window applies to all layers; older names of `longrope` are accepted."""
         config = {"original_max_position_embeddings": cls.original_max_position_embeddings, **config}
         for name in ("rope_scaling", "rope_parameters"):
             if config.get(name) and rope_type(config[name]) in OLD_NAMES:
@@ -52,7 +52,7 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> Phi3Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     scaling = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0], "factor": 2.0}
     more = {"rope_scaling": scaling | {"original_max_position_embeddings": 64}, "partial_rotary_factor": 0.75}
     more |= {"max_position_embeddings": 128, "original_max_position_embeddings": 64, "sliding_window": 5}

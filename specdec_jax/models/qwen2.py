@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `qwen2` (arXiv 2407.10671): Llama's block with biases of queries, keys and values."""
+"""Hugging Face's model_type `qwen2` (arXiv 2407.10671): Llama's block with biases for queries, keys and values."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -8,14 +8,14 @@ from specdec_jax.models import decoder_only
 from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
-WINDOW, FULL_LAYERS = 4096, 28  # of a config.json that says neither
+WINDOW, FULL_LAYERS = 4096, 28  # defaults if config.json has no entries
 
 
 @dataclass(frozen=True)
 class Qwen2Config(RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
 
-    There are windows only with `use_sliding_window`, and by default from layer `max_window_layers` on.
+    Windows are used only with `use_sliding_window`, by default in layers from `max_window_layers`.
     """
 
     model_type: ClassVar[str] = "qwen2"
@@ -27,7 +27,7 @@ class Qwen2Config(RotaryWindowedConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the family means them."""
+        """The fields of this family, with its defaults."""
         values = super().read_fields(config, values)
         if not config.get("use_sliding_window"):
             return values | {"sliding_window": None, "layer_types": None}
@@ -45,6 +45,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> Qwen2Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     windows = {"sliding_window": 5, "layer_types": (FULL, SLIDING)}
     return Qwen2Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **windows)

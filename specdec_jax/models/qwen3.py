@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `qwen3` (arXiv 2505.09388): Llama's block with norms of queries and keys, head by head."""
+"""Hugging Face's model_type `qwen3` (arXiv 2505.09388): Llama's block with norms of queries and keys per head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.qwen2 import Qwen2Config
 from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias
 
-HEAD_DIM = 128  # of a config.json that names none, whatever the width
+HEAD_DIM = 128  # default if config.json has no entry, for any width
 
 
 @dataclass(frozen=True)
 class Qwen3Config(AttentionBias, Qwen2Config):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError."""
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
 
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
@@ -22,7 +22,7 @@ class Qwen3Config(AttentionBias, Qwen2Config):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the family means them."""
+        """The fields of this family, with its defaults."""
         return super().read_fields(config, values) | {"head_dim": config.get("head_dim") or HEAD_DIM}
 
 
@@ -31,6 +31,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> Qwen3Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "attention_bias": True}
     return Qwen3Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

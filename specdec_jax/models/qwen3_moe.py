@@ -12,9 +12,9 @@ from specdec_jax.models.qwen3 import Qwen3Config
 
 @dataclass(frozen=True)
 class Qwen3MoeConfig(Qwen3Config):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
 
-    Layers of `mlp_only_layers`, and those but every `decoder_sparse_step`-th, have one MLP of `intermediate_size`.
+    Layers in `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have a single MLP of `intermediate_size`.
     """
 
     model_type: ClassVar[str] = "qwen3_moe"
@@ -38,19 +38,19 @@ class Qwen3MoeConfig(Qwen3Config):
 
     @property
     def experts(self) -> Experts:
-        """The mixture of each layer that has one."""
+        """The mixture of layers with experts."""
         return Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size, self.norm_topk_prob)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """By layer."""
+        """The kind of each layer."""
         every, dense = self.decoder_sparse_step, self.mlp_only_layers
         kinds = enumerate(super().layer_kinds)
         return tuple(kind + DENSE * (i in dense or (i + 1) % every > 0) for i, kind in kinds)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the family means them: all layers have the window, or none; heads share the width."""
+        """The fields of this family: windows in all layers or none, and by default heads that divide the width."""
         heads = values.get("num_attention_heads")
         width = config.get("head_dim") or (values.get("hidden_size", 0) // heads if heads else 0)
         values = super().read_fields(
@@ -65,7 +65,7 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> Qwen3MoeConfig:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, SLIDING), "mlp_only_layers": (1,), "attention_bias": True}
     more |= {"moe_intermediate_size": 12, "num_experts": 16, "num_experts_per_tok": 2}
     return Qwen3MoeConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

@@ -1,7 +1,7 @@
 """Rotary position embeddings (arXiv 2104.09864) in Hugging Face's convention.
 
-The first half of a head is rotated against the second. GGUF files interleave the halves instead; loaders undo that
-permutation, nothing here knows of it.
+The first half of a head is rotated against the second. GGUF files interleave the halves; their loader undoes that
+permutation.
 """
 
 import math
@@ -23,19 +23,19 @@ NEEDED = {
     "longrope": ("factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-"""Kinds of scaling, as transformers' `rope_type` names them, and the positive numbers each has to have."""
-NUMBERS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # that yarn may have; 0 is as none
+"""Kinds of scaling, as in transformers' `rope_type`, and the positive numbers that each requires."""
+NUMBERS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # optional for yarn; 0: missing
 
 
 def rope_type(scaling: Mapping[str, Any] | None) -> str:
-    """The kind of a `rope_scaling` entry; `type` is what transformers before 4.45 called `rope_type`."""
+    """The kind of a `rope_scaling` entry; transformers before 4.45 called `rope_type` `type`."""
     if scaling is None:
         return "default"
     return str(scaling.get("rope_type", scaling.get("type", "default")))
 
 
 def check_scaling(scaling: Mapping[str, Any] | None) -> None:
-    """Raises ValueError unless `scaling` is a kind served here, with every number it needs."""
+    """Raises ValueError unless `scaling` is of a supported kind with all required numbers."""
     kind = rope_type(scaling)
     if kind not in NEEDED:
         raise ValueError(f"unknown rope type {kind!r}; there are {', '.join(NEEDED)}")
@@ -60,10 +60,10 @@ def _is_positive(value: Any) -> bool:
 
 
 def rope_from_hf(config: Mapping[str, Any], theta: float) -> tuple[dict[str, Any], Any]:
-    """(rope_theta and rope_scaling, partial_rotary_factor or None), from either generation of config.json.
+    """(rope_theta and rope_scaling, partial_rotary_factor or None), from either format of config.json.
 
-    `theta` is the family's where config.json has none. The context before the scaling and the factor of it may follow
-    from numbers beside the entry, as Phi-3's do. Raises ValueError naming an entry of the wrong type.
+    `theta` is the family's default. The context before the scaling and the scaling factor may follow from numbers
+    outside the entry, as for Phi-3. Raises ValueError for an entry of the wrong type.
     """
     for name in ("rope_parameters", "rope_scaling"):
         if config.get(name) is not None and not isinstance(config[name], Mapping):
@@ -93,12 +93,12 @@ def rope_to_hf(theta: float, scaling: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> np.ndarray:
-    """Radians a position, [head_dim / 2] float32, as transformers' `ROPE_INIT_FUNCTIONS` gives them.
+    """Radians per position, [head_dim / 2] float32, as in transformers' `ROPE_INIT_FUNCTIONS`.
 
-    `dynamic` equals `default` up to the context the model states, and nothing beyond it is decoded: past it every
-    cached key would have to be rotated anew. So with `longrope` (LongRoPE, arXiv 2402.13753): the short factors, up to
-    the context before the scaling. `yarn`: arXiv 2309.00071, section 3.2. Raises ValueError on a scaling
-    `check_scaling` refuses.
+    `dynamic` equals `default` up to the model's context, which decoding never exceeds: beyond it every cached key would
+    have to be rotated again. Likewise `longrope` (LongRoPE, arXiv 2402.13753) uses the short factors, up to the context
+    before the scaling. `yarn`: arXiv 2309.00071, section 3.2. Raises ValueError for a scaling that `check_scaling`
+    refuses.
     """
     check_scaling(scaling)
     kind = rope_type(scaling)
@@ -107,7 +107,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
         return frequency.astype(np.float32)
     if kind == "longrope":
         return (frequency / np.asarray(scaling["short_factor"], np.float64)).astype(np.float32)
-    unscaled = 0.0  # 0: slow, fully scaled; 1: fast, left alone
+    unscaled = 0.0  # 0: low frequency, fully scaled; 1: high frequency, not scaled
     if kind == "llama3":
         turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -118,7 +118,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
 
 
 def _kept_by_yarn(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np.ndarray:
-    """[head_dim / 2]: a ramp between the dimensions that turn `beta_fast` and `beta_slow` times over the context."""
+    """[head_dim / 2]: a ramp between the dimensions with `beta_fast` and `beta_slow` rotations over the context."""
     context = scaling["original_max_position_embeddings"]
 
     def dimension(turns: float) -> float:
@@ -132,7 +132,7 @@ def _kept_by_yarn(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np
 
 
 def attention_factor(scaling: Mapping[str, Any] | None) -> float:
-    """What cosines and sines are multiplied with, as in transformers; 1 but for `longrope` and `yarn`."""
+    """The factor of cosines and sines, as in transformers; 1 except for `longrope` and `yarn`."""
     kind = rope_type(scaling)
     if scaling is None or kind not in ("longrope", "yarn"):
         return 1.0
@@ -148,19 +148,19 @@ def attention_factor(scaling: Mapping[str, Any] | None) -> float:
 
 
 def rope(config: Any, positions: Array, theta: float | None = None) -> tuple[Array, Array]:
-    """`rotation` of a config with `rotated`, `rope_theta` and `rope_scaling`; another `theta` is plain rotary."""
+    """`rotation` for a config with `rotated`, `rope_theta` and `rope_scaling`; with `theta` there is no scaling."""
     scaling = config.rope_scaling if theta is None else None
     frequency = inverse_frequencies(config.rotated, config.rope_theta if theta is None else theta, scaling)
     return rotation(positions, frequency, attention_factor(scaling))
 
 
 def rotation(positions: Array, frequency: np.ndarray, factor: float = 1.0) -> tuple[Array, Array]:
-    """cos and signed sin, each [B, T, 1, 2, head_dim / 2] float32, of positions [B, T]; once a pass, for every layer.
+    """cos and signed sin, each [B, T, 1, 2, head_dim / 2] float32, of positions [B, T]; once per pass for all layers.
 
-    Both are multiplied with `factor` (`attention_factor`).
+    Both are multiplied by `factor` (`attention_factor`).
 
-    The sine comes with the sign of what each half subtracts. The barrier makes them once: XLA's CPU code would fuse
-    cosine and sine into each layer, to compile and compute them there anew.
+    The sine has the sign with which each half is subtracted in `rotate`. Without the barrier XLA's CPU backend would
+    fuse cosine and sine into each layer, compiling and computing them again.
     """
     angle = positions.astype(jnp.float32)[:, :, None, None, None] * jnp.asarray(frequency)[None, None, None, None, :]
     sin, cos = jnp.sin(angle), jnp.cos(angle)
@@ -173,10 +173,10 @@ def rotation(positions: Array, frequency: np.ndarray, factor: float = 1.0) -> tu
 def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
     """Rotates x [B, T, H, head_dim] float32: first * cos - second * sin, second * cos + first * sin.
 
-    Of heads wider than `cos_sin` the first part is rotated, the rest is left as it is (partial rotary positions).
-    The halves change places by `rev`, not by a concatenation: XLA's CPU code compiles each of those by itself, however
-    many are alike, and fuses none. As a difference, so that compilers round the product of the sine in either half and
-    fuse the other into the subtraction.
+    If heads are wider than `cos_sin` only their first part is rotated (partial rotary positions). The halves are
+    swapped by `rev`, not by a concatenation, which XLA's CPU backend compiles separately for each use and does not
+    fuse. The result is a difference, so that compilers round the product with the sine in both halves and fuse the
+    other product into the subtraction.
     """
     cos, sin = cos_sin
     rotated = 2 * cos.shape[-1]

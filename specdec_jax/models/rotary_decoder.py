@@ -1,4 +1,4 @@
-"""Families of rotary attention and a gated MLP behind RMS norms, as Llama's: config, block, table of weights."""
+"""Families with rotary attention, a gated MLP and RMS norms, like Llama: config, block, and table of weights."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -19,18 +19,18 @@ Array = jax.Array
 
 @dataclass(frozen=True)
 class RotaryConfig(RopeConfig):
-    """A config of these families; a family's class overrides what its block has otherwise.
+    """The base of these families' configs; a family's class overrides the attributes in which its block differs.
 
-    Heads may share keys and values, and have a width of their own. Numbers that do not fit raise ValueError.
+    Heads may share keys and values, and may have any width. Raises ValueError for invalid values.
     """
 
     qkv_bias: ClassVar[Any] = False
     output_bias: ClassVar[Any] = False
     gated_bias: ClassVar[Any] = False
-    qk_norm: ClassVar[bool] = False  # queries and keys are normed, head by head
-    post_norms: ClassVar[bool] = False  # what attention and MLP add to the stream is normed too
+    qk_norm: ClassVar[bool] = False  # queries and keys are normalised per head
+    post_norms: ClassVar[bool] = False  # the outputs of attention and MLP are normalised too
     norm_offset: ClassVar[float] = 0.0  # `layers.RMSNorm`
-    fused_weights: ClassVar[bool] = False  # in a checkpoint q, k and v are one tensor, gate and up another
+    fused_weights: ClassVar[bool] = False  # checkpoints store q, k and v as one tensor, and gate and up as another
     scoring: ClassVar[Any] = attention.PLAIN
 
     num_key_value_heads: int
@@ -48,7 +48,7 @@ class RotaryConfig(RopeConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """As many key heads as heads, which share the width, where config.json does not say."""
+        """By default one key head per head, and heads that divide the width."""
         values = super().read_fields(config, values)
         heads = values.get("num_attention_heads")
         width = values.get("hidden_size", 0) // heads if heads else 0
@@ -57,11 +57,11 @@ class RotaryConfig(RopeConfig):
 
 @dataclass(frozen=True)
 class RotaryWindowedConfig(RotaryConfig):
-    """Layers may see the last `sliding_window` tokens only, the current one among them; None: no layer does."""
+    """Layers may see only the last `sliding_window` tokens, including the current one; None: no layer does."""
 
     _: KW_ONLY
     sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None  # None: all sliding, or none
+    layer_types: tuple[str, ...] | None = None  # None: all layers sliding, or none
 
     def __post_init__(self):
         super().__post_init__()
@@ -77,20 +77,20 @@ class RotaryWindowedConfig(RotaryConfig):
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Kind of each layer."""
+        """The kind of each layer."""
         usual = FULL if self.sliding_window is None else SLIDING
         return self.layer_types or (usual,) * self.num_hidden_layers
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Kinds that can be hashed."""
+        """Converts the kinds of layers to a tuple, which is hashable."""
         values = super().read_fields(config, values)
         return values | {"layer_types": tuple(values["layer_types"]) if values.get("layer_types") else None}
 
 
 @dataclass(frozen=True)
 class AttentionBias:
-    """A base before a family's config: one field says of all of attention's projections whether they have biases."""
+    """A mixin for configs: a single field for the biases of all of attention's projections."""
 
     _: KW_ONLY
     attention_bias: bool = False
@@ -132,13 +132,13 @@ class RotaryBlock(nn.Module):
         return x, keys, values
 
     def mlp(self) -> nn.Module:
-        """What follows attention, named `mlp`."""
+        """The module after attention, named `mlp`."""
         c = self.config
         return layers.GatedMLP(c.intermediate_size, c.gated_bias, self.dtype, c.hidden_act, name="mlp")
 
 
 def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    """Table of a layer's MLP: Hugging Face's names behind `prefix`, the layer's, and where they live at `path`."""
+    """Table of a layer's MLP: Hugging Face's names with the layer's `prefix`, and their places below `path`."""
     del layer
     gates = ("gate_up_proj",) if config.fused_weights else ("gate_proj", "up_proj")
     names = (tuple(f"{prefix}mlp.{gate}" for gate in gates), f"{prefix}mlp.down_proj")
@@ -146,7 +146,7 @@ def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> di
 
 
 def parameter_table(config: Any, mlp: Callable[..., dict[str, Parameter]] = mlp_table) -> dict[str, Parameter]:
-    """Hugging Face's name of every weight -> where it lives, and which axis of it is divided over devices."""
+    """Maps Hugging Face's name of every weight to its place in the parameters and its sharded axis."""
     c = config
     table = {
         "model.embed_tokens.weight": Parameter(("embedding",), (c.vocab_size, c.hidden_size), split=0),
@@ -162,7 +162,7 @@ def parameter_table(config: Any, mlp: Callable[..., dict[str, Parameter]] = mlp_
 
 
 def norms_table(c: Any, prefix: str, layer: str) -> dict[str, Parameter]:
-    """Table of a layer's norms but those of queries and keys."""
+    """Table of a layer's norms except those of queries and keys."""
     names = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
     if c.post_norms:
         names |= {"post_attention_layernorm": "attention_post_norm", "pre_feedforward_layernorm": "mlp_norm"}
@@ -185,7 +185,7 @@ def _attention_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Pa
 
 
 def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
-    """A tied checkpoint may repeat its embedding as the head, and old ones store rotary frequencies: both dropped."""
+    """Dropped tensors: a head that repeats a tied embedding, and rotary frequencies of old checkpoints."""
     ignored: dict[str, tuple[int, ...] | None] = {"model.rotary_emb.inv_freq": None}
     ignored |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": None for i in range(config.num_hidden_layers)}
     if config.tie_word_embeddings:

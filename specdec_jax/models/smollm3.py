@@ -1,4 +1,4 @@
-"""Hugging Face's model_type `smollm3`: Llama's block, in every fourth layer without positions (arXiv 2501.18795)."""
+"""Hugging Face's model_type `smollm3`: Llama's block, without positions in every fourth layer (arXiv 2501.18795)."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -12,14 +12,14 @@ from specdec_jax.models.rope import rope
 from specdec_jax.models.rotary_decoder import AttentionBias, RotaryWindowedConfig
 
 WITHOUT = " without positions"
-INTERVAL = 4  # layers, of a config.json that says nothing of positions
+INTERVAL = 4  # default interval of layers without positions
 
 
 @dataclass(frozen=True)
 class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
 
-    `no_rope_layers` has 1 for every layer with rotary positions and 0 for those without, as Hugging Face's.
+    `no_rope_layers` has 1 for every layer with rotary positions and 0 for those without, as in Hugging Face's.
     """
 
     model_type: ClassVar[str] = "smollm3"
@@ -44,13 +44,13 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Kind of each layer."""
+        """The kind of each layer."""
         both = zip(super().layer_kinds, self.no_rope_layers, strict=True)
         return tuple(kind if rotary else kind + WITHOUT for kind, rotary in both)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """Which layers have positions, and which windows, where config.json does not say."""
+        """The fields of this family, with default layers for positions and windows."""
         values = super().read_fields(config, values)
         every, count = config.get("no_rope_layer_interval") or INTERVAL, values.get("num_hidden_layers") or 0
         rotary = tuple(values.get("no_rope_layers") or (int((i + 1) % every != 0) for i in range(count)))
@@ -68,7 +68,7 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
 
 
 def _places(config: SmolLM3Config, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """Cosines and sines, of layers with positions."""
+    """Cosines and sines for layers with positions, else None."""
     return None if kind.endswith(WITHOUT) else rope(config, positions)
 
 
@@ -78,6 +78,6 @@ language_model, init_params, params_from_named, named_from_params = decoder_only
 
 
 def example_config() -> SmolLM3Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "no_rope_layers": (1, 0), "layer_types": (FULL, SLIDING)}
     return SmolLM3Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

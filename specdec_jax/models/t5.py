@@ -1,9 +1,9 @@
-"""Hugging Face's model_type `t5`: T5 (arXiv 1910.10683), T5 1.1 and Flan-T5, whose MLP is gated and whose head is not
-tied, and ByT5 (arXiv 2105.13626), which reads bytes.
+"""Hugging Face's model_type `t5`: T5 (arXiv 1910.10683), T5 1.1 and Flan-T5 (gated MLP, untied head), and ByT5
+(arXiv 2105.13626), which reads bytes.
 
-Attention adds a learned bias to every score, by head and by the distance between key and query, and scales nothing. Far
-distances share a bias, in buckets that grow with the distance (section 2.1). The encoder looks both ways, the decoder
-back; each stack has one table of biases for all of its layers. Cross-attention has none.
+Attention adds a learned bias to every score, by head and by the distance between key and query, without scaling. Large
+distances share a bias, in buckets that grow with the distance (section 2.1). The encoder attends in both directions,
+the decoder to the past; each stack has one table of biases for all layers. Cross-attention has no biases.
 """
 
 import math
@@ -25,15 +25,15 @@ from specdec_jax.models.weights import Fused, Parameter
 from specdec_jax.types import Array
 
 GATED = "gated-"
-KEY, VALUE = 0, 1  # of a head's parts in the fused projection of the source
+KEY, VALUE = 0, 1  # indices of a head's parts in the fused projection of the source
 
 
 @dataclass(frozen=True)
 class T5Config(HFConfig):
-    """Fields of Hugging Face's config.json, with its defaults. Numbers that do not fit raise ValueError.
+    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
 
-    Distances have no end, so `n_positions`, which transformers does not read either, is none: a source and a text may
-    have `max_position_embeddings` tokens, a number of ours.
+    Distances are not limited, so `n_positions`, which transformers does not read either, is ignored: a source and a
+    text may have `max_position_embeddings` tokens, a number chosen here.
     """
 
     model_type: ClassVar[str] = "t5"
@@ -84,20 +84,20 @@ class T5Config(HFConfig):
 
     @property
     def num_key_value_heads(self) -> int:
-        """As many as there are heads, without groups."""
+        """Number of heads, because there are no groups."""
         return self.num_attention_heads
 
     @property
     def head_scale(self) -> float:
-        """Factor of the hidden states that the head multiplies."""
+        """Factor of the head's inputs."""
         return self.hidden_size**-0.5 if self.tie_word_embeddings else 1.0
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The activation by `feed_forward_proj`, where it stands, and what follows from other fields.
+        """The activation by `feed_forward_proj`, if present, and defaults that depend on other fields.
 
-        A head is tied unless config.json says no: by `tie_word_embeddings`, or, as transformers 5 writes it, by
-        `scale_decoder_outputs`.
+        The head is tied unless `tie_word_embeddings`, or `scale_decoder_outputs` as written by transformers 5, is
+        false.
         """
         values.setdefault("num_encoder_layers", config.get("num_layers"))
         values.setdefault("num_hidden_layers", values["num_encoder_layers"])
@@ -116,7 +116,7 @@ class T5Config(HFConfig):
 
 
 class Positions(nn.Module):
-    """The biases of a stack by distance, [2 M + 1, H] float32: entry d + M is of a key d slots behind its query."""
+    """The biases of a stack by distance, [2 M + 1, H] float32: entry d + M is for a key d slots after its query."""
 
     config: Any
     dtype: Any
@@ -132,10 +132,10 @@ class Positions(nn.Module):
 
 
 def buckets(distance: np.ndarray, count: int, longest: int, both: bool) -> np.ndarray:
-    """The bucket of each distance, of a key before its query below zero; all from `longest` on have the last.
+    """The bucket of each distance, negative for a key before its query; distances from `longest` share the last one.
 
     Half of the buckets of a direction hold one distance each, the others grow by a constant factor. The arithmetic is
-    float32, as in the code that the models were trained by: at whole powers another may round to the next bucket.
+    float32, as in the models' training code: other precisions may round exact powers to another bucket.
     """
     first = np.zeros_like(distance)
     if both:
@@ -150,7 +150,7 @@ def buckets(distance: np.ndarray, count: int, longest: int, both: bool) -> np.nd
 
 
 def _scoring(position_bias: Array) -> Scoring:
-    """Attention scores with these biases by distance, [2 M + 1, H] as of `Positions`."""
+    """Scoring with biases by distance [2 M + 1, H], from `Positions`."""
     longest = position_bias.shape[0] // 2
 
     def bias(distance: Array) -> Array:
@@ -160,7 +160,7 @@ def _scoring(position_bias: Array) -> Scoring:
 
 
 class CrossAttention(nn.Module):
-    """Attention of x [B, T, D] over a source's keys and values [B, H, E, head_dim], which `read` made of it."""
+    """Attention of x [B, T, D] over a source's keys and values [B, H, E, head_dim], computed by `read`."""
 
     heads: int
     head_dim: int
@@ -170,7 +170,7 @@ class CrossAttention(nn.Module):
     def __call__(self, x: Array, keys: Array, values: Array, seen: Array) -> Array:
         batch, width, model_width = x.shape
         rows = self.heads * self.head_dim
-        self.param("key_value", WEIGHT_INIT, (2 * rows, model_width), self.dtype)  # only `read` multiplies by it
+        self.param("key_value", WEIGHT_INIT, (2 * rows, model_width), self.dtype)  # used by `read` only
         query = Projection(rows, False, self.dtype, name="query")(x).reshape(batch, width, self.heads, self.head_dim)
         start = jnp.zeros((batch,), jnp.int32)
         return Projection(model_width, False, self.dtype, name="output")(
@@ -179,7 +179,7 @@ class CrossAttention(nn.Module):
 
 
 def read(config: Any, dtype: Any, params: Any, encoded: Array) -> tuple[Array, Array]:
-    """A decoder block's cross keys and values [B, H, E, head_dim] of the encoder's output [B, E, D]."""
+    """A decoder block's cross keys and values [B, H, E, head_dim], from the encoder's output [B, E, D]."""
     batch, width, _ = encoded.shape
     both = layers.project(encoded, params["cross"]["key_value"], dtype).astype(dtype)
     both = both.reshape(batch, width, config.num_attention_heads, 2, config.head_dim).transpose(3, 0, 2, 1, 4)
@@ -187,7 +187,7 @@ def read(config: Any, dtype: Any, params: Any, encoded: Array) -> tuple[Array, A
 
 
 class _Block(nn.Module):
-    """What blocks of both stacks have, around a float32 residual stream."""
+    """The common parts of the blocks of both stacks, around a float32 residual stream."""
 
     config: Any
     dtype: Any
@@ -207,7 +207,7 @@ class _Block(nn.Module):
 
 
 class EncoderBlock(_Block):
-    """Attention over all of the source, and an MLP. It is a pass over an empty cache that the source fills."""
+    """Attention over the whole source, and an MLP."""
 
     @nn.compact
     def __call__(self, x: Array, position_bias: Array, visible: Array) -> Array:
@@ -235,7 +235,7 @@ class DecoderBlock(_Block):
 
 
 def parameter_table(config: Any) -> dict[str, Parameter]:
-    """Hugging Face's name of every weight -> where it lives, and which axis of it is divided over devices."""
+    """Maps Hugging Face's name of every weight to its place in the parameters and its sharded axis."""
     c, shape = config, (config.vocab_size, config.hidden_size)
     table = {"shared.weight": Parameter(("embedding",), shape, split=0)}
     if not c.tie_word_embeddings:
@@ -268,7 +268,7 @@ def _block_table(c: Any, prefix: str, path: tuple[str, ...], crosses: bool) -> d
 
 
 def _cross_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    """Table of `CrossAttention`; keys and values are one projection, a head's key and then its value."""
+    """Table of `CrossAttention`; keys and values are one projection, ordered by head, key before value."""
     heads, rows = c.num_attention_heads, c.num_attention_heads * c.head_dim
     shape, fused = (rows, c.hidden_size), (heads, 2, c.head_dim)
     table = in_table(f"{prefix}q", (*path, "query"), shape, heads, False)
@@ -278,7 +278,7 @@ def _cross_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parame
 
 
 def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:
-    """The embedding under its other names, a head that repeats it, and unused biases of cross-attention."""
+    """Dropped tensors: copies of the embedding, a tied head, and unused biases of cross-attention."""
     shape = config.vocab_size, config.hidden_size
     names = [f"{stack}.embed_tokens.weight" for stack in (ENCODER, DECODER)]
     if config.tie_word_embeddings:
@@ -300,7 +300,7 @@ language_model, init_params, params_from_named, named_from_params = encoder_deco
 
 
 def example_config() -> T5Config:
-    """The smallest configuration that uses every part; tests ask every family for one."""
+    """The smallest configuration that uses every part; used by the tests of every family."""
     fields = {"eos_token_ids": (2,), "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
     gated = {"hidden_act": "gelu_new", "is_gated_act": True, "tie_word_embeddings": False}
     return T5Config(61, 24, 40, 2, 4, num_encoder_layers=3, head_dim=8, max_position_embeddings=64, **fields, **gated)

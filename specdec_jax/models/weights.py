@@ -1,7 +1,7 @@
-"""From named tensors, as checkpoints hold them, to a parameter tree and back, by a table a family writes down.
+"""Conversion between the named tensors of checkpoints and parameter trees, by a table of each family.
 
-A name the table lacks, one that is missing or comes twice, and a wrong shape are errors: a checkpoint that is nearly
-right decodes to fluent nonsense.
+Unknown, missing and duplicate names and wrong shapes are errors: a checkpoint that is nearly right decodes to fluent
+nonsense.
 """
 
 import functools
@@ -17,27 +17,27 @@ import numpy as np
 
 from specdec_jax.models.int8 import Int8, is_matrix, rounded
 
-SHOWN = 5  # names an error lists of each kind
-CHECKED = 1 << 16  # numbers that are checked at a time, so that they stay in a core's cache
+SHOWN = 5  # maximum number of names of each kind in an error
+CHECKED = 1 << 16  # numbers checked at a time, to stay in a core's cache
 
 
 class Fused(NamedTuple):
-    """Which rows of a fused leaf a tensor has."""
+    """The rows of a tensor in a fused leaf."""
 
-    rows: tuple[int, int, int]  # how the leaf's rows lie: units, parts of each, rows of a part
-    at: tuple[slice | int, ...]  # the tensor's parts of each unit; of several: one after the other, of all units each
+    rows: tuple[int, int, int]  # layout of the leaf's rows: units, parts per unit, rows per part
+    at: tuple[slice | int, ...]  # the tensor's parts in each unit; it has the first part of all units first
 
 
 class Parameter(NamedTuple):
-    """Where one checkpoint tensor lives in the parameter tree."""
+    """The place of a checkpoint's tensor in the parameter tree."""
 
     path: tuple[str, ...]
-    shape: tuple[int, ...]  # the checkpoint's
-    fused: Fused | None = None  # the leaf's rows lie in another order, or are several tensors'
-    split: int | None = None  # the leaf's axis that devices share (`sharding.MODEL`); None: each device has all
-    units: int | None = None  # in how many equal parts they may share it; None: as many as it is long
-    turned: bool = False  # the checkpoint has it as [in, out]
-    stacked: tuple[int, int] | None = None  # the leaf has so many of these on its first axis (second), this is which
+    shape: tuple[int, ...]  # in the checkpoint
+    fused: Fused | None = None  # for leaves with another order of rows, or with the rows of several tensors
+    split: int | None = None  # the leaf's sharded axis (`sharding.MODEL`); None: replicated
+    units: int | None = None  # number of equal parts in which it may be sharded; None: its length
+    turned: bool = False  # stored as [in, out] in the checkpoint
+    stacked: tuple[int, int] | None = None  # (index, size) on the leaf's first axis, for stacks of tensors
     precise: bool = False  # never int8: a table of positions, a router, norms of several streams
 
     @property
@@ -49,23 +49,23 @@ class Parameter(NamedTuple):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it can be int8."""
+        """Whether the tensor can be int8."""
         return len(self.shape) > 1 and not self.precise
 
     @property
     def scale(self) -> "Parameter":
-        """Where the scales of a matrix made int8 lie: devices that share its inputs have those of all of its rows."""
+        """The place of the scales of an int8 matrix; devices that share its inputs have the scales of all rows."""
         rows, split = self.shape[-1 if self.turned else 0], self.split
         split = split if split == len(self.leaf_shape) - 2 else None
         return self._replace(shape=(rows,), split=split, turned=False)
 
     def unstacked(self, leaf: np.ndarray) -> np.ndarray:
-        """The matrix of a stack that has this tensor's numbers, as a view; without a stack the leaf."""
+        """This tensor's matrix in a stack, as a view; without a stack the leaf."""
         return leaf if self.stacked is None else leaf[self.stacked[0]]
 
 
 class Tensor(Protocol):
-    """A checkpoint's tensor: an array, or one that is read from a file as its parts are asked for."""
+    """A checkpoint's tensor: an array, or a lazy one whose parts are read from a file on access."""
 
     @property
     def shape(self) -> Any: ...
@@ -80,9 +80,9 @@ Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
 Read = Callable[[slice, slice], Any]  # rows and columns of a tensor, as [out, in]
-Part = tuple[str, "Parameter", Read]  # a tensor's name, where it lies in a leaf, and how it is read
-Place = Callable[[Parameter], jax.sharding.Sharding]  # where the leaf lies
-Layout = Callable[[Table], Place | None]  # where each leaf of a whole model lies; None: on the default device
+Part = tuple[str, "Parameter", Read]  # a tensor's name, its place in a leaf, and a function that reads it
+Place = Callable[[Parameter], jax.sharding.Sharding]  # the leaf's sharding
+Layout = Callable[[Table], Place | None]  # the sharding of each leaf of a model; None: on the default device
 
 
 def params_from_named(
@@ -94,13 +94,13 @@ def params_from_named(
     place: Place | None = None,
     int8: bool = False,
 ) -> Any:
-    """The parameter tree, every leaf in `dtype`, on the default device or where `place` says; `int8`: matrices as that.
+    """The parameter tree, every leaf in `dtype` (`int8`: matrices in int8), on the default device or as `place`.
 
-    `named` may be a mapping or an iterable of (name, tensor); an iterable is read once, and a leaf is made when the
-    last of its tensors has come. Of a tensor that is shared out, the parts that this process's devices have are read
-    and no others. `ignored` maps names that may come and are dropped to the shape they must have (None: any). Raises
-    ValueError naming the unknown, missing, duplicate, wrongly shaped and non-floating tensors, or the first one that is
-    not finite. What is made int8 is read with all of its inputs, which one scale serves.
+    `named` may be a mapping or an iterable of (name, tensor); an iterable is read once, and a leaf is created when the
+    last of its tensors was read. Only the parts of a sharded tensor that this process's devices hold are read.
+    `ignored` maps names that are dropped to their required shape (None: any). Raises ValueError naming the unknown,
+    missing, duplicate, wrongly shaped and non-floating tensors, or the first one that is not finite. Rows of int8
+    matrices are read with all of their inputs, because they share a scale.
     """
     waiting = Counter(parameter.path for parameter in table.values())
     parts: dict[tuple[str, ...], list[Part]] = defaultdict(list)
@@ -134,7 +134,7 @@ def num_weights(table: Table) -> int:
 
 
 def num_bytes(table: Table, dtype: Any, place: Place | None = None, int8: bool = False) -> int:
-    """Bytes that the parameters which `params_from_named` makes take on one device."""
+    """Number of bytes per device of the parameters that `params_from_named` creates."""
 
     def array_bytes(parameter: Parameter, kind: Any) -> int:
         shape = parameter.leaf_shape if place is None else place(parameter).shard_shape(parameter.leaf_shape)
@@ -149,7 +149,7 @@ def num_bytes(table: Table, dtype: Any, place: Place | None = None, int8: bool =
 
 
 def placed_shapes(table: Table, shapes: Any, place: Place | None = None, *, int8: bool = False) -> Any:
-    """A parameter tree's shapes and dtypes, each with where it lies if `place` says; `int8`: matrices as that."""
+    """A parameter tree's shapes and dtypes, with shardings if `place` is given; `int8`: matrices in int8."""
     by_path = {parameter.path: parameter for parameter in table.values()}
 
     def placed(parameter: Parameter, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -166,7 +166,7 @@ def placed_shapes(table: Table, shapes: Any, place: Place | None = None, *, int8
 
 
 def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
-    """Every tensor of the table as a host array in the parameters' own dtype, fused leaves cut into their parts."""
+    """Every tensor of the table as a host array in the parameters' dtype, with fused leaves split."""
     named = {}
     for name, parameter in table.items():
         leaf = params
@@ -183,10 +183,7 @@ def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
 
 
 def _sections(parameter: Parameter, leaf: np.ndarray, rows: slice) -> Iterator[tuple[np.ndarray, slice]]:
-    """Where the tensor's numbers are in a leaf, or in these rows of it, which are whole units; and its own rows there.
-
-    As views of the leaf.
-    """
+    """Views of the tensor's parts in a leaf, or in some of its rows (whole units), with the tensor's rows of each."""
     if parameter.fused is None:
         yield leaf, rows
         return
@@ -201,13 +198,13 @@ def _sections(parameter: Parameter, leaf: np.ndarray, rows: slice) -> Iterator[t
 
 
 def _leaf(parts: list[Part], dtype: Any, place: Place | None) -> jax.Array:
-    """The leaf that these tensors make up."""
+    """The leaf that consists of these tensors."""
     _, first, _ = parts[0]
     if place is None:
         return jnp.asarray(_block(parts, slice(None), dtype))
     blocks: dict[tuple[Any, ...], np.ndarray] = {}  # replicas are read once
 
-    def read(index: Any) -> np.ndarray:  # a slice an axis
+    def read(index: Any) -> np.ndarray:  # a slice per axis
         shared = slice(None) if first.split is None else index[first.split]
         key = shared.start, shared.stop
         if key not in blocks:
@@ -218,7 +215,7 @@ def _leaf(parts: list[Part], dtype: Any, place: Place | None) -> jax.Array:
 
 
 def _int8(parts: list[Part], place: Place | None) -> Int8:
-    """The matrix that these tensors make up. Rows are read and rounded once, whichever device has their inputs."""
+    """The matrix that consists of these tensors. Rows are read and rounded once for all devices."""
     values: list[Part] = []
     scales: list[Part] = []
     for name, parameter, read in parts:
@@ -229,7 +226,7 @@ def _int8(parts: list[Part], place: Place | None) -> Int8:
 
 
 def _rounded(name: str, read: Read, first: int | None, last: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Values and scales of these rows. Raises ValueError naming the tensor."""
+    """Int8 values and scales of these rows. Raises ValueError naming the tensor."""
     try:
         return rounded(np.asarray(read(slice(first, last), slice(None))))
     except ValueError as error:
@@ -237,7 +234,7 @@ def _rounded(name: str, read: Read, first: int | None, last: int | None) -> tupl
 
 
 def _block(parts: list[Part], shared: slice, dtype: Any) -> np.ndarray:
-    """The leaf's part that has `shared` of its shared axis."""
+    """The leaf's part with the slice `shared` of its sharded axis."""
     _, first, _ = parts[0]
     shape = list(first.leaf_shape)
     if first.split is not None:
@@ -254,9 +251,9 @@ def _block(parts: list[Part], shared: slice, dtype: Any) -> np.ndarray:
 
 
 def _check_finite(name: str, numbers: np.ndarray) -> None:
-    """Raises ValueError naming the tensor, of floats, that has NaN or infinity in it.
+    """Raises ValueError naming the tensor if it has NaN or infinity.
 
-    By the bits without the sign, which of both are the largest there are: a fraction of what reading a file costs.
+    Compares the bits without the sign, which are largest for these values; much cheaper than reading a file.
     """
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         return
@@ -276,12 +273,12 @@ def _read(parameter: Parameter, tensor: Tensor, rows: slice, columns: slice) -> 
 
 
 def pairs(named: Named) -> Iterable[tuple[str, Any]]:
-    """Names and tensors, of a mapping too."""
+    """Pairs of name and tensor, also from a mapping."""
     return cast(Mapping[str, Any], named).items() if isinstance(named, Mapping) else named
 
 
 def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:
-    """(kind of the fault or "", how to name it)."""
+    """(kind of the fault or "", its description)."""
     if name in seen:
         return "duplicate", name
     if name not in table and name not in ignored:

@@ -12,7 +12,7 @@ from specdec_jax.types import DraftModel, LanguageModel
 
 @functools.lru_cache(maxsize=16)
 def with_vocabulary(model: LanguageModel, vocab_size: int) -> LanguageModel:
-    """`models.adapters.with_vocabulary` for draft models; tokens that the head proposes must be in both vocabularies."""
+    """`models.adapters.with_vocabulary` for draft models; tokens proposed by the head must be in both vocabularies."""
     plain = adapters.with_vocabulary(model, vocab_size)
     if plain is model or not isinstance(model, DraftModel):
         return plain
