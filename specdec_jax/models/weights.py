@@ -94,7 +94,7 @@ def params_from_named(
     place: Place | None = None,
     int8: bool = False,
 ) -> Any:
-    """The parameter tree, every leaf in `dtype` (`int8`: matrices in int8), on the default device or as `place`.
+    """The parameter tree, every leaf in `dtype` (`int8`: matrices in int8), on the default device or placed by `place`.
 
     `named` may be a mapping or an iterable of (name, tensor); an iterable is read once, and a leaf is created when the
     last of its tensors was read. Only the parts of a sharded tensor that this process's devices hold are read.

@@ -1,1 +1,1 @@
-"""Text in, text out: models joined to a decoder, requests, streams, strategies in words, calibrations."""
+"""Text generation: pairs of models with a decoder, requests, streams, parsing of strategies, calibrations."""

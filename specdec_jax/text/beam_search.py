@@ -1,8 +1,8 @@
-"""Beam search on the models and caches that `generate` uses: what people compare sampling and greedy decoding with.
+"""Beam search on the models and caches of `generate`, for comparison with sampling and greedy decoding.
 
-It maximises the target's own probability and is no speculative decoding: every step is one target pass over `width`
-rows. Plain autoregressive decoding needs no call of its own: `generate(..., drafter=None)` is one target pass a token,
-in the program that everything else runs in, so that the two can be timed against each other.
+It maximises the target's probability and is not speculative decoding: every step is one target pass over `width` rows.
+Plain autoregressive decoding is `generate(..., drafter=None)`: one target pass per token, in the same decoder as
+speculative decoding, so that their times are comparable.
 """
 
 import functools
@@ -22,14 +22,14 @@ from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
-MOST_PENALTY = 8.0  # length**8 of the longest contexts still fits float32
+MOST_PENALTY = 8.0  # maximum length penalty: length**8 of the longest contexts fits float32
 
 
 class Hypothesis(NamedTuple):
     """One finished beam."""
 
     text: str
-    tokens: list[int]  # the end of sequence included
+    tokens: list[int]  # including the end of sequence
     score: float  # log_prob / len(tokens) ** length_penalty
     log_prob: float  # nats, of all tokens under the target at temperature 1
     finish_reason: str  # "stop" or "length"
@@ -37,10 +37,10 @@ class Hypothesis(NamedTuple):
 
 class _Search(NamedTuple):
     emitted: Array  # int32, tokens of every open beam
-    last: Array  # [W] int32, the token each beam feeds next
+    last: Array  # [W] int32, the next token to feed for each beam
     tokens: Array  # [W, S] int32, new tokens of the open beams
     log_prob: Array  # [W] float32, nats; -inf: no beam
-    cache: Cache  # W rows; all tokens but the last
+    cache: Cache  # W rows, with all tokens but the last
     finished: "_Finished"
 
 
@@ -54,7 +54,7 @@ class _Finished(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """Traced: another length penalty or minimum compiles nothing."""
+    """Traced numbers: other values need no compilation."""
 
     length_penalty: Any  # float32
     min_new_tokens: Any  # int32
@@ -75,21 +75,21 @@ def beam_search(
     dtype: str = "auto",
     slots: int | None = None,
 ) -> list[Hypothesis]:
-    """The most probable continuations that `width` beams find, best first; at most `width` of them.
+    """The most probable continuations found by `width` beams, best first; at most `width` of them.
 
-    A hypothesis scores sum(log p) / length ** length_penalty, its length in new tokens, the end of sequence included
-    (as transformers' `generate(num_beams=...)`). Every step ranks the candidates of all open beams: an end among the
-    best `width` is set aside, and the best `width` others stay open. Of equal candidates the one of the better beam
-    wins, then the smaller token; of equal hypotheses the one that ended first.
+    The score of a hypothesis is sum(log p) / length ** length_penalty, with its length in new tokens including the end
+    of sequence (as in transformers' `generate(num_beams=...)`). Every step ranks the candidates of all open beams:
+    finished ones among the best `width` are set aside, and the best `width` others stay open. Ties are resolved in
+    favour of the better beam, then the smaller token; among hypotheses in favour of the one that ended first.
 
-    The search ends when no open beam can still beat the worst of `width` hypotheses. Log-probabilities only fall, so a
-    beam that stands at s cannot score above s / max_new_tokens ** length_penalty if the penalty is positive, nor
-    above s / L ** length_penalty if it is negative, L the shortest length at which it may end. That loses nothing;
-    transformers' `early_stopping=False` takes the present length instead, which may stop too early.
+    The search ends when no open beam can exceed the worst of `width` hypotheses. Log-probabilities never increase, so a
+    beam with sum s cannot score above s / max_new_tokens ** length_penalty if the penalty is positive, nor above
+    s / L ** length_penalty if it is negative, with L the shortest length at which it may end. This bound is exact;
+    transformers' `early_stopping=False` uses the current length instead, which may stop too early.
 
     Args:
         length_penalty: in [-8, 8]; above 0 favours long hypotheses, below 0 short ones, 0 compares sums.
-        min_new_tokens: no end of sequence before so many other tokens; the distribution is not renormalised for it.
+        min_new_tokens: number of tokens before an end of sequence is allowed; probabilities are not renormalised.
 
     Raises:
         ValueError: a number out of range or a prompt that does not fit, before anything compiles.
@@ -140,7 +140,7 @@ def _program(target: LanguageModel, width: int) -> Callable[..., _Finished]:
 
 
 def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
-    """One open beam, the prompt; the other rows hold its cache too and the probability zero."""
+    """One open beam, the prompt; the other rows have a copy of its cache and probability zero."""
     rows = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), cache)
     none = jnp.full((width,), -jnp.inf, jnp.float32)
     tokens, zeros = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
@@ -151,7 +151,7 @@ def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
 
 
 def _bound(now: _Search, numbers: _Numbers) -> Array:
-    """What no hypothesis that grows out of an open beam can exceed."""
+    """An upper bound on the score of all continuations of open beams."""
     soonest = jnp.minimum(jnp.maximum(now.emitted, numbers.min_new_tokens) + 1, numbers.max_new_tokens)
     length = jnp.where(numbers.length_penalty > 0, numbers.max_new_tokens, soonest)
     return _score(jnp.max(now.log_prob), length, numbers)
@@ -162,13 +162,13 @@ def _score(log_prob: Array, length: Array, numbers: _Numbers) -> Array:
 
 
 def _advance(now: _Search, logits: Array, ends: Array, numbers: _Numbers) -> _Search:
-    """One step: candidates of all beams, those that end set aside, the best others open. The cache is fed already."""
+    """One step: ranks the candidates of all beams, sets finished ones aside, keeps the best others open."""
     width, vocab = logits.shape
     length = now.emitted + 1
     distribution = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     is_end = jnp.any(jnp.arange(vocab, dtype=jnp.int32)[:, None] == ends[None, :], axis=-1)
     distribution = jnp.where(is_end[None, :] & (now.emitted < numbers.min_new_tokens), -jnp.inf, distribution)
-    # Every beam can lose as many candidates to ends as there are ends, and `width` others must remain.
+    # Up to one candidate per beam and stop token may be finished, and `width` others must remain.
     count = min(width * (1 + ends.shape[0]), width * vocab)
     log_prob, index = lax.top_k((now.log_prob[:, None] + distribution).reshape(-1), count)
     parent, token = index // vocab, (index % vocab).astype(jnp.int32)

@@ -1,12 +1,12 @@
-"""What was learnt once for a pair of models, as hyperparameters for policies, verifiers and monitors.
+"""Calibrations: hyperparameters of policies, verifiers and monitors that were fitted to a pair of models.
 
-`python -m experiments.calibrate` writes a calibration: one JSON file that names the pair it belongs to. A file of
-another pair is refused, by the size and scale of both models' weights: thresholds in nats mean nothing elsewhere.
+`python -m experiments.calibrate` writes a calibration: a JSON file that identifies its pair. It is rejected for other
+pairs, by the size and scale of both models' weights, because thresholds in nats depend on the pair.
 
-A hyperparameter that was searched for under some static options of a strategy, such as AdaEDL's threshold, is used
-under those alone: a file's `hyperparameters` are those of strategies as they are built by default, its `variants` those
-of others. What holds however a strategy is built, such as the survival rule's prior, a property of the pair, it names
-in `any_static_options`. A strategy that wraps others hands theirs on.
+A hyperparameter that was fitted with certain static options of a strategy, such as AdaEDL's threshold, applies to those
+options only: a file's `hyperparameters` are for strategies with default options, its `variants` for other options.
+Hyperparameters that hold for all options, such as the survival policy's prior, a property of the pair, are listed in
+`any_static_options`. A strategy that wraps others gets theirs.
 """
 
 import json
@@ -32,12 +32,12 @@ FORMAT = 2
 FILE = "calibration.json"
 BUILT_IN = "built-in"
 KINDS = ("greedy", "sampled")
-ANY_STATIC_OPTIONS = {"policy": ["survival"], "verifier": ["easd"]}  # of files that do not say: the first ones
-SCALE_TOLERANCE = 0.02  # bfloat16 and float32 of one model differ by less, other models by more
+ANY_STATIC_OPTIONS = {"policy": ["survival"], "verifier": ["easd"]}  # default, for the first files without this entry
+SCALE_TOLERANCE = 0.02  # bfloat16 and float32 weights of a model differ by less, those of other models by more
 
 
 class Calibration(NamedTuple):
-    """A calibration as read; `hyperparameters` is by kind of decoding, then policy, verifier or monitor, then name."""
+    """The contents of a file; `hyperparameters` is by kind of decoding, then policy, verifier or monitor, then name."""
 
     source: str
     target: dict[str, Any]  # name and fingerprint
@@ -46,11 +46,11 @@ class Calibration(NamedTuple):
     figures: dict[str, Any]
     variants: dict[str, list[dict[str, Any]]]
     # by kind of decoding: kind, name, static options and hyperparameters of each
-    any_static_options: dict[str, list[str]]  # by kind: the names whose hyperparameters hold however they are built
+    any_static_options: dict[str, list[str]]  # by kind: names whose hyperparameters hold for all options
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
-    """The number of parameters and the mean size of those in the largest array.
+    """The number of parameters and the mean absolute value of the largest array.
 
     A draft vocabulary changes neither, and is a third entry.
     """
@@ -61,11 +61,13 @@ def fingerprint(params: Params) -> dict[str, Any]:
     return size | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
-_scales: dict[int, tuple[Any, float]] = {}  # by the array's id, with a weak reference that says whether it is still it
+_scales: dict[
+    int, tuple[Any, float]
+] = {}  # by the array's id, with a weak reference to check that the array is the same
 
 
 def _scale(leaf: Any) -> float:
-    """Mean size, computed once an array: every request needs it."""
+    """Mean absolute value, computed once per array because every request needs it."""
     array = leaf.values if isinstance(leaf, Int8) else leaf
     entry = _scales.get(id(array))
     if entry is None or entry[0]() is not array:
@@ -75,7 +77,7 @@ def _scale(leaf: Any) -> float:
 
 @jax.jit
 def _mean_size(leaf: Any) -> jax.Array:
-    """One program, so that no float32 copy of the largest array is made."""
+    """Mean absolute value in one program, without a float32 copy of the array."""
     return jnp.mean(jnp.abs(as_float32(leaf)))
 
 
@@ -84,7 +86,7 @@ def read_calibration(path: str | Path) -> Calibration:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no calibration, or of another format.
+        ValueError: not a calibration, or another format.
     """
     path = Path(path)
     if not path.is_file():
@@ -113,10 +115,10 @@ def read_calibration(path: str | Path) -> Calibration:
 
 
 def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
-    """The calibration asked for, checked against the pair; "built-in" finds the one that came with the drafter.
+    """The calibration, checked against the pair; "built-in" finds the one that is distributed with the drafter.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_calibration`, or it belongs to another pair.
+        FileNotFoundError, ValueError: as `read_calibration`, or a calibration of another pair.
     """
     if str(source) == BUILT_IN:
         files = [drafter_file(name).parent / FILE for name in DRAFTERS]
@@ -131,24 +133,24 @@ def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
 
 
 def check_calibration(source: str | Path | Calibration) -> None:
-    """Raises as `read_calibration` for a file that is no calibration, of whatever pair."""
+    """Raises as `read_calibration` for a file that is not a calibration; the pair is not checked."""
     if not isinstance(source, Calibration) and str(source) != BUILT_IN:
         read_calibration(source)
 
 
 def same_pass(calibration: Calibration, params: Params) -> bool:
-    """Whether what was measured of the calibrated drafter's pass holds for these weights: all of it, one vocabulary."""
+    """Whether measurements of the calibrated drafter's pass apply to these weights: same model and draft vocabulary."""
     size = fingerprint(params).get("draft_vocabulary")
     return not _unlike(calibration.drafter, params) and calibration.drafter.get("draft_vocabulary") == size
 
 
 def hyperparameters_for(calibration: Calibration, kind: str, strategy: Any, temperature: Any) -> dict[str, Any]:
-    """The learnt hyperparameters of a policy, verifier or monitor; none if it was not calibrated.
+    """The calibrated hyperparameters of a policy, verifier or monitor; empty if it was not calibrated.
 
-    Those of its static options: a variant that was not calibrated has none, but for what holds for any static options.
-    A wrapper gets what it wraps has, under the names it takes, and what was learnt for the whole. Hyperparameters that
-    the strategy, or one it wraps, was given stay. `temperature` 0 in all rows takes the greedy hyperparameters, any
-    other the sampled ones.
+    They are those for its static options: other variants have only the hyperparameters that hold for all options. A
+    wrapper gets those of the wrapped strategies, under its own names, and those for the whole. Hyperparameters that
+    were set explicitly, also in a wrapped strategy, are kept. `temperature` 0 in all rows selects the greedy
+    hyperparameters, any other the sampled ones.
     """
     decoding = KINDS[int(np.max(np.asarray(temperature)) > 0)]
     return _learnt(calibration, decoding, kind, strategy)
@@ -165,7 +167,7 @@ def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Strate
 
 
 def _of_variant(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> Mapping[str, Any]:
-    """What was learnt for the strategy of this name and static options."""
+    """The calibrated hyperparameters of the strategy with this name and these static options."""
     name, learnt = strategy.name, calibration.hyperparameters[decoding].get(kind, {})
     if strategy.call is None or name not in names(kind) or strategy.call.factory is not find_factory(kind, name):
         return {}
@@ -179,7 +181,7 @@ def _of_variant(calibration: Calibration, decoding: str, kind: str, strategy: St
 
 
 def _difference(calibration: Calibration, pair: Pair) -> str:
-    """How the calibrated pair differs from this one; empty if it does not."""
+    """A description of how the calibrated pair differs from this one; empty if it does not."""
     weights = pair.params.drafter
     several = pair.decoder.parts.drafter.model is None and isinstance(weights, tuple)
     drafters = [params for params in (weights if several else [weights]) if jax.tree.leaves(params)]

@@ -1,4 +1,4 @@
-"""The papers behind a run, as BibTeX: what the files of its rule, verifier and drafter name as their source.
+"""The papers behind a run, as BibTeX: the sources named in the files of its policy, verifier and drafter.
 
 A source is an arXiv id, or a repository, in the docstring of a strategy's module; references.bib has the entries.
 """
@@ -18,18 +18,18 @@ from specdec_jax.text.pair import Pair
 ENTRIES = re.compile(r"^@\w+\{.*?^\}", re.MULTILINE | re.DOTALL)
 SOURCE = re.compile(r"eprint = \{(.+?)\}|url = \{https://github.com/(.+?)\}")
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
-ALWAYS = "2211.17192 2302.01318"  # speculative decoding itself, and why it is lossless
+ALWAYS = "2211.17192 2302.01318"  # speculative decoding and its losslessness
 
 
 def citations(*used: Pair | Strategy) -> str:
-    """BibTeX of speculative decoding, of what was used, and of this software; each entry once.
+    """BibTeX of speculative decoding, of the parts used, and of this software; each entry once.
 
     Args:
-        used: pairs, with their policy, verifier, monitor and drafter, or single strategies. An arXiv id in a file of
-            yours that references.bib does not have becomes an entry of the id alone.
+        used: pairs, with their policy, verifier, monitor and drafter, or single strategies. An arXiv id in a user's
+            file that is not in references.bib becomes an entry with the id only.
 
     Raises:
-        ValueError: something that is neither.
+        ValueError: an argument that is neither.
     """
     for thing in used:
         if not isinstance(thing, (Pair, Strategy)):
@@ -51,7 +51,7 @@ def references() -> Mapping[str, str]:
 
 
 def _modules(thing: Any) -> Iterator[str]:
-    """Of all that a strategy was made of: factories, strategies inside it, and functions of models that draft."""
+    """Names of the modules of a strategy's factory, of strategies inside it, and of functions of draft models."""
     if isinstance(thing, Pair):
         thing = (thing.policy, thing.verifier, thing.monitor, thing.decoder.parts.drafter)
     if isinstance(thing, Strategy) and thing.call is not None:

@@ -1,7 +1,7 @@
-"""Many requests through a batch whose rows take the next request as soon as theirs ends (continuous batching).
+"""Continuous batching: each row of a batch starts the next request as soon as its own is finished.
 
-One compiled generation a shape: the rows of a state share their cache slots, one of few sizes that hold the request,
-and requests are taken by that size. Where none is left, smaller ones fill the rows while one of that size still runs.
+There is one compiled generation per shape: all rows of a state have the same number of cache slots, one of few sizes,
+and requests are grouped by size. When no request of a size is left, smaller ones fill free rows while others run.
 """
 
 import time
@@ -23,56 +23,56 @@ FEWEST_SLOTS = 128
 
 
 class Size(NamedTuple):
-    """What a row needs to decode a request, at least, as one of few sizes."""
+    """The minimum size of a row for a request, one of few sizes."""
 
-    slots: int  # of the caches
-    source: int  # of what an encoder reads; 0 without one
+    slots: int  # cache slots
+    source: int  # slots of an encoder's source; 0 without one
 
     def fits(self, other: "Size") -> bool:
-        """Whether a row of the other size holds it."""
+        """Whether a row of the other size is large enough."""
         return self.slots <= other.slots and self.source <= other.source
 
 
-SHAPING = ("policy", "verifier", "monitor", "stop_ids")  # options that give a state its shapes
-LOOK_AHEAD = 16  # times the batch: how far requests may overtake the oldest that is not done
+SHAPING = ("policy", "verifier", "monitor", "stop_ids")  # options that determine a state's shapes
+LOOK_AHEAD = 16  # times the batch: how far requests may overtake the oldest unfinished one
 
 
 class Completed(NamedTuple):
-    """A request that came to its end."""
+    """A finished request."""
 
-    index: int  # which of the requests
-    rows: int  # of the state it was decoded in: the batch, or fewer where no more fit
-    slots: int  # of their caches
-    result: Generation  # `seconds`: from its prefill to its end, among other rows; the first of a shape compiles it
-    source_slots: int = 0  # of what an encoder read; 0 without one
+    index: int  # index of the request
+    rows: int  # rows of the state it was decoded in: the batch, or fewer if memory is short
+    slots: int  # their cache slots
+    result: Generation  # `seconds`: from its prefill to its end, shared with other rows
+    source_slots: int = 0  # slots of an encoder's source; 0 without one
 
 
 class _Held(NamedTuple):
     """A request that waits for a row, or has one."""
 
     index: int
-    size: Size  # that its request needs
+    size: Size  # minimum size for the request
     request: Request
     since: float = 0.0
-    compile_seconds: float = 0.0  # of the shape, for the first request that needed it
+    compile_seconds: float = 0.0  # compilation of the shape, for the first request with it
 
 
 def complete(
     pair: Pair, requests: Iterable[Request], batch: int = 8, *, refill_after: int = 1, look_ahead: int | None = None
 ) -> Iterator[Completed]:
-    """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in the order they end in.
+    """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in order of completion.
 
-    A row's tokens depend on its request alone, as long as its policy looks at nothing else (it gets the costs of the
-    pair, not of the batch).
+    A row's tokens depend on its request only, unless its policy reads other rows (it gets the costs of the pair, not of
+    the batch).
 
     Args:
-        requests: taken as rows fall free, never more than `look_ahead` beyond the oldest that is not done.
-        refill_after: rows that have to be done before any is refilled; each time costs a dispatch.
-        look_ahead: 16 times the batch unless given.
+        requests: consumed as rows become free, at most `look_ahead` beyond the oldest unfinished one.
+        refill_after: number of finished rows before any is refilled; each refill costs a dispatch.
+        look_ahead: default 16 times the batch.
 
     Raises:
-        ValueError: a number below 1, a batch that the mesh cannot share, a request that `fresh_state` refuses, or
-            caches of which not one row fits.
+        ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state` refuses,
+            or not enough memory for the caches of a single row.
     """
     for name, value in (("batch", batch), ("refill_after", refill_after), ("look_ahead", look_ahead)):
         if value is not None and value < 1:
@@ -85,19 +85,19 @@ def complete(
 
 
 def slots_of(pair: Pair, request: Request) -> int:
-    """Cache slots a row that decodes it has, at least: 128, 192, 256, 384, 512 ..."""
+    """Minimum number of cache slots of a row for the request: 128, 192, 256, 384, 512 ..."""
     widest = max(pair.decoder.parts.widths)
     return max(FEWEST_SLOTS, slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest))
 
 
 def size_of(pair: Pair, request: Request) -> Size:
-    """The least size of a row that decodes it."""
+    """The minimum size of a row for the request."""
     sources = request.options.get("sources")
     return Size(slots_of(pair, request), 0 if sources is None else source_slots_for(sources))
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> int:
-    """What the caches of both models take on one device, by their shapes."""
+    """Number of bytes per device of the caches of both models, from their shapes."""
     target, drafter, weights = pair.decoder.parts.target, pair.decoder.parts.drafter, pair.params
     shapes = jax.ShapeDtypeStruct((batch, source_slots), "int32"), jax.ShapeDtypeStruct((batch,), "int32")
     more = (shapes,) if source_slots else ()
@@ -109,14 +109,14 @@ def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> in
 
 
 def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_slots: int = 0) -> int:
-    """How many rows of `batch` fit: caches of so many slots into `free` bytes a device, with the row prefilled next.
+    """How many of `batch` rows of `slots` slots fit into `free` bytes per device, with another row for prefill.
 
     Raises:
-        ValueError: not one does.
+        ValueError: not a single row fits.
     """
     if free is None:
         return batch
-    groups, extra = row_groups(), cache_bytes(pair, 1, slots, source_slots)  # a prefilled row is whole on each device
+    groups, extra = row_groups(), cache_bytes(pair, 1, slots, source_slots)  # a prefilled row is replicated
     divided = cache_bytes(pair, groups, slots, source_slots)
     fitting = next((rows for rows in range(batch, 0, -groups) if rows // groups * divided + extra <= free), 0)
     if not fitting:
@@ -128,22 +128,22 @@ def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_s
 
 
 class _Waiting:
-    """Requests that no row has taken yet, as many as may be looked at."""
+    """The queue of requests that wait for a row, up to the look-ahead."""
 
     def __init__(self, pair: Pair, requests: Iterable[Request], look_ahead: int):
         self._pair, self._look_ahead = pair, look_ahead
         self._source = enumerate(requests)
         self._queue: list[_Held] = []  # oldest first
         self._running: set[int] = set()
-        self._next: int = 0  # the index that comes from the source next
+        self._next: int = 0  # index of the next request from the source
 
     def next_size(self) -> Size | None:
-        """The size of the oldest request; None: there is none left."""
+        """The size of the oldest request; None: no request is left."""
         self._look()
         return self._queue[0].size if self._queue else None
 
     def take(self, size: Size, smaller: bool) -> _Held | None:
-        """The oldest request of this size, else perhaps of a smaller one."""
+        """The oldest request of this size, else, with `smaller`, the oldest one that fits."""
         self._look()
         fitting = [request for request in self._queue if request.size == size]
         if smaller and not fitting:
@@ -158,7 +158,7 @@ class _Waiting:
         self._running.discard(index)
 
     def _look(self) -> None:
-        """Queues requests as far ahead as is allowed."""
+        """Fills the queue up to the look-ahead."""
         while self._next < self._oldest() + self._look_ahead:
             taken = next(self._source, None)
             if taken is None:
@@ -172,7 +172,7 @@ class _Waiting:
 
 
 def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_after: int) -> Iterator[Completed]:
-    """Decodes with one state until no request fits and all rows are done."""
+    """Decodes with one state until no request fits and all rows are finished."""
     decoder = pair.decoder
     held: list[_Held | None] = [None] * batch
     state: DecodeState | None = None
@@ -205,7 +205,7 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
 
 
 def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[DecodeState, float]:
-    """A state with free rows only, and the seconds that compiling took: every program has run once for nothing."""
+    """A state of free rows, and the seconds of compilation: every program was run once without work."""
     decoder, watch = pair.decoder, time.perf_counter()
     programs = decoder.num_programs("run")
     shared = {name: request.options[name] for name in SHAPING if name in request.options}
@@ -218,7 +218,7 @@ def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[Decode
 
 
 def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held | None]) -> list[Generation]:
-    """The results of rows that are done, read without caches."""
+    """The results of finished rows, read without caches."""
     state, results = readable(state) if rows else state, []
     for row in rows:
         request = held[row]

@@ -1,4 +1,4 @@
-"""Text in; text, tokens and statistics out. The call a user makes first."""
+"""`generate`: from prompts to text, tokens and statistics."""
 
 import dataclasses
 import inspect
@@ -25,27 +25,27 @@ from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
 
-PROGRAMS = ("prefill", "prefill_drafter", "run")  # that a generation compiles
-COST = "drafter_cost"  # the hyperparameter by which rules know what a drafter pass costs, in target passes
-STOP_STRING_ROUNDS = 4  # rounds between two searches for stop strings: one costs a transfer, a round a target pass
+PROGRAMS = ("prefill", "prefill_drafter", "run")  # programs that a generation compiles
+COST = "drafter_cost"  # hyperparameter for the cost of a drafter pass, in target passes
+STOP_STRING_ROUNDS = 4  # rounds between searches for stop strings: a search costs a transfer, a round a target pass
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
 
 
 class Generation(NamedTuple):
-    """One row's result. Tokens after the end are not among `tokens`; a stop string is cut from `text` only."""
+    """One row's result. `tokens` has no tokens after the end; a stop string is cut from `text` only."""
 
     text: str
     tokens: list[int]
     prompt_tokens: list[int]
     finish_reason: str  # "stop", "stop_string", "length" or "interrupted"
-    statistics: dict[str, Any]  # specdec_jax.decoding.statistics.summarise of this row
-    seconds: float  # decoding, without prefill and compilation
+    statistics: dict[str, Any]  # `decoding.statistics.summarise` of this row
+    seconds: float  # decoding time, without prefill and compilation
     prefill_seconds: float
-    compile_seconds: float  # 0 when everything was compiled before
-    rounds: list[dict[str, Any]] | None = None  # per round, when asked for
-    log_probs: list[float] | None = None  # nats, the target's raw ones of the tokens, when asked for
-    warped_log_probs: list[float] | None = None  # of the distribution as sampled
+    compile_seconds: float  # 0 if everything was compiled before
+    rounds: list[dict[str, Any]] | None = None  # per round, on request
+    log_probs: list[float] | None = None  # nats, the target's raw log-probabilities of the tokens, on request
+    warped_log_probs: list[float] | None = None  # those of the sampled distribution
 
 
 def generate(
@@ -59,18 +59,18 @@ def generate(
     """Decode one prompt, or a list of prompts as one batch.
 
     Args:
-        prompt: text, messages, or a list of either (then a list of Generations comes back).
-        sampling: temperature, seed, stop strings, most tokens and the rest; greedy, at most 128 tokens unless given.
-        pair: models and decoder of `build_pair`; without one, its arguments among the options (`target`, `drafter`,
-            `max_draft_length`, `dtype`, `verification_widths` ...) build it, with `costs` and `batch` of
-            `measured_pair`: by default the pair's costs are measured, once a machine.
-        record: per-round drafted, accepted, threshold and entropies in `Generation.rounds`.
-        options: `policy`, `verifier`, `monitor`, with a pair too (only other static options compile anew);
-            `log_probs=True`, for those of all tokens (`Pair.with_log_probs`); and those of `prepare`: chat, system,
-            calibration.
+        prompt: text, messages, or a list of either (which returns a list of Generations).
+        sampling: temperature, seed, stop strings, maximum number of tokens etc.; default: greedy, 128 tokens.
+        pair: models and decoder from `build_pair`; None: built from its arguments among the options (`target`,
+            `drafter`, `max_draft_length`, `dtype`, `verification_widths` ...), with `costs` and `batch` of
+            `measured_pair`: by default the pair's costs are measured once per machine.
+        record: record drafted, accepted, threshold and entropies per round in `Generation.rounds`.
+        options: `policy`, `verifier`, `monitor`, also with a pair (only other static options need compilation);
+            `log_probs=True`, for the log-probabilities of all tokens (`Pair.with_log_probs`); and those of `prepare`:
+            chat, system, calibration.
 
     Raises:
-        ValueError: bad input, named, before anything compiles.
+        ValueError: invalid input, before anything is compiled.
     """
     pair, options = split_options(pair, options)
     many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
@@ -81,7 +81,7 @@ def generate(
 
 
 class Request(NamedTuple):
-    """A checked request: token ids and what `prefill` takes."""
+    """A checked request: token ids and the arguments of `prefill`."""
 
     prompts: list[list[int]]
     options: dict[str, Any]
@@ -89,7 +89,7 @@ class Request(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """A prefilled state and what it took."""
+    """A prefilled state and the time it took."""
 
     state: DecodeState
     prefill_seconds: float
@@ -97,9 +97,9 @@ class Prefilled(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A request decoded to its end."""
+    """A finished request."""
 
-    results: list[Generation]  # one a row; each has the seconds of the whole batch
+    results: list[Generation]  # one per row; each has the seconds of the whole batch
     state: DecodeState
 
 
@@ -114,13 +114,13 @@ def prepare(
     slots: int | None = None,
     record: bool = False,
 ) -> Request:
-    """Tokens and options for `Decoder.prefill`. The target's own end of sequence unless `sampling.stop_ids` is given.
+    """Tokens and options for `Decoder.prefill`. `sampling.stop_ids` defaults to the target's end of sequence.
 
-    A prompt for a target with an encoder is its source, taken as plain text: such models have no chat.
+    For a target with an encoder the prompt is its source, as plain text: such models have no chat template.
 
-    With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor have the
-    hyperparameters learnt for the pair, except those that the pair's strategies were given. A rule that weighs costs
-    gets the pair's.
+    With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor use the
+    hyperparameters calibrated for the pair, except those that were set explicitly. A policy that weighs costs gets the
+    costs of the pair.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
     tokenizer, ends, reads = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec.source
@@ -136,7 +136,7 @@ def prepare(
         **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
         **learnt_hyperparameters(pair, calibration, sampling.temperature, slots),
         "slots": slots,
-        "record_rounds": slots if record else 0,  # enough, and no shape of its own for every max_new_tokens
+        "record_rounds": slots if record else 0,  # large enough, and the same shape for different max_new_tokens
         **sources,
     }
     return Request(ids, options, sampling.stop_strings)
@@ -147,10 +147,10 @@ def _strategies(pair: Pair) -> dict[str, Strategy | None]:
 
 
 def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
-    """`policy_hyperparameters` and the rest that a calibration has. Plain decoding needs none.
+    """`policy_hyperparameters` etc. from a calibration. Plain decoding needs none.
 
-    A rule that weighs costs gets those of the pair: as measured, with so many cache slots, or else a drafter pass's,
-    from a calibration of this very drafter or from the bytes that both models read.
+    A policy that weighs costs gets those of the pair: as measured, for this number of cache slots, or else the cost of
+    a drafter pass, from a calibration of this drafter or from the bytes that both models read.
     """
     learnt: dict[str, dict[str, Any]] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
@@ -173,10 +173,10 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
 
 
 def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
-    """Token ids of a prompt: through the chat template, or as plain text when `chat` is off, or for an encoder.
+    """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
     Raises:
-        ValueError: the prompt is empty, or messages or a system prompt come with the template off or for an encoder.
+        ValueError: the prompt is empty, or messages or a system prompt are given without a chat template.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -195,7 +195,7 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
 
 
 def decode(pair: Pair, request: Request) -> Decoded:
-    """Start, run to the end by the clock, and finish every row. What compiles is not in `Generation.seconds`."""
+    """Start, run to the end with timing, and finish every row. `Generation.seconds` excludes compilation."""
     prefilled = start(pair, request)
     watch = time.perf_counter()
     state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
@@ -206,16 +206,16 @@ def decode(pair: Pair, request: Request) -> Decoded:
 
 
 def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: float) -> None:
-    """Compares measured costs with the rounds of one row, drafted by one model, in no more slots than costs have."""
+    """Compares measured costs with the rounds of a single row drafted by one model, within the costs' slots."""
     costs, model = pair.costs, pair.decoder.parts.drafter.model
     described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
-    # between rounds a request with stop strings looks for them
+    # requests with stop strings also spend time on searching for them
     if costs is not None and described and costs.batch == 1 and not request.stop:
         look_at(costs, state.statistics, seconds)
 
 
 def start(pair: Pair, request: Request) -> Prefilled:
-    """Compile what is not yet, and prefill: `run` with zero rounds compiles the whole generation and plays none."""
+    """Compile if necessary, and prefill: `run` with zero rounds compiles the whole generation without running it."""
     decoder, watch = pair.decoder, time.perf_counter()
     programs = decoder.num_programs(*PROGRAMS)
     decoder.compile_prefill(pair.params, request.prompts, **request.options)
@@ -230,7 +230,7 @@ def start(pair: Pair, request: Request) -> Prefilled:
 def finish(
     pair: Pair, request: Request, state: DecodeState, row: int, seconds: float, prefilled: Prefilled
 ) -> Generation:
-    """Row `row` of a `readable` state as a Generation; ids that end a text are among the tokens and not in the text."""
+    """Row `row` of a `readable` state as a Generation; stop tokens are in its tokens but not in its text."""
     length, limit, prompt_length = (int(leaf[row]) for leaf in (state.length, state.limit, state.prompt_length))
     tokens = [int(token) for token in state.tokens[row, prompt_length:length]]
     ends = set(state.stop_ids[row].tolist())
@@ -262,16 +262,16 @@ def finish(
 
 
 def find_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the stop string that is complete first begins in `text`, or None.
+    """The index in `text` at which the first completed stop string begins, or None.
 
-    Complete first, not begun first: what a text is cut at must not depend on how much of it is known.
+    By the end of the stop string, so that the cut does not depend on how much of the text is decoded.
     """
     places = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
     return min(places)[1] if places else None
 
 
 def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
-    """The pair given, or one built from the options that `build_pair` takes; and the rest of the options.
+    """The given pair, or one built from the options of `build_pair`; and the remaining options.
 
     Raises:
         ValueError: an unknown option, with the nearest name.
@@ -293,7 +293,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
 
 
 def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
-    """Decodes to the end: in one dispatch, or with stop strings in dispatches of a few rounds."""
+    """Decodes to the end: in one dispatch, or, with stop strings, in dispatches of a few rounds."""
     if not stop:
         return pair.decoder.run(pair.params, state)
     while not np.all(on_host(state.done)):
@@ -303,7 +303,7 @@ def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
 
 
 def end_at_stops(pair: Pair, state: DecodeState, stops: Sequence[Sequence[str]]) -> DecodeState:
-    """The state with the rows done whose text holds one of the row's stop strings."""
+    """The state with rows marked done whose text contains one of their stop strings."""
     tokens, begin, end, done = on_host((state.tokens, state.prompt_length, state.length, state.done))
     done = done.copy()
     for row, stop in enumerate(stops):

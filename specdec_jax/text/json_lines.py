@@ -1,4 +1,4 @@
-"""Files of one JSON value a line, read so that what is wrong is named by file and line."""
+"""Reading of JSON lines, with errors that name file and line."""
 
 import json
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def json_lines(path: str | Path, *, ended: bool = False) -> Iterator[tuple[int, Any]]:
-    """(number, value) of every line that is not empty; of those alone that are `ended`, as a torn last one is not.
+    """(number, value) of every non-empty line; with `ended` only of lines that end in a newline.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not UTF-8, or a line that is not JSON; the message says file:line.
     """
     try:
-        # Not splitlines: it also splits at U+2028 and the like, which JSON allows inside a string.
+        # Not splitlines, which also splits at U+2028 etc., allowed inside JSON strings.
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None

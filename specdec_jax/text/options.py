@@ -1,8 +1,8 @@
-"""The options of a generation, declared once: name, type, default and help.
+"""The options of a generation: name, type, default and help.
 
-`build_pair`, the command line, the chat's settings, configs and experiments inherit from these dataclasses or take
-their defaults; tyro shows a field's help also where a subclass gives another default. Nothing heavy is imported: the
-command line answers --help from these.
+`build_pair`, the command line, the chat's settings, configs and experiments inherit from these dataclasses or use their
+defaults; tyro shows a field's help also if a subclass changes the default. The module imports nothing slow, because
+--help needs it.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from specdec_jax.text.sampling_params import SamplingParams
 
 T = TypeVar("T")
-Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated, not listed: a list would swallow the prompt
+Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated options, because a list would consume the prompt
 Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
-Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" reads as its opposite
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" would be misleading
 
 OPTIONAL = ConstructorRegistry()  # for tyro.cli
 
 
 @OPTIONAL.primitive_rule
 def _optional(wanted: PrimitiveTypeInfo) -> Any:
-    """`X | None` is asked for as X is; tyro's own help says {None}|X. The word none gives None."""
+    """Parses `X | None` like X, with `none` for None; tyro's help would show {None}|X."""
     options = get_args(wanted.type)
     if get_origin(wanted.type) not in (Union, UnionType) or len(options) != 2 or NoneType not in options:
         return None
@@ -99,4 +99,4 @@ class Decoding(SamplingParams):
     """System prompt (needs the chat template)."""
 
     def __post_init__(self) -> None:
-        """Nothing is refused while the command line is read: tyro would draw a box around it. Settings refuses it."""
+        """Skips validation while the command line is parsed, because of tyro's error format; Settings validates."""

@@ -1,4 +1,4 @@
-"""A target, its drafter and their decoder. `build_pair` only loads and joins; `measure_costs` times passes here."""
+"""A target, its drafter and their decoder. `build_pair` loads and combines them; `measure_costs` times passes."""
 
 import difflib
 import functools
@@ -41,34 +41,34 @@ from specdec_jax.types import Drafter, DraftModel, LanguageModel, Monitor, Param
 from specdec_jax.verification.rejection import rejection
 
 PHASES = phases()
-MODEL_DRAFTERS = ("model", "reading", "no_drafter", "multi_drafter")  # files of drafters/ that no name asks for
+MODEL_DRAFTERS = ("model", "reading", "no_drafter", "multi_drafter")  # files of drafters/ that are not selected by name
 SMOLLM2_DRAFTER = Models.drafter
-ENCODER_DEFAULT = "prompt_lookup"  # what such a target writes is often in its source
+ENCODER_DEFAULT = "prompt_lookup"  # outputs of such a target are often in its source
 EXAMPLE = "smollm2-drafter@8192"
 
 OneDrafter = LoadedModel | Drafter | str
 
 
 class Pair(NamedTuple):
-    """A target, perhaps a drafter, and the decoder that joins them."""
+    """A target, optionally a drafter, and their decoder."""
 
     target: LoadedModel
     decoder: Decoder
     params: ModelParams
-    policy: StoppingPolicy  # as asked for: the decoder's is the same without its hyperparameters
+    policy: StoppingPolicy  # as requested; the decoder's is the same without hyperparameters
     verifier: Verifier
     monitor: Monitor | None
-    first_drafter: Params = None  # the first with a model: its pass is the one that rules weigh
-    costs: CostModel | None = None  # of that drafter and the target; None: estimated by bytes
-    drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and words for those without a model
-    arguments: Mapping[str, Any] | None = None  # of `build_pair`, but the strategies
-    notices: tuple[str, ...] = ()  # what a user should know of how the drafter was chosen or joined, a line each
+    first_drafter: Params = None  # the first drafter with a model, whose cost policies weigh
+    costs: CostModel | None = None  # costs of that drafter and the target; None: estimated by bytes
+    drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and names of those without a model
+    arguments: Mapping[str, Any] | None = None  # arguments of `build_pair`, except strategies
+    notices: tuple[str, ...] = ()  # lines for the user about the choice of the drafter
 
     @property
     def drafter_cost(self) -> float | None:
-        """c, a pass of that drafter in target passes: as measured, or the bytes that it reads over the target's.
+        """c, the cost of that drafter's pass in target passes: as measured, or the ratio of the bytes read.
 
-        None without one.
+        None without a drafter model.
         """
         if self.first_drafter is None:
             return None
@@ -78,10 +78,10 @@ class Pair(NamedTuple):
     def using(
         self, policy: StoppingPolicy | None = None, verifier: Verifier | None = None, monitor: Monitor | None = None
     ) -> "Pair":
-        """The same models under another policy, verifier or monitor; only other static options compile anew.
+        """The same models with another policy, verifier or monitor; only other static options need compilation.
 
         Raises:
-            ValueError: something that is none, or whose functions fail (`build_pair`).
+            ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
         """
         policy, verifier = policy or self.policy, verifier or self.verifier
         parts = self.decoder.parts
@@ -107,34 +107,34 @@ def build_pair(
     verification_widths: tuple[int, ...] | None = None,
     costs: CostModel | str | Path | None = Models.costs,
 ) -> Pair:
-    """Load (where a name is given) and join. `drafter=None` is plain decoding.
+    """Loads models that are given by name and builds the decoder. `drafter=None` is plain decoding.
 
-    Nothing is measured, printed or written; only a model of the hub is downloaded.
+    Nothing is measured, printed or written, except for downloads of models from the hub.
 
     A policy or verifier that reads phases gets the monitor `phases()` unless another is given, and so do several
-    drafters: each is judged by phase.
+    drafters, which are compared per phase.
 
     Args:
         drafter: a model, by source or loaded (`NAME@8192` proposes the 8,192 most frequent tokens and the text's own
-            rare ones; `smollm2-drafter-reading` reads hidden states of smollm2 and drafts for no other target); a file
-            of drafters/ that needs none, or a .py file of yours, in words (`prompt_lookup(longest=4)`, `ngram`); a
-            Drafter; or several of these, joined by `drafters.multi_drafter`. A target with an encoder has
-            `prompt_lookup`, which copies from its source too, unless another is named.
-        drafter_params: for a drafter without a model, such as a table of n-grams. A Drafter with models needs theirs.
-            For several drafters a sequence, with None for those that bring their own or need none.
-        max_draft_length: most tokens drafted a round. None: the length that pays on predictable text by `costs`, 7 if
-            they are estimated or doubtful, and never less than a static policy's own.
-        dtype: bfloat16, float16, float32 or int8 of models by name; auto: the target's if it is given loaded, else
-            bfloat16 (`measure_costs` takes the faster of bfloat16 and float32).
+            rare ones; `smollm2-drafter-reading` reads hidden states of smollm2 and works with no other target); the
+            name or call of a drafter without a model, in drafters/ or a user's .py file (`prompt_lookup(longest=4)`,
+            `ngram`); a Drafter; or a sequence of these, combined by `drafters.multi_drafter`. The default for a target
+            with an encoder is `prompt_lookup`, which also copies from its source.
+        drafter_params: for drafters without a model, such as a table of n-grams, and for a Drafter with models. For
+            several drafters a sequence, with None for those that need none.
+        max_draft_length: maximum number of drafted tokens per round. None: the length that pays on predictable text by
+            `costs`, 7 if they are estimated or doubtful, but at least that of a static policy.
+        dtype: bfloat16, float16, float32 or int8 for models given by name; auto: that of a loaded target, else
+            bfloat16 (`measure_costs` chooses the faster of bfloat16 and float32).
         verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated or
             doubtful.
-        costs: what passes cost, for rules that weigh it: a CostModel, or a file that `experiments.step_cost` wrote.
-            None or "estimated": c by the bytes that both models read.
+        costs: costs of passes, for policies that weigh them: a CostModel, or a file from `experiments.step_cost`. None
+            or "estimated": c by the bytes that both models read.
 
     Raises:
-        ValueError: vocabularies without a token in common, a number out of range, options or parameters that no
-            drafter takes, or a function of a user's file that fails (`decoding.answers.check_parts`).
-        FileNotFoundError: a file of costs that is not there.
+        ValueError: vocabularies without a common token, a number out of range, options or parameters that no drafter
+            accepts, or a function of a user's file that fails (`decoding.answers.check_parts`).
+        FileNotFoundError: a missing file of costs.
     """
     if costs == MEASURED:
         raise ValueError("build_pair measures nothing: measure_costs(pair) does")
@@ -165,18 +165,18 @@ def build_pair(
 
 
 def measure_costs(pair: Pair, batch: int = 1) -> Pair:
-    """The pair with its costs measured on this machine, once a pair and machine: half a minute, then kept in
-    `~/.cache/specdec_jax/costs`. What is measured is said on standard error.
+    """The pair with its costs measured on this machine, once per pair and machine: takes half a minute, then cached in
+    `~/.cache/specdec_jax/costs`. Progress is printed to standard error.
 
-    Where `build_pair` was not given them, dtype, draft length and verification widths follow: the faster of bfloat16
-    and float32 (`with_faster_dtype`), the longest draft that pays, the steps of the target's measured pass. Of several
-    drafters the first with a model is measured for rules; they are chosen among by their bytes.
+    Unless given to `build_pair`, dtype, draft length and verification widths are derived from the costs: the faster of
+    bfloat16 and float32 (`with_faster_dtype`), the longest draft that pays, the steps of the target's measured pass.
+    With several drafters only the first one with a model is measured; the choice among them uses their bytes.
 
     Args:
-        batch: rows that costs are measured for: a wide pass of many rows is no longer nearly free.
+        batch: number of rows: a wide pass of many rows costs more than one of a single row.
 
     Raises:
-        ValueError: a mesh of several processes, which must all decide alike, or a pair that `build_pair` did not make.
+        ValueError: a mesh of several processes, which must decide alike, or a pair not built by `build_pair`.
     """
     costs_asked(MEASURED)
     pair = with_faster_dtype(pair)
@@ -184,18 +184,18 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
         return pair
     model = next((loaded for loaded in pair.drafters if isinstance(loaded, LoadedModel)), None)
     costs = measured(pair.target, model, batch, drafter_of=drafter_of)
-    assert pair.arguments is not None  # with_faster_dtype looked
+    assert pair.arguments is not None  # checked by with_faster_dtype
     strategies = pair.policy, pair.verifier, pair.monitor
     return _join(pair.target, pair.drafters, pair.arguments, *strategies, costs)._replace(notices=pair.notices)
 
 
 def with_faster_dtype(pair: Pair) -> Pair:
-    """The pair in the faster of bfloat16 and float32 on this machine, measured once and kept.
+    """The pair in the faster of bfloat16 and float32 on this machine, measured once and cached.
 
-    The same pair where a dtype or a loaded target was given, and on a mesh of several processes.
+    Returns the same pair if a dtype or a loaded target was given, and on a mesh of several processes.
 
     Raises:
-        ValueError: a pair that `build_pair` did not make.
+        ValueError: a pair not built by `build_pair`.
     """
     if pair.arguments is None:
         raise ValueError("only a pair of build_pair can be measured: this one does not say what it was built of")
@@ -210,11 +210,11 @@ def with_faster_dtype(pair: Pair) -> Pair:
 
 
 def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, **options: Any) -> Pair:
-    """`build_pair`, then `measure_costs` unless `costs` says otherwise: the pair of `generate` and of the commands.
+    """`build_pair`, then `measure_costs` depending on `costs`: the pair of `generate` and of the commands.
 
     Args:
-        costs: "measured", "estimated", a CostModel or its file. None: what SPECDEC_JAX_COSTS in the environment says,
-            else measured.
+        costs: "measured", "estimated", a CostModel or its file. None: the environment variable SPECDEC_JAX_COSTS, else
+            measured.
         options: of `build_pair`.
     """
     origin = costs_asked(costs)
@@ -235,7 +235,7 @@ def _join(
     monitor: Monitor | None,
     costs: CostModel | None,
 ) -> Pair:
-    """The decoder of loaded models, by these costs where `arguments` of `build_pair` leave something open."""
+    """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open."""
     costs, widths, limit = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
     limit = _longest(costs, widths, policy) if limit is None else limit
     together = arguments["drafter"] is not None and not _is_drafter(arguments["drafter"])
@@ -255,7 +255,7 @@ def _join(
 
 
 def _checked(pair: Pair) -> Pair:
-    """The same, where no function of a user's file fails for one row: nothing is compiled for one that does."""
+    """The same pair, after checking the functions of a user's file for one row, before compilation."""
     parts = pair.decoder.parts
     answered = _answered(parts)
     if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
@@ -268,7 +268,7 @@ def _checked(pair: Pair) -> Pair:
 
 @functools.lru_cache(maxsize=16)
 def _answered(parts: Parts) -> set[bool]:
-    """Empty until these parts have been checked."""
+    """A cached set, empty until these parts were checked."""
     del parts
     return set()
 
@@ -279,19 +279,19 @@ def split_drafters(words: str) -> list[str]:
 
 
 def without_model(drafter: Any) -> TypeGuard[str]:
-    """Whether the words are for a drafter that needs no model: a file of drafters/, or a .py file."""
+    """Whether `drafter` names a drafter without a model: a file of drafters/, or a .py file."""
     return isinstance(drafter, str) and (name_in(drafter) in _modelless() or name_in(drafter).endswith(".py"))
 
 
 def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
-    """Refuses words for a drafter without a model that its factory refuses.
+    """Checks the call of a drafter without a model by its factory.
 
     Args:
-        vocab_size: the target's; None: its weights are not read yet. A user's factory that takes `vocab_size` is then
-            not called.
+        vocab_size: the target's; None: not known yet. A user's factory with a parameter `vocab_size` or
+            `max_draft_length` is not called here.
 
     Raises:
-        ValueError: as said.
+        ValueError: the factory refuses it, or a model is given options.
     """
     each: Sequence[Any] = [drafter] if drafter is None or _is_drafter(drafter) else drafter
     for part in each:
@@ -299,7 +299,7 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
             own_file = name_in(part).endswith(".py")
             parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters if own_file else {}
             if {"vocab_size", "max_draft_length"} & parameters.keys():
-                continue  # called by `_drafter`, with the pair's own numbers
+                continue  # called by `_drafter`, with the pair's values
             choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
         elif isinstance(part, str) and part.endswith(")"):
             name, _ = parse_call("drafter", part)
@@ -307,11 +307,11 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
 
 
 def check_pair(big: LoadedModel, small: LoadedModel) -> None:
-    """Refuses a drafter that cannot draft for a target. Weights are not looked at: `loading.outline` is enough.
+    """Checks that a drafter can draft for a target. Weights are not read: `loading.outline` is enough.
 
     Raises:
-        ValueError: vocabularies that differ and cannot be joined, it reads hidden states that the target does not have,
-            or has an encoder and the target none.
+        ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide, or
+            a drafter with an encoder for a target without one.
     """
     needs_translation(big, small)
     if small.model.spec.source is not None and big.model.spec.source is None:
@@ -323,7 +323,7 @@ def check_pair(big: LoadedModel, small: LoadedModel) -> None:
 
 
 def _watching(policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None) -> Monitor | None:
-    """The monitor given, or one of phases where a rule reads them."""
+    """The given monitor, or one of phases if a policy or verifier reads them."""
     for kind, part, wanted in (("policy", policy, StoppingPolicy), ("verifier", verifier, Verifier)):
         if not isinstance(part, wanted):
             raise ValueError(f"a {kind} must be a {wanted.__name__}, such as {kind}=..., got {part!r}")
@@ -343,7 +343,7 @@ def _modelless() -> list[str]:
 
 
 def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[str]) -> OneDrafter:
-    """A drafter as it was given, the model loaded that a name stands for, and checked against the target."""
+    """The drafter, with its model loaded if given by name, checked against the target."""
     check_drafter(drafter, big.model.spec.vocab_size)
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
@@ -355,7 +355,7 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
 
 
 def _longest(costs: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:
-    """Default `max_draft_length`: the longest that pays here or the policy drafts, within the widths given."""
+    """Default `max_draft_length`: the longest that pays, or that the policy drafts, within the given widths."""
     longest, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
     longest = max(longest, draft_length) if isinstance(draft_length, int) else longest
     return max(min(longest, max(widths) - 1), 1) if widths else longest
@@ -371,7 +371,7 @@ def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, max_draft_le
 
 
 def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Drafter, Params]:
-    """Several drafters as one."""
+    """Several drafters combined by `multi_drafter`."""
     params = tuple(weight for _, weight in pairs)
     return multi_drafter(
         tuple(part for part, _ in pairs), tuple(_relative_size(weight, target) for weight in params)
@@ -382,7 +382,7 @@ def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
     try:
         return _loaded(source, dtype, mesh_here(), load_drafter)
     except FileNotFoundError as error:
-        # A misspelt drafter is looked for among models last: only then is it known to be neither.
+        # A misspelt drafter is searched among models last; only then is it known to be neither.
         if difflib.get_close_matches(source, _modelless(), n=1):
             raise ValueError(f"no drafter {source!r}{nearest(source, _modelless())}; and {error}") from None
         raise
@@ -390,13 +390,13 @@ def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(source: str, dtype: str, mesh: Mesh | None, load: Callable[..., LoadedModel] = load_model) -> LoadedModel:
-    """`mesh` is the one that was set: what was loaded on another is loaded again."""
+    """A cached load; `mesh` is the current mesh, so that a model is loaded again for another mesh."""
     del mesh
     return load(source, dtype=dtype)
 
 
 def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
-    """The parameters given for each of several drafters."""
+    """The parameters for each of several drafters."""
     if params is None:
         return [None] * len(drafters)
     if not isinstance(params, (list, tuple)) or len(params) != len(drafters):
@@ -407,7 +407,7 @@ def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
 
 
 def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
-    """Refuses one with tokens that the target lacks: rows that only pad the drafter's embedding."""
+    """Refuses a draft vocabulary with tokens that the target lacks: padding rows of the drafter's embedding."""
     if isinstance(drafter.params, ReducedParams):
         last, size = int(drafter.params.tokens[-1]), target.model.spec.vocab_size
         if last >= size:
@@ -415,7 +415,7 @@ def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
 
 
 def _relative_size(params: Params, target: Params) -> float:
-    """What a pass of a drafter costs, in target passes, as far as the bytes of the weights it reads tell."""
+    """The cost of a drafter pass in target passes, estimated by the bytes of the weights read."""
     sizes = [bytes_here(tree) for tree in (params, target)]
     if isinstance(params, (ReducedParams, SharedParams)):
         sizes[0] -= params.unread_bytes
@@ -431,5 +431,5 @@ def _decoder(
     monitor: Monitor | None,
     widths: tuple[int, ...],
 ) -> Decoder:
-    """One decoder for equal pieces: a second call compiles nothing."""
+    """A cached decoder: equal parts share it and are compiled once."""
     return build_decoder(target, drafter, policy, verifier, monitor=monitor, verification_widths=widths)

@@ -1,4 +1,4 @@
-"""A file of prompts: JSON lines as Spec-Bench writes them, or any that hold `turns`, `prompt` or `text`."""
+"""A file of prompts: JSON lines in Spec-Bench's format, or any with `turns`, `prompt` or `text`."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,19 +12,18 @@ TEXT_KEYS = ("turns", "prompt", "text")
 class Prompt(NamedTuple):
     id: str  # unique in its file
     category: str
-    turns: tuple[str, ...]  # what the user says, one message a turn; none is empty
+    turns: tuple[str, ...]  # the user's messages, one per turn, all non-empty
     split: str | None = None  # "calibrate": hyperparameters may be chosen on it; "judge": results are reported on it
 
 
 def read_prompts(path: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:
-    """The prompts of a JSONL file, in its order: those whose `split` is the given one, and the first `limit` of them.
+    """The prompts of a JSONL file in order: those of the given `split`, and the first `limit` of them.
 
     Empty lines are skipped. A line without an id gets its line number; one without a category gets "none".
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line is not such an object, an id occurs twice, nothing is there, or nothing of that split; the
-            message says file:line.
+        ValueError: an invalid line, a duplicate id, no prompts, or none of that split; the message has file:line.
     """
     path = Path(path)
     if not path.is_file():
@@ -49,7 +48,7 @@ def check_limit(limit: int | None) -> None:
 
 
 def of_split(prompts: list[Prompt], split: str | None, where: str) -> list[Prompt]:
-    """The prompts of that split, all of them for None. Raises ValueError where there are none."""
+    """The prompts of a split, or all for None. Raises ValueError if there are none."""
     chosen = [prompt for prompt in prompts if split is None or prompt.split == split]
     if not chosen:
         there = ", ".join(sorted({repr(prompt.split) for prompt in prompts if prompt.split is not None}))
@@ -58,7 +57,7 @@ def of_split(prompts: list[Prompt], split: str | None, where: str) -> list[Promp
 
 
 def prompt_of(entry: Any, where: str, default_id: str) -> Prompt:
-    """The prompt that a JSON value holds. Raises ValueError, which says `where`."""
+    """The prompt in a JSON value. Raises ValueError with `where` in the message."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: expected an object, got {type(entry).__name__}")
     name = next((entry[key] for key in ID_KEYS if key in entry), default_id)

@@ -1,4 +1,4 @@
-"""A file of requests: one JSON object a line, each checked by itself, so that a bad one stops no other."""
+"""A file of requests: one JSON object per line, each checked separately, so that an invalid one stops no other."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ WHOLE = ("max_new_tokens", "top_k", "seed")
 NUMBERS = ("temperature", "top_p", "min_p")
 HYPERPARAMETERS = ("policy", "verifier")
 FIELDS = ("prompt", "system", "id", "stop", *WHOLE, *NUMBERS, *HYPERPARAMETERS)
-LARGEST = 2**53  # of whole numbers: beyond, floating point skips some
+LARGEST = 2**53  # largest integer; beyond it floating point is not exact
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
 LOG_PROBS = ("log_probs", "warped_log_probs")
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values of fields that a line lacks; line i of the requests then has seed + i."""
+    """Default values of missing fields; by default request i has seed + i."""
 
     sampling: SamplingParams = SamplingParams()
     chat: bool = True
@@ -37,7 +37,7 @@ def read_line(line: bytes) -> dict[str, Any]:
     """The JSON object of a line, its fields not yet checked.
 
     Raises:
-        ValueError: the line is no JSON object.
+        ValueError: the line is not a JSON object.
     """
     try:
         fields = json.loads(line.decode("utf-8"), parse_constant=_no_number)
@@ -72,7 +72,7 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
     Raises:
-        ValueError: what is wrong with them.
+        ValueError: invalid fields.
     """
     _check_fields(fields)
     changes = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
@@ -91,7 +91,7 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
 
 
 def result_line(number: int, fields: Mapping[str, Any], result: Generation, with_tokens: bool) -> bytes:
-    """A line of the output: line number, id, text, why it ended, what else was asked for, and counts; never a time."""
+    """A line of the output: line number, id, text, finish reason, requested fields, and counts; no times."""
     counts = {name: result.statistics[name] for name in COUNTS}
     text = {"text": result.text, "finish_reason": result.finish_reason}
     tokens = {"tokens": result.tokens} if with_tokens else {}
@@ -105,7 +105,7 @@ def result_line(number: int, fields: Mapping[str, Any], result: Generation, with
 
 
 def error_line(number: int, fields: Mapping[str, Any], error: Exception) -> bytes:
-    """A line of the output for one of the input that was refused."""
+    """A line of the output for an invalid request."""
     return _line({"line": number, **_id(fields), "error": " ".join(str(error).split())})
 
 
@@ -114,7 +114,7 @@ def _id(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(content: Mapping[str, Any]) -> bytes:
-    # half a surrogate pair has no UTF-8: it is written as JSON writes it
+    # a lone surrogate has no UTF-8 encoding and is written as a JSON escape
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 

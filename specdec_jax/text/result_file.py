@@ -1,4 +1,4 @@
-"""A file of results that only ever grows by whole lines, and what must be the same for a run to go on with it."""
+"""A file of results that grows by whole lines, and the settings that must be equal for a run to continue it."""
 
 import contextlib
 import hashlib
@@ -13,30 +13,30 @@ from filelock import FileLock, Timeout
 from specdec_jax.loading.new_folder import replacing
 
 SETTINGS, OLD = ".settings.json", ".old"
-DECIDED = "decided"  # what this machine chose when the run began, and a run that goes on takes over
-ERROR = b'"error": '  # a line's field; inside a text its quotes would be escaped
+DECIDED = "decided"  # choices of the machine that began the run, reused when it continues
+ERROR = b'"error": '  # the field of error lines; inside a text its quotes would be escaped
 
 
 class Whole(NamedTuple):
-    """The lines of a file of results that end."""
+    """The complete lines of a file of results."""
 
     lines: int
-    refused: int  # lines of an error
+    refused: int  # number of error lines
     size: int  # bytes
 
 
 class ResultFile:
-    """Appends whole lines: one that could not be written whole is taken back, one half-written by a killed run too."""
+    """Appends whole lines; an incomplete line, also one of a killed run, is removed."""
 
     def __init__(self, path: Path):
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         self.lines, self.refused, self._size = whole_lines(path)
-        self.decided = read_settings(path).get(DECIDED)  # by the machine on which the run began
+        self.decided = read_settings(path).get(DECIDED)  # choices of the machine on which the run began
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, line: bytes) -> None:
-        """One line, its end included. Raises OSError naming the file; the lines before it stand."""
+        """Appends a line with its newline. Raises OSError naming the file; earlier lines are kept."""
         rest = memoryview(line)
         try:
             while rest:
@@ -48,11 +48,11 @@ class ResultFile:
         self.lines += 1
 
     def decide(self, facts: Mapping[str, Any]) -> None:
-        """Writes what this machine chose into the settings, for a run that goes on."""
+        """Writes this machine's choices to the settings, for runs that continue."""
         write_settings(self.path, {**read_settings(self.path), DECIDED: dict(facts)})
 
     def close(self) -> None:
-        """What was written is on the disk afterwards."""
+        """Flushes the file to disk and closes it."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -62,7 +62,7 @@ class ResultFile:
 
 
 class Unwritten:
-    """Stands in for a file of results that another process writes, as that process described it."""
+    """A substitute for a file of results that another process writes, from that process's description."""
 
     def __init__(self, path: Path, lines: int, refused: int, decided: Any):
         self.path, self.lines, self.refused, self.decided = path, lines, refused, decided
@@ -73,19 +73,19 @@ class Unwritten:
         self.lines += 1
 
     def decide(self, facts: Mapping[str, Any]) -> None:
-        """Nothing is written."""
+        """Does nothing."""
         del facts
 
 
 @contextlib.contextmanager
 def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bool = False) -> Iterator[ResultFile]:
-    """The file of results of these settings and this input, alone: with the whole lines it has, or empty.
+    """Opens the file of results for these settings and this input exclusively, with its whole lines, or empty.
 
-    What must be the same is in `NAME.settings.json`. An input may have grown since, by whole lines. With
-    `overwrite` the file begins anew, and what was there is kept as `NAME.old`.
+    The settings are stored in `NAME.settings.json`. The input may have grown by whole lines. With `overwrite` the file
+    is replaced, and the old one is kept as `NAME.old`.
 
     Raises:
-        ValueError: the file has results of other settings, of another input, or of something else.
+        ValueError: the file has results of other settings or another input, or other contents.
         BlockingIOError: another process writes it.
         OSError: it cannot be written.
     """
@@ -115,7 +115,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a file of results; {} where none can be read."""
+    """The settings of a file of results; {} if they cannot be read."""
     try:
         settings = json.loads(path.with_name(path.name + SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -124,7 +124,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings of a file of results, complete or not at all."""
+    """Writes the settings of a file of results atomically."""
     with replacing(path.with_name(path.name + SETTINGS)) as temporary:
         temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
@@ -148,7 +148,7 @@ def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], so
 
 
 def digest(content: bytes) -> dict[str, Any]:
-    """Length and SHA-256, by which settings and processes compare contents."""
+    """Length and SHA-256 of contents, for comparison between settings and processes."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

@@ -1,4 +1,4 @@
-"""A sampler for training loops: prompts to tokens, their log-probabilities and a mask, inside a program of yours."""
+"""A sampler for training loops: from prompts to tokens, their log-probabilities and a mask, usable inside `jit`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from specdec_jax.verification.rejection import rejection
 
 
 class Samples(NamedTuple):
-    """What a sampler gives; entries without a token are 0."""
+    """The result of a sampler; entries without a token are 0."""
 
-    tokens: Array  # [B, N] int32, the new ones, an end of sequence among them
-    log_probs: LogProbs  # [B, N] float32 each, nats: raw, and warped as sampled
-    mask: Array  # [B, N] bool, where there is a token
+    tokens: Array  # [B, N] int32, new tokens, including an end of sequence
+    log_probs: LogProbs  # [B, N] float32 each, nats: raw, and of the sampled distribution
+    mask: Array  # [B, N] bool, True for tokens
     statistics: Statistics  # counts by row; `summarise` has the acceptance rate
 
 
@@ -34,19 +34,19 @@ def sampler(
     verifier: Verifier = rejection(),
     **options: Any,
 ) -> Callable[..., Samples]:
-    """A pure function sample(params, drafter_params, prompts, seed=0) -> Samples, jitted; it works in a `jit` of yours.
+    """A pure function sample(params, drafter_params, prompts, seed=0) -> Samples, jitted and usable inside `jit`.
 
-    Parameters are arguments: refreshing those of the target, of the drafter or of both compiles nothing. Another number
-    of prompts, or other lengths, compile. Row b has seed + b, or the seeds [B] given; a key of `jax.random` is a seed
-    too. The tokens are the target's samples, whatever the drafter's parameters, and their log-probabilities those of
-    the pass that verified them.
+    Parameters are arguments, so updates of the target's or the drafter's need no compilation; another number of prompts
+    or other lengths do. Row b has seed + b, or seed[b] for seeds [B]; keys of `jax.random` are accepted too. The tokens
+    are samples of the target for any parameters of the drafter, and their log-probabilities are those of the
+    verification pass.
 
     Args:
-        sampling: temperature, top-k, top-p, min-p, N (`max_new_tokens`) and `stop_ids`; its seed is not read.
+        sampling: temperature, top-k, top-p, min-p, N (`max_new_tokens`) and `stop_ids`; its seed is not used.
         options: of `build_decoder`.
 
     Raises:
-        ValueError: stop strings, which tokens do not show; or as `build_decoder`.
+        ValueError: stop strings, which require text; or as `build_decoder`.
     """
     if sampling.stop_strings:
         raise ValueError(f"a sampler decodes no text: give stop_ids in place of stop={sampling.stop!r}")

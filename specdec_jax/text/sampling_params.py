@@ -1,4 +1,4 @@
-"""How a text is sampled and when it ends: what a user asks for, whichever command or function takes it."""
+"""Sampling parameters: how a text is sampled and when it ends, for all commands and functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """One request's sampling. Nothing heavy is imported for it: the command line answers --help from these fields.
+    """The sampling parameters of a request. The module imports nothing slow, because --help needs these fields.
 
-    A JAX key as `seed` becomes the integer that it stands for: `jax.random.key(7)` is 7.
+    A JAX key as `seed` becomes its integer: `jax.random.key(7)` is 7.
 
     Raises:
-        ValueError: a value out of range, named.
+        ValueError: a value out of range.
     """
 
     max_new_tokens: int = 128
@@ -50,7 +50,7 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple; one alone may come without a list around it."""
+        """`stop` as a tuple; a single string is allowed."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -73,9 +73,9 @@ def _within(name: str, value: Any, low: float, high: float, open_low: bool = Fal
 
 
 def check_sampling(config: Any) -> None:
-    """Raises ValueError naming one of several `temperatures`, or top-k, top-p, min-p or a seed, that is out of range.
+    """Raises ValueError if one of `temperatures`, top_k, top_p, min_p or seed is out of range.
 
-    Of those fields that `config` has.
+    Only fields that `config` has are checked.
     """
     temperatures = getattr(config, "temperatures", (0.0,))
     if not temperatures or not all(0 <= temperature < float("inf") for temperature in temperatures):

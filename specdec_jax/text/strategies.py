@@ -1,8 +1,8 @@
-"""Strategies from words: what `--policy "adaedl(threshold=0.6)"` or `--policy "my_rule.py(floor=0.2)"` means.
+"""Parsing of strategies such as `--policy "adaedl(threshold=0.6)"` or `--policy "my_rule.py(floor=0.2)"`.
 
-A word is a name, or a call as Python writes it; there is no registry. A name is a file of `stopping/`, `verification/`
-or `drafters/`, a path is a user's own file, and in both the factory has the file's name. A strategy that wraps another
-takes it as a call too: `at_least(minimum=2, policy=adaedl(threshold=0.5))`.
+A strategy is a name or a call in Python syntax; there is no registry. A name is a file of `stopping/`, `verification/`
+or `drafters/`, a path is a user's file, and the factory has the file's name. A strategy that wraps another one takes it
+as a call: `at_least(minimum=2, policy=adaedl(threshold=0.5))`.
 """
 
 import ast
@@ -29,11 +29,11 @@ PACKAGES = {
     "drafter": ("specdec_jax.drafters", "specdec_jax.contrib.drafters"),
     "monitor": ("specdec_jax.monitors",),
 }
-"""The folders that a name is looked for in; those of contrib are imported when a name is looked up."""
+"""The packages in which names are searched; those of contrib are imported on lookup."""
 FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
-"""What policies and verifiers are first tried with, before models are read; nothing is computed of these shapes."""
+"""Sizes for the first check of policies and verifiers, before models are read; only shapes are computed."""
 LENGTHS = (1, 3, 5, 7, 10)
-"""Drafts that the functions of a user's file are first tried with; verifiers with none too."""
+"""Draft length for the first check of a user's functions; verifiers are also checked with an empty draft."""
 TYPES: dict[str, type] = {
     "policy": StoppingPolicy,
     "verifier": Verifier,
@@ -58,10 +58,10 @@ def _modules(kind: str) -> dict[str, str]:
 
 
 def find_factory(kind: str, name: str) -> Callable[..., Any]:
-    """The factory of a built-in name or of a Python file; what it makes calls itself by that name.
+    """The factory of a built-in name or of a Python file; its strategies have that name.
 
     Raises:
-        ValueError: there is no such name or file, the file fails, or it has no factory of its own name.
+        ValueError: no such name or file, the file fails, or it has no function with the file's name.
     """
     if name.endswith(".py"):
         path = Path(name).expanduser()
@@ -73,8 +73,8 @@ def find_factory(kind: str, name: str) -> Callable[..., Any]:
 
 
 def import_from_folder_of(path: Path) -> None:
-    """Adds the file's folder to the search path of imports, for good (its functions may import later) and at the end,
-    so that no file in it takes the place of an installed module.
+    """Appends the file's folder to `sys.path`, permanently because functions may import later, and at the end so that
+    its files do not shadow installed modules.
     """
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -82,16 +82,15 @@ def import_from_folder_of(path: Path) -> None:
 
 
 def choose(kind: str, words: str, **offered: Any) -> Any:
-    """The strategy that `words` call, such as `adaedl`, `static(draft_length=3)` or `my_rule.py`.
+    """The strategy for a text such as `adaedl`, `static(draft_length=3)` or `my_rule.py`.
 
     Args:
-        offered: options that the factory, and those of strategies inside it, get if they have them and the words do not
-            give them.
+        offered: default options, for the factory and those of strategies inside it, where they have such options.
 
     Raises:
-        ValueError: no call, an unknown name, an option that is neither the factory's nor a hyperparameter, a value of
-            the wrong type or out of range, a factory that fails or returns something else, or a policy or verifier
-            whose functions fail or do not answer each row. Errors of a user's file have its name and line.
+        ValueError: invalid syntax, an unknown name, option or hyperparameter, a value of the wrong type or out of
+            range, a factory that fails or returns another type, or a policy or verifier whose functions fail or return
+            wrong shapes. Errors of a user's file have its name and line.
     """
     name, arguments = parse_call(kind, words, offered)
     made = build(kind, name, arguments, offered)
@@ -101,17 +100,17 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
 
 
 def name_in(words: str) -> str:
-    """The name, or the path, that the words begin with; for words that need not be a call of a strategy."""
+    """The name or path at the beginning of a text, which need not be a call of a strategy."""
     return words.partition("(")[0].strip()
 
 
 def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments of a call; arguments without a name are the factory's parameters in order.
+    """The name and the arguments of a call; positional arguments are the factory's parameters in order.
 
     `offered` is for calls among the arguments, as in `choose`.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: invalid syntax.
     """
     call = WORDS.fullmatch(words)
     try:
@@ -135,9 +134,9 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
 
 
 def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
-    """The strategy of a factory's name called with `arguments`, and with those of `offered` that it has.
+    """Calls the factory `name` with `arguments`, and with those of `offered` that it accepts.
 
-    A text where the factory wants a strategy is words for one.
+    A text argument where the factory expects a strategy is parsed as one.
 
     Raises:
         ValueError: as `choose`.
@@ -152,7 +151,7 @@ def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[s
         _check_type(f"{kind} {name}: {key}", arguments[key], parameters[key].default)
     try:
         made = factory(**arguments)
-    except Exception as error:  # whatever a user's factory raises is one message
+    except Exception as error:  # any error of a user's factory becomes one message
         raise ValueError(_refusal(kind, name, error) + _variant_with(kind, name, arguments, error)) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
@@ -160,7 +159,7 @@ def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[s
 
 
 def _variant_with(kind: str, name: str, arguments: Mapping[str, Any], error: Exception) -> str:
-    """'; VARIANT has KEY' after the refusal of an option that a variant of the name has, else nothing."""
+    """'; VARIANT has KEY' for the error message of an unknown option that a variant of the name has, else ''."""
     for variant in names(kind):
         if variant.startswith(f"{name}_"):
             made = find_factory(kind, variant)()
@@ -171,7 +170,7 @@ def _variant_with(kind: str, name: str, arguments: Mapping[str, Any], error: Exc
 
 
 def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
-    """An argument: a literal, a bare word (a strategy's name, true, false, or a text), a call, or a list of these."""
+    """Parses an argument: a literal, a bare word (a strategy's name, true, false, or a text), a call, or a list."""
     if isinstance(tree, ast.Name):
         return CONSTANTS.get(tree.id.lower(), tree.id)
     if isinstance(tree, ast.Call):
@@ -186,7 +185,7 @@ def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
 
 
 def _check_answers(kind: str, name: str, made: Any) -> None:
-    """Whatever the functions of a policy or a verifier raise, on made-up shapes already, is one message."""
+    """Checks the functions of a policy or verifier on example shapes; any error becomes one message."""
     try:
         with described(definition(made.init), f"the {kind}'s init"):
             state = made.init(FIRST.batch)
@@ -206,7 +205,7 @@ def _check_answers(kind: str, name: str, made: Any) -> None:
 
 
 def _refusal(kind: str, name: str, error: Exception) -> str:
-    """One line: the kind of strategy, the line of a user's file or else the name, and the error."""
+    """An error message of one line: the kind of strategy, the line in a user's file or the name, and the error."""
     text = describe_error(error)
     if re.match(r".+?\.py:\d+: ", text) or text.startswith(name):
         return f"{kind} {text}"
@@ -216,7 +215,7 @@ def _refusal(kind: str, name: str, error: Exception) -> str:
 
 
 def _check_type(argument: str, value: Any, default: Any) -> None:
-    """A text where a switch is wanted would count as true: 'no' too."""
+    """Checks the type of an argument; otherwise a text such as 'no' would count as true."""
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ValueError(f"{argument} must be true or false, got {value!r}")
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -228,7 +227,7 @@ def _check_type(argument: str, value: Any, default: Any) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _factory_of_file(kind: str, name: str, edited: int) -> Callable[..., Any]:
-    """A user's factory, once: what it makes is equal for equal calls, until the file changes."""
+    """A user's factory, cached so that its strategies are equal for equal calls until the file changes."""
     del edited
     module, factory = _load_file(kind, Path(name).expanduser()), Path(name).stem
     if not callable(getattr(module, factory, None)):
@@ -244,10 +243,10 @@ def _load_file(kind: str, path: Path) -> Any:
         raise ValueError(f"{kind} file {path} is not a Python file")
     import_from_folder_of(path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up while their class is made
+    sys.modules[spec.name] = module  # dataclasses look up their module when their class is created
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever a user's file raises is one message with the file's line
+    except (Exception, SystemExit) as error:  # any error of a user's file becomes one message with its line
         where = "" if location(error) else f"{path}: "
         raise ValueError(f"{kind} file {where}{describe_error(error)}") from error
     return module

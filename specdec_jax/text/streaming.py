@@ -1,4 +1,4 @@
-"""Text as it is decoded: one chunk a round, each token with what became of it."""
+"""Streaming of text: one chunk per round, with the kind of each token."""
 
 import contextlib
 import functools
@@ -31,34 +31,34 @@ from specdec_jax.text.generation import (
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
 
-CONTEXT = 8  # tokens before a rejected draft that it is decoded after: a first token may decode otherwise
+CONTEXT = 8  # tokens of context for decoding rejected drafts: a first token may decode differently
 
 
 class Piece(NamedTuple):
-    """Text of one kind: that of a token, as far as it is certain, or of rejected drafts."""
+    """Text of one kind: the final text of a token, or that of rejected drafts."""
 
     text: str
-    kind: str  # as `decoding.statistics.kinds_of` has them, or "rejected"
+    kind: str  # as in `decoding.statistics.kinds_of`, or "rejected"
 
 
 class Chunk(NamedTuple):
-    """What one round added. `text` never ends inside a character or what may be a stop string: it may lag."""
+    """The output of one round. `text` may lag: it never ends inside a character or a possible stop string."""
 
     text: str
-    pieces: list[Piece]  # `text` by kind, and between its pieces the rejected drafts where they stood
+    pieces: list[Piece]  # `text` by kind, with rejected drafts at their positions
     tokens: list[int]
-    kinds: list[str]  # a token: as `decoding.statistics.kinds_of` has them
-    rejected: list[int]  # drafts of this round that were rejected
-    threshold: float  # the policy's, NaN where it has none
-    log_probs: Sequence[float] = ()  # of its tokens, as a Generation's
+    kinds: list[str]  # kind of each token, as in `decoding.statistics.kinds_of`
+    rejected: list[int]  # rejected drafts of this round
+    threshold: float  # the policy's, NaN if it has none
+    log_probs: Sequence[float] = ()  # of the chunk's tokens, as in Generation
     warped_log_probs: Sequence[float] = ()
 
 
 class Stream(Iterator[Chunk]):
-    """The chunks of one generation. `result()` is what there is of it, at the end or at any time before.
+    """The chunks of one generation. `result()` returns its tokens so far at any time.
 
-    It can begin where another one ended: `previous` is that one's `state`, which is donated. The beginning that both
-    texts share is not read again (`reused` tokens); `can_continue` says whether a state fits.
+    It can continue from another Stream: `previous` is that one's `state`, which is donated. The common prefix of both
+    texts is not fed again (`reused` tokens); `can_continue` checks whether a state is compatible.
     """
 
     def __init__(self, pair: Pair, request: Request, rounds: int, previous: DecodeState | None = None):
@@ -74,7 +74,7 @@ class Stream(Iterator[Chunk]):
 
     @property
     def state(self) -> DecodeState:
-        """The state after the last round that was played, for a Stream that goes on from here."""
+        """The state after the last completed round, for a Stream that continues from here."""
         return self._state
 
     def result(self) -> Generation:
@@ -83,7 +83,7 @@ class Stream(Iterator[Chunk]):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The target's."""
+        """The target's tokenizer."""
         return self.pair.target.tokenizer
 
     def _play(self) -> Iterator[Chunk]:
@@ -113,9 +113,9 @@ class Stream(Iterator[Chunk]):
 
 
 def can_continue(pair: Pair, request: Request, previous: DecodeState) -> bool:
-    """Whether `resume` can take the state: one row, as many cache slots, and caches of the same shapes.
+    """Whether `resume` accepts the state: one row, the same number of cache slots, and caches of the same shapes.
 
-    Policy and verifier may be others. That the caches are of the same models only the caller knows.
+    Policy and verifier may differ. The caller must ensure that the caches are of the same models.
     """
     slots = request.options["slots"]
     drafter = jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
@@ -124,7 +124,7 @@ def can_continue(pair: Pair, request: Request, previous: DecodeState) -> bool:
 
 
 def reusable_tokens(previous: DecodeState, prompt: Sequence[int]) -> int:
-    """How many tokens of the prompt the state's target cache holds: it never held the last token of its text."""
+    """Number of tokens of the prompt in the state's target cache, which lacks the last token of its text."""
     ends, tokens = on_host((previous.length, previous.tokens))
     length = int(ends[0])
     before = tokens[0, : min(length, len(prompt))]
@@ -133,9 +133,9 @@ def reusable_tokens(previous: DecodeState, prompt: Sequence[int]) -> int:
 
 
 def resume(pair: Pair, request: Request, previous: DecodeState) -> Prefilled:
-    """As `start`, from a state that `can_continue`; it is donated. A first call's time counts as compilation.
+    """As `start`, from a state that passes `can_continue`; it is donated. A first call's time counts as compilation.
 
-    Everything but tokens and caches comes from the request, so it may be the state of another policy.
+    Everything except tokens and caches comes from the request, so the state may be that of another policy.
     """
     previous = previous._replace(policy=(), verifier=(), monitor=(), statistics=(), record=None)  # type: ignore[arg-type]
     programs = [pair.decoder.num_programs(name) for name in ("extend", "run")]
@@ -160,10 +160,10 @@ def stream(
     rounds: int = 1,
     **options: Any,
 ) -> Stream:
-    """Decode one prompt and iterate over its Chunks, one a round, fetched every `rounds` rounds.
+    """Decode one prompt and iterate over its Chunks, one per round, fetched every `rounds` rounds.
 
-    Takes the options of `generate`. A stop string ends the text: from there on it is not given out. To end early,
-    leave the loop; `result()` is the Generation either way.
+    Takes the options of `generate`. A stop string ends the text and is not part of it. The loop may be left early;
+    `result()` is the Generation in any case.
 
         >>> chunks = stream("Why is the sky blue?")
         >>> for chunk in chunks:
@@ -171,7 +171,7 @@ def stream(
         >>> chunks.result().statistics
 
     Raises:
-        ValueError: bad input, at the call and not at the first chunk.
+        ValueError: invalid input, raised by the call and not by the first chunk.
     """
     pair, options = split_options(pair, options)
     if rounds < 1:
@@ -180,22 +180,22 @@ def stream(
 
 
 class _HeldText:
-    """Decoded pieces, held back until nothing that comes can take them away."""
+    """Decoded pieces, held back until later tokens cannot change them."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]):
         self._tokenizer, self._stop = tokenizer, stop
         self._decoder = StreamDecoder(tokenizer)
         self._last: list[int] = []
-        self._text, self._released = "", 0  # decoded so far, and characters of it that were given out
+        self._text, self._released = "", 0  # decoded text, and number of its characters that were released
         self._held: list[Piece] = []
-        self._kind = "bonus"  # of the last token
-        self.ended = False  # a stop string is complete
+        self._kind = "bonus"  # kind of the last token
+        self.ended = False  # whether a stop string is complete
 
     def add(self, chunk: Chunk, ends: set[int]) -> None:
-        """The tokens of a round; ids in `ends` give no text."""
+        """Adds the tokens of a round; ids in `ends` have no text."""
         instead = next((place for place, kind in enumerate(chunk.kinds) if kind in ("branch", "recovered")), None)
         for place, (token, kind) in enumerate(zip(chunk.tokens, chunk.kinds, strict=True)):
-            if place == instead:  # what was rejected stood here
+            if place == instead:  # position of the rejected drafts
                 self._hold(text_after(self._tokenizer, self._last, chunk.rejected), "rejected")
             if token not in ends:
                 self._kind = kind
@@ -203,13 +203,13 @@ class _HeldText:
                 self._text += self._hold(self._decoder.push([token]), kind)
 
     def take(self, everything: bool = False) -> list[Piece]:
-        """What is certain by now; at the end `everything` but what follows a stop string."""
+        """The pieces that are final; with `everything` all pieces before a stop string."""
         if everything:
-            self._text += self._hold(self._decoder.flush(), self._kind)  # half a character, as U+FFFD
+            self._text += self._hold(self._decoder.flush(), self._kind)  # an incomplete character, as U+FFFD
         cut = find_stop(self._text, self._stop)
         self.ended = cut is not None
         held = 0 if everything else _may_begin_a_stop(self._text, self._stop)
-        certain = (len(self._text) - held if cut is None else cut) - self._released  # characters to give out
+        certain = (len(self._text) - held if cut is None else cut) - self._released  # characters to release
         self._released += max(certain, 0)
         ready = []
         while self._held and certain > 0:
@@ -228,14 +228,14 @@ class _HeldText:
 
 
 def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int], *, skip_special: bool = True) -> str:
-    """What rejected drafts read after the tokens before them, of which CONTEXT are enough."""
+    """The text of rejected drafts after the tokens before them, of which CONTEXT suffice."""
     decode = functools.partial(tokenizer.decode, skip_special=skip_special)
     begin, text = decode(before), decode([*before, *tokens])
     return text.removeprefix(begin) if text.startswith(begin) else decode(tokens)
 
 
 def _may_begin_a_stop(text: str, stop: Sequence[str]) -> int:
-    """Characters at the end of `text` with which a stop string begins."""
+    """Number of characters at the end of `text` that are the beginning of a stop string."""
     beginnings = (word[:size] for word in stop for size in range(1, len(word)))
     return max((len(begin) for begin in beginnings if text.endswith(begin)), default=0)
 
@@ -245,7 +245,7 @@ def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
 
 
 def _chunks(state: DecodeState, played: int) -> list[Chunk]:
-    """The rounds of row 0 of a `readable` state after the first `played`, their text still empty."""
+    """The rounds of row 0 of a `readable` state after the first `played` ones, with empty text."""
     prompt, end = int(state.prompt_length[0]), int(state.length[0])
     rounds = recorded_rounds(state, skipped=played)
     begin = end - sum(int(round_["emitted"]) for round_ in rounds)
@@ -269,7 +269,7 @@ def _shapes(tree: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: inside, the old state is donated and the new one has no name yet."""
+    """Defers Ctrl-C to the end of the block, in which the old state is donated and the new one not yet assigned."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or previous is None:
         yield
