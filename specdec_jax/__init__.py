@@ -1,12 +1,12 @@
-"""Adaptive speculative decoding in JAX: AdaEDL and its rivals inside one jitted `lax.while_loop`, proven lossless.
+"""Adaptive speculative decoding in JAX: AdaEDL and other policies inside one jitted `lax.while_loop`, proven lossless.
 
     >>> import specdec_jax as sd
     >>> sd.generate("Why is the sky blue?").text
 
-`load_model` reads weights, `generate` and `stream` decode text, `build_decoder` is for those who want `prefill`, `step`
-and `run`. Policies are in `specdec_jax.stopping`, verifiers in `specdec_jax.verification`.
+`load_model` reads weights, `generate` and `stream` decode text, `build_decoder` provides `prefill`, `step` and `run`.
+Policies are in `specdec_jax.stopping`, verifiers in `specdec_jax.verification`.
 
-Names are imported when first used: `--help` and the loaders need not wait for what they do not use.
+Names are imported on first use, so that `--help` and the loaders start quickly.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""What outlives a process in `~/.cache/specdec_jax`: compiled programs first, so that a second process starts warm.
+"""The cache in `~/.cache/specdec_jax`, with compiled programs for later processes.
 
-Entry points switch that cache on; imports set nothing.
+Entry points enable the compilation cache; imports change no settings.
 """
 
 import os
@@ -14,24 +14,24 @@ import jax
 
 
 def describe_cache(folder: Path | None) -> str:
-    """What `enable` arranged, in words, for a message while something compiles."""
+    """The result of `enable` in words, for messages during compilation."""
     if folder is None:
         return "kept nowhere: every run compiles again"
     return f"kept in {shown(folder)} for the next run"
 
 
 def shown(folder: Path) -> str:
-    """A folder as people write it."""
-    home = os.path.expanduser("~")  # Path.home() fails where there is none
+    """A path for messages, with ~ for the home folder."""
+    home = os.path.expanduser("~")  # Path.home() fails without a home
     return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of that name in `~/.cache/specdec_jax`, made if need be.
+    """The folder `name` in `~/.cache/specdec_jax`, created if necessary.
 
     Raises:
         OSError: it cannot be written.
-        RuntimeError: there is no home.
+        RuntimeError: there is no home folder.
     """
     return _writable(Path.home() / ".cache" / "specdec_jax" / name)
 
@@ -44,10 +44,10 @@ def _writable(folder: Path) -> Path:
 
 
 def enable() -> Path | None:
-    """Keeps compiled programs in `JAX_COMPILATION_CACHE_DIR`, or in `~/.cache/specdec_jax/xla`; returns the folder.
+    """Caches compiled programs in `JAX_COMPILATION_CACHE_DIR`, or in `~/.cache/specdec_jax/xla`; returns the folder.
 
-    Where that cannot be written it warns once and returns None: jax by itself would warn at every compilation.
-    Only programs that take over 0.3 s to compile are kept (jax's bound of 1 s leaves out a small model's prefill).
+    If it cannot be written, warns once and returns None; jax would warn at every compilation. Only programs that take
+    over 0.3 s to compile are cached (jax's default of 1 s would exclude the prefill of small models).
     """
     named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     try:
@@ -62,9 +62,9 @@ def enable() -> Path | None:
 
 
 def compile_together(calls: Iterable[Callable[[], Any]]) -> None:
-    """Makes the calls in threads, so that what each has to compile is compiled at the same time.
+    """Makes the calls in threads, so that their programs are compiled in parallel.
 
-    One after the other where a mesh is set, which threads do not see. The first error of a call is raised.
+    Sequential if a mesh is set, which is not visible in threads. Raises the first error of a call.
     """
     if not jax.sharding.get_mesh().empty:
         for call in calls:

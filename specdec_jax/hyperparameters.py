@@ -1,4 +1,4 @@
-"""Hyperparameters of policies, verifiers and warps: one value or one a row, checked while they are still known."""
+"""Hyperparameters of policies, verifiers and warps: one value or one per row, checked while they are concrete."""
 
 from typing import Any, cast
 
@@ -22,8 +22,8 @@ def per_row(
 ) -> Array:
     """`value` (a scalar or [B]) as [B] on the host.
 
-    It must be finite and in [low, high], or (low, high] if `open_low`.
-    A traced value cannot be looked at and passes: the range is the caller's business then.
+    It must be finite and in [low, high], or (low, high] if `open_low`. A traced value is not checked: the caller is
+    responsible for its range.
 
     Raises:
         ValueError: the value is out of range, not a number, or has another length than `batch`.
@@ -39,8 +39,8 @@ def per_row(
             raise ValueError(f"{name} must be a whole number, got {value!r}")
         high = min(high, np.iinfo(dtype).max)
     else:
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused below
-            numbers = numbers.astype(dtype)  # compared as it is used: float32(0.99) lies in [0, 0.99]
+        with np.errstate(over="ignore"):  # too large values become infinite and are refused below
+            numbers = numbers.astype(dtype)  # compared in the final type: float32(0.99) is in [0, 0.99]
     if numbers.shape not in ((), (batch,)):
         raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
     above = numbers > low if open_low else numbers >= low
@@ -52,7 +52,7 @@ def per_row(
 
 
 def host(values: np.ndarray) -> Array:
-    """A numpy array where the types say jax array: states are built on the host; jit makes arrays of them."""
+    """A numpy array typed as a jax array: states are built on the host and converted by jit."""
     return cast(Array, values)
 
 
@@ -69,7 +69,7 @@ def select_rows(chosen: Array, new: Any, old: Any) -> Any:
 def vector_per_row(
     batch: int, value: Any, name: str, size: int, *, low: float = -np.inf, high: float = np.inf
 ) -> Array:
-    """`value` ([size], or [B, size] for one a row) as [B, size] float32 on the host; checked as `per_row` does.
+    """`value` ([size], or [B, size] for one per row) as [B, size] float32 on the host; checked as in `per_row`.
 
     Raises:
         ValueError: another shape, or an entry that is not finite or out of range.

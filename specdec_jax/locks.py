@@ -1,4 +1,4 @@
-"""Folders and pieces of work that one process holds at a time. The system lets go of what a dead process held."""
+"""Locks on folders and pieces of work between processes. The system releases the locks of a dead process."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 LOCK = ".lock"
-HOLDER = ".lock.pid"  # not in the lock itself: some systems and versions of filelock empty or hide a locked file
+HOLDER = ".lock.pid"  # a separate file: some systems and versions of filelock empty or hide a locked file
 
 
 @contextlib.contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
-    """Holds the folder, which is made if need be.
+    """Locks the folder, which is created if necessary.
 
-    Raises BlockingIOError naming the folder and the process that holds it.
+    Raises BlockingIOError naming the folder and the process that holds the lock.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def locked(folder: str | Path) -> Iterator[None]:
 
 
 def held(lock: str | Path) -> bool:
-    """Whether some process holds this lock file."""
+    """Whether a process holds this lock file."""
     file_lock = FileLock(lock)
     try:
         file_lock.acquire(timeout=0)
@@ -45,14 +45,15 @@ def held(lock: str | Path) -> bool:
 
 
 def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: float = 1.0) -> Iterator[str]:
-    """Pieces of work by name, each while no other process has it, until nothing is missing.
+    """Iterates over the names of pieces of work, each locked by this process, until none is missing.
 
-    Any number of processes that see the folder share the work so, and one that dies leaves its piece to the others. An
-    error lets go of the piece when the iterator is closed: keep no other reference to it.
+    Any number of processes that see the folder share the work, and the piece of a dead process is taken by others.
+    After an error the piece is released when the iterator is closed: keep no other reference to the iterator.
 
     Args:
-        missing: () -> what is not done yet, by name, as the files say; what is given must be done before the next.
-        look: seconds between two looks at pieces that others hold.
+        missing: () -> names of unfinished pieces, according to the files; a yielded piece must be finished before the
+            next.
+        look: seconds between checks of pieces that others hold.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,9 +65,9 @@ def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: floa
             except Timeout:
                 continue
             try:
-                if name in missing():  # else another has done it in between
+                if name in missing():  # else another process finished it in the meantime
                     yield name
-                Path(lock.lock_file).unlink(missing_ok=True)  # a process that takes it anew finds the piece done
+                Path(lock.lock_file).unlink(missing_ok=True)  # a process that locks it again finds the piece finished
             finally:
                 lock.release()
             break

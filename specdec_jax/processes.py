@@ -1,8 +1,8 @@
-"""Several processes of one launch: who this one is, and whether the others still work.
+"""Several processes of one launch: the index of this one, and whether the others are alive.
 
-JAX's own runtime makes them find each other (`jax.distributed`: SLURM, TPU pods, Kubernetes and Open MPI by themselves,
-elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID). That one is lost is known from its lock on a
-disk that all see: JAX's service would end the others without a word of ours.
+They connect through `jax.distributed` (automatic with SLURM, TPU pods, Kubernetes and Open MPI, elsewhere by
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID). A lost process is detected by its lock on a shared disk,
+because JAX's service would abort the others without a clear message.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from jax.experimental import multihost_utils
 from specdec_jax.locks import held
 
 VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-LOOK = 5.0  # seconds between two looks at the others
-GRACE = 60.0  # seconds in which all others begin, or leave
-ALIKE = 3.0  # seconds after its error that a process keeps its lock, so that others with the same error are not misled
-SAID = 8.0  # seconds in which all others notice that the first one has let go of its lock, or say their own error
-LEFT = 30.0  # seconds in which a launch that was ended lets go of its locks
-AGREED = 1.0  # seconds in which all leave a block that all have done, and in which a dead process lets go of its locks
+LOOK = 5.0  # seconds between checks of the others
+GRACE = 60.0  # seconds in which all others must start, or leave
+ALIKE = 3.0  # seconds for which a process keeps its lock after an error, so that others report the same error first
+SAID = 8.0  # seconds in which all others notice that the first one released its lock, or report their own error
+LEFT = 30.0  # seconds in which an ended launch releases its locks
+AGREED = 1.0  # seconds in which all leave a finished block, and in which a dead process's locks are released
 
 
 class Share(NamedTuple):
-    """Process `index` of `count`."""
+    """Process `index` of `count` processes."""
 
     index: int
     count: int
@@ -44,15 +44,15 @@ class Share(NamedTuple):
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes what all know."""
+    """Whether this is the first process, which writes shared results."""
     return jax.process_index() == 0
 
 
 def join(watched: bool = True) -> Share:
-    """Meets the other processes of this launch, for programs on the devices of all. Raises ValueError without others.
+    """Connects to the other processes of this launch, for programs on all devices. Raises ValueError without others.
 
     Args:
-        watched: those programs run `together`. Else JAX ends all when one is lost, within two minutes.
+        watched: those programs run `together`. Otherwise JAX ends all within two minutes if one is lost.
     """
     addresses: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
@@ -60,7 +60,7 @@ def join(watched: bool = True) -> Share:
             if not os.environ[variable].isdecimal():
                 raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
             addresses[name] = int(os.environ[variable])
-    # Else leaving waits for all, and JAX ends all when one is lost, without a word of ours.
+    # Otherwise leaving waits for all, and JAX ends all if one is lost, without a clear message.
     jax.config.update("jax_enable_recoverability", watched)
     try:
         jax.distributed.initialize(**addresses)
@@ -71,7 +71,7 @@ def join(watched: bool = True) -> Share:
 
 
 def from_first(facts: Any) -> Any:
-    """What the first process knows, as JSON carries it. All processes must call it."""
+    """Broadcasts the first process's `facts`, a JSON value. All processes must call it."""
     buffer = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(buffer.size)))
     buffer = buffer if is_first() else np.zeros(size, np.uint8)
@@ -80,9 +80,9 @@ def from_first(facts: Any) -> Any:
 
 @contextlib.contextmanager
 def leaving(share: Share) -> Iterator[None]:
-    """A block of processes that met (`join`): one that ends by an error of its own leaves JAX's service.
+    """A block of connected processes (`join`): a process that fails with an error leaves JAX's service.
 
-    The first one stays a while longer, since JAX aborts those who lose the service.
+    The first one stays a while longer, because JAX aborts processes that lose the service.
     """
     try:
         yield
@@ -96,13 +96,13 @@ def leaving(share: Share) -> Iterator[None]:
 
 @contextlib.contextmanager
 def together(folder: Path, share: Share) -> Iterator[None]:
-    """A block that all processes do at once, and after which they have left JAX's service.
+    """A block that all processes run together, and after which they have left JAX's service.
 
-    One that is lost meanwhile ends the others with one line and exit code 2. If it is the first, JAX's service goes
-    with it, and JAX ends the others in words of its own.
+    If one is lost in the block, the others end with one line and exit code 2. If it is the first, JAX's service ends
+    too, and JAX aborts the others with its own message.
 
     Args:
-        folder: seen by all; every process holds a lock in it.
+        folder: a folder visible to all, in which every process holds a lock.
 
     Raises:
         BlockingIOError: processes of another launch hold the locks.
@@ -114,7 +114,7 @@ def together(folder: Path, share: Share) -> Iterator[None]:
         try:
             yield
             multihost_utils.sync_global_devices("done")
-        except Exception:  # a collective that the lost one was part of, perhaps: ValueError, too
+        except Exception:  # perhaps from a collective with the lost process; also ValueError
             time.sleep(AGREED)
             _end_if_lost([each for each in share.others if not held(_lock(folder, each))])
             time.sleep(ALIKE)
@@ -123,7 +123,7 @@ def together(folder: Path, share: Share) -> Iterator[None]:
             over.set()
         if share.index:
             jax.distributed.shutdown()
-        until = time.monotonic() + GRACE  # the service is the first process's: it stays until the others have left
+        until = time.monotonic() + GRACE  # the first process runs the service and stays until the others have left
         while not share.index and time.monotonic() < until and any(held(_lock(folder, each)) for each in share.others):
             time.sleep(0.05)
 
@@ -146,7 +146,7 @@ def _lock(folder: Path, share: Share) -> Path:
 
 
 def _watch(folder: Path, share: Share, over: threading.Event) -> None:
-    """Ends this process when another has let go of its lock before the block was over, or never came to take it."""
+    """Ends this process when another one releases its lock before the end of the block, or never acquires it."""
     seen, until = set(), time.monotonic() + GRACE
     while not over.wait(LOOK):
         here = {other for other in share.others if held(_lock(folder, other))}

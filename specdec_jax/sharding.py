@@ -1,8 +1,8 @@
-"""How arrays lie on a mesh of devices: rows of a batch over its axis `data`, a target's weights over its axis `model`.
+"""Sharding of arrays on a mesh of devices: rows of a batch over its axis `data`, a target's weights over axis `model`.
 
-The mesh is JAX's own, `jax.set_mesh(make_mesh("data=2,model=4"))`; without one nothing changes. Nothing inside a
-program names a device: models say with `constrain` which axis an intermediate value has where, and the compiler adds
-the collectives, two all-reduces a layer as in Megatron-LM (arXiv 1909.08053, section 3).
+The mesh is set in JAX, `jax.set_mesh(make_mesh("data=2,model=4"))`; without one arrays are not sharded. Programs name
+no devices: models constrain intermediate values by `constrain`, and the compiler adds the collectives, two all-reduces
+per layer as in Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 import math
@@ -16,19 +16,19 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
-CACHES = ("keys", "values", "cross_keys", "cross_values")  # of what has rows, heads, slots and width
+CACHES = ("keys", "values", "cross_keys", "cross_values")  # names of caches [rows, heads, slots, width]
 ANY = PartitionSpec.UNCONSTRAINED
-"""Sharding of an axis that the compiler may lay as it likes."""
+"""The sharding of an axis that is left to the compiler."""
 
 
 def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh that `data=2,model=4` asks for, of the first devices; axes that are not named have size 1.
+    """The mesh for a text such as `data=2,model=4`, of the first devices; omitted axes have size 1.
 
     Args:
         devices: None: those of this process.
 
     Raises:
-        ValueError: something else than these axes with positive sizes, more devices than there are, or devices of
+        ValueError: anything else than these axes with positive sizes, more devices than available, or devices of
             several processes of which one would have none in the mesh.
     """
     shape = mesh_sizes(words)
@@ -42,7 +42,7 @@ def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def make_spanning_mesh(words: str | None) -> Mesh:
-    """The mesh of the devices of all processes of a launch: each has that of `words`, rows are divided over all.
+    """The mesh of the devices of all processes of a launch: each has the mesh of `words`, rows are sharded over all.
 
     Raises ValueError as `make_mesh`.
     """
@@ -68,13 +68,13 @@ def mesh_sizes(words: str) -> tuple[int, int]:
 
 
 def use_mesh(words: str | None, devices: Sequence[Any] | None = None) -> None:
-    """From here on, in this thread, decode on that mesh (`make_mesh`); None: nothing changes. Raises ValueError."""
+    """Sets the mesh (`make_mesh`) for decoding in this thread; None: no change. Raises ValueError."""
     if words is not None:
         jax.set_mesh(make_mesh(words, devices))
 
 
 def mesh_here() -> Mesh | None:
-    """The mesh that was set, None without. Raises ValueError for one of other axes or of explicit ones."""
+    """The current mesh, or None. Raises ValueError for a mesh with other axes or with explicit ones."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return None
@@ -84,19 +84,19 @@ def mesh_here() -> Mesh | None:
 
 
 def sharding(mesh: Mesh, shape: Sequence[int], *axes: Any) -> NamedSharding:
-    """Where an array of that shape lies, its axes by name; those after the last name are whole everywhere."""
+    """The sharding of an array with this shape, by names of mesh axes; further axes are not sharded."""
     return NamedSharding(mesh, _spec(mesh, shape, axes))
 
 
 def weight_sharding(mesh: Mesh, weight: Any) -> NamedSharding:
-    """Where a weight lies (`models.weights.Parameter`); it is whole everywhere if devices cannot share it evenly."""
+    """The sharding of a weight (`models.weights.Parameter`); it is replicated if it cannot be divided evenly."""
     shape, split, units = weight.leaf_shape, weight.split, weight.units
     even = split is not None and (units is None or units % mesh.shape[MODEL] == 0)
     return sharding(mesh, shape, *[MODEL if even and axis == split else None for axis in range(len(shape))])
 
 
 def placement(replicate: bool = False) -> Callable[[Any], NamedSharding] | None:
-    """Where weights lie on the mesh that was set, None without; `replicate`: whole everywhere."""
+    """The sharding of weights on the current mesh, or None; `replicate`: replicated on all devices."""
     mesh = mesh_here()
     if mesh is None:
         return None
@@ -104,7 +104,7 @@ def placement(replicate: bool = False) -> Callable[[Any], NamedSharding] | None:
 
 
 def caches_laid(mesh: Mesh, caches: Any, shared: bool) -> Any:
-    """Where a model's state [B, ...] lies: rows over `data`, heads too where devices share the model's weights."""
+    """The sharding of a model's state [B, ...]: rows over `data`, and heads over `model` if the weights are sharded."""
 
     def where(path: Any, leaf: Any) -> NamedSharding:
         heads = shared and any(getattr(key, "name", None) in CACHES for key in path)
@@ -114,12 +114,12 @@ def caches_laid(mesh: Mesh, caches: Any, shared: bool) -> Any:
 
 
 def are_shared(params: Any) -> bool:
-    """Whether devices share a model's weights."""
+    """Whether a model's weights are sharded."""
     return any(isinstance(leaf, jax.Array) and not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
 
 
 def bytes_here(tree: Any) -> int:
-    """What arrays, or shapes with a sharding, take on one device."""
+    """Number of bytes per device of arrays, or of shapes with a sharding."""
 
     def leaf_bytes(leaf: Any) -> int:
         where = getattr(leaf, "sharding", None)
@@ -129,7 +129,7 @@ def bytes_here(tree: Any) -> int:
 
 
 def bytes_of_caches(params: Any, caches: Any) -> int:
-    """What shapes of a model's state [B, ...] take on one device (`caches_laid`)."""
+    """Number of bytes per device of a model's state [B, ...], given as shapes (`caches_laid`)."""
     mesh = mesh_here()
     if mesh is None:
         return bytes_here(caches)
@@ -139,26 +139,26 @@ def bytes_of_caches(params: Any, caches: Any) -> int:
 
 
 def row_groups() -> int:
-    """Groups of devices that rows are divided over, on the mesh that was set."""
+    """Number of groups of devices over which rows are sharded on the current mesh."""
     mesh = mesh_here()
     return 1 if mesh is None else mesh.shape[DATA]
 
 
 def check_rows(batch: int) -> None:
-    """Raises ValueError for a batch that those groups cannot share evenly: each would hold and compute all of it."""
+    """Raises ValueError for a batch that cannot be divided evenly, which would be computed whole by each group."""
     groups = row_groups()
     if batch % groups:
         raise ValueError(f"a batch of {batch} rows cannot be divided over {DATA}={groups}: give a multiple of {groups}")
 
 
 def placed(tree: Any) -> Any:
-    """Host arrays [B, ...] as arrays of devices, rows over `data`; always copies.
+    """Copies host arrays [B, ...] to devices, with rows over `data`.
 
-    Inside a function that JAX traces (`jit`, `vmap`) they are constrained to lie so.
+    Inside a traced function (`jit`, `vmap`) the sharding is a constraint.
     """
     try:
         jax.sharding.get_mesh()
-    except ValueError:  # JAX refuses to say which mesh is set while it traces
+    except ValueError:  # not available while JAX traces
         return by_rows(jax.tree.map(jax.numpy.array, tree))
     mesh = mesh_here()
     if mesh is None:
@@ -167,7 +167,7 @@ def placed(tree: Any) -> Any:
 
 
 def on_host(tree: Any) -> Any:
-    """Arrays of devices as host arrays. Those of a mesh of several processes all of them must ask for."""
+    """Copies device arrays to the host. For a mesh of several processes all of them must call it."""
 
     def read(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
@@ -178,13 +178,13 @@ def on_host(tree: Any) -> Any:
 
 
 def spans_processes() -> bool:
-    """Whether the mesh that was set has devices of other processes."""
+    """Whether the current mesh has devices of other processes."""
     mesh = mesh_here()
     return mesh is not None and mesh.is_multi_process
 
 
 def everywhere(tree: Any) -> Any:
-    """Arrays whole on every device of the mesh that was set; as they are without one."""
+    """Arrays replicated on every device of the current mesh; unchanged without a mesh."""
     mesh = mesh_here()
     if mesh is None:
         return tree
@@ -192,10 +192,10 @@ def everywhere(tree: Any) -> Any:
 
 
 def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
-    """The function on every device's own rows, and the sums over devices of what it gives, on the mesh that was set.
+    """The function applied to each device's rows, with its results summed over devices, on the current mesh.
 
     Args:
-        by_row: of each argument, what of it has rows to be divided: True, False, or a tree of them. Rows must divide.
+        by_row: for each argument, whether it has rows: True, False, or a tree of them. Rows must divide evenly.
     """
     mesh = mesh_here()
     if mesh is None:
@@ -209,20 +209,20 @@ def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
 
 
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:
-    """Inside a program: the value with its axes laid by name, those after the last name whole everywhere."""
+    """Inside a program: constrains the sharding of a value by names of mesh axes; further axes are not sharded."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.manual_axes:  # none, or `over_rows`, where every device sees its own
+    if mesh.empty or mesh.manual_axes:  # no mesh, or inside `over_rows`
         return x
     return jax.lax.with_sharding_constraint(x, _spec(mesh, x.shape, axes))
 
 
 def by_rows(tree: Any) -> Any:
-    """Inside a program: arrays [B, ...] with rows over `data`, the rest as the compiler likes."""
+    """Inside a program: arrays [B, ...] with rows over `data`; other axes are left to the compiler."""
     return jax.tree.map(lambda leaf: constrain(leaf, DATA, *[ANY] * (leaf.ndim - 1)), tree)
 
 
 def _put(leaf: Any, where: NamedSharding) -> jax.Array:
-    """A copy of an array that this process has, or all processes of a launch, on the devices of its sharding."""
+    """Copies an array, which all processes of a launch have, to the devices of a sharding."""
     if where.is_fully_addressable:
         return jax.device_put(leaf, where, may_alias=False)
     host = np.asarray(leaf)
@@ -230,7 +230,7 @@ def _put(leaf: Any, where: NamedSharding) -> jax.Array:
 
 
 def _spec(mesh: Any, shape: Sequence[int], axes: Sequence[Any]) -> PartitionSpec:
-    """Without names that do not divide their axis, that have size 1, or that a caller's own mesh lacks."""
+    """The PartitionSpec without names that do not divide their axis, have size 1, or are missing in the mesh."""
 
     def fits(size: int, axis: Any) -> Any:
         parts = mesh.shape.get(axis, 1) if isinstance(axis, str) else 1

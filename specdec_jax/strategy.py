@@ -1,11 +1,11 @@
-"""A strategy is a value: the factory that was called, its static options and the hyperparameters it was given, as data.
+"""Strategies are values: they record their factory, its static options and the given hyperparameters as data.
 
-`adaedl(threshold=0.5, keep_checked_token=True)` says all, in Python, in a config, on the command line, in calibrations
-and in manifests. What the factory's own parameters are is static: another value is another program. What its `init`
-takes are hyperparameters: they are traced, so values that differ in them alone share one program (their `bare` is
-equal). Strategies that wrap others nest as values. Equality and hash are by this data.
+`adaedl(threshold=0.5, keep_checked_token=True)` is a complete description in Python, configs, the command line,
+calibrations and manifests. Parameters of the factory are static options: another value is another program. Parameters
+of its `init` are hyperparameters: they are traced, so strategies that differ only in them share a program (their `bare`
+is equal). Strategies that wrap others nest as values. Equality and hash are by this data.
 
-`@strategy` above a factory is all it takes; no name is registered anywhere.
+A factory only needs the decorator `@strategy`; there is no registry of names.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ class Call(NamedTuple):
     """How a strategy was made."""
 
     factory: Callable[..., Any]
-    name: str  # a file of the package, or the path of a user's
-    options: Mapping[str, Any]  # static, all of them
-    given: Mapping[str, Any]  # hyperparameters: those given, the others have their defaults
+    name: str  # a file of the package, or the path of a user's file
+    options: Mapping[str, Any]  # all static options
+    given: Mapping[str, Any]  # the hyperparameters that were set; others have their defaults
 
 
 class Strategy:
     """The base of StoppingPolicy, Verifier, Drafter and Monitor, which are frozen dataclasses of functions.
 
-    One that no `@strategy` factory made, such as `adaedl().replace(begin=...)`, is equal to itself only.
+    A strategy without an `@strategy` factory, such as `adaedl().replace(begin=...)`, is equal to itself only.
     """
 
     call: Call | None = None
     init: Callable[..., Any]
-    hyperparameters: Any  # a Mapping: what `init` takes, with the values it starts with; None is read off `init`
+    hyperparameters: Any  # a Mapping: parameters of `init` with initial values; None: from its signature
 
     def __post_init__(self) -> None:
         if self.hyperparameters is None:
@@ -45,22 +45,22 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """The factory's name, or the type's of a strategy that none made."""
+        """The factory's name, or the type's for a strategy without a factory."""
         return type(self).__name__ if self.call is None else self.call.name
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The static options, all of them."""
+        """All static options."""
         return {} if self.call is None else self.call.options
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """The hyperparameters that were given."""
+        """The hyperparameters that were set explicitly."""
         return {} if self.call is None else self.call.given
 
     @property
     def fixed(self) -> set[str]:
-        """The hyperparameters that were given, here or to a strategy inside; calibrations leave them alone."""
+        """The hyperparameters set explicitly, here or in a wrapped strategy; calibrations do not change them."""
         names = set(self.given)
         for role, inner in self.options.items():
             if isinstance(inner, Strategy):
@@ -69,7 +69,7 @@ class Strategy:
 
     @property
     def bare(self: S) -> S:
-        """The same without any hyperparameter given, at any depth: what is compiled."""
+        """The same strategy with default hyperparameters at every depth; the key of compiled programs."""
         if self.call is None:
             return self
         return self.call.factory(**{name: _bare(value) for name, value in self.options.items()})
@@ -78,14 +78,14 @@ class Strategy:
         """The same call with other options or hyperparameters.
 
         Raises:
-            ValueError: as the factory does; or no factory made this one.
+            ValueError: as the factory, or the strategy has no factory.
         """
         if self.call is None:
             raise ValueError(f"no factory made this {self.name}: there are no options to change")
         return self.call.factory(**{**self.options, **self.given, **changes})
 
     def replace(self: S, **functions: Any) -> S:
-        """Another strategy, of which some functions differ. It is no longer what its factory made."""
+        """A strategy with some functions replaced, which has no factory."""
         if "init" in functions:
             functions = {"hyperparameters": None, **functions}
         return dataclasses.replace(self, **functions)  # type: ignore[type-var]
@@ -103,7 +103,7 @@ class Strategy:
         return self.call.factory, _hashable(self.options), _hashable(self.given)
 
     def __repr__(self) -> str:
-        """The call, which `strategies.choose` reads back; options that have their defaults are left out."""
+        """The call, which `strategies.choose` can parse; options with default values are omitted."""
         if self.call is None:
             return f"<{self.name}>"
         defaults = {name: each.default for name, each in inspect.signature(self.call.factory).parameters.items()}
@@ -113,15 +113,15 @@ class Strategy:
 
 
 def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[..., S]:
-    """Lets a factory take its strategy's hyperparameters too, and stamps what it was given on the value.
+    """Decorates a factory: it accepts its strategy's hyperparameters too, and records its arguments in the value.
 
     Args:
-        name: how the value calls itself; the factory's own name unless given.
+        name: name of the values; default: the factory's name.
 
     Raises:
-        ValueError: from the factory that comes back: an option it does not have, with the nearest, or a hyperparameter
-            that `init` refuses.
-        TypeError: from the same: an option is missing, or the factory returns something else.
+        ValueError: from the decorated factory: an unknown option, with the nearest name, or a hyperparameter that
+            `init` refuses.
+        TypeError: from the decorated factory: a missing option, or a return value that is not a strategy.
     """
     signature = inspect.signature(factory)
     called = name or factory.__name__
@@ -144,15 +144,15 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
 
 
 def renamed(factory: Callable[..., S], name: str) -> Callable[..., S]:
-    """A factory, decorated or not yet, whose values call themselves `name`."""
+    """A factory, decorated or not, whose values have the name `name`."""
     return strategy(getattr(factory, "__wrapped__", factory), name)
 
 
 def beside(inner: Strategy, name: str, **extra: Any) -> dict[str, Any]:
-    """The hyperparameters of a strategy that wraps `inner`: its own after those of `inner`.
+    """The hyperparameters of a strategy `name` that wraps `inner`: those of `inner`, then its own.
 
     Raises:
-        ValueError: `inner` has one of that name already; `name` is whose own they are.
+        ValueError: `inner` already has one of these names.
     """
     both = " and ".join(sorted(extra.keys() & inner.hyperparameters.keys()))
     if both:
@@ -161,14 +161,14 @@ def beside(inner: Strategy, name: str, **extra: Any) -> dict[str, Any]:
 
 
 def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:
-    """The hyperparameters that an `init(batch, ...)` takes, with their defaults."""
+    """The hyperparameters of an `init(batch, ...)`, with their defaults."""
     parameters = list(inspect.signature(init).parameters.values())[1:]
     named = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     return {parameter.name: parameter.default for parameter in named}
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """'; did you mean X?' with what is there, for an error message."""
+    """'; did you mean X?' with all names, for error messages."""
     names = sorted(names)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(names) or 'none'})"
@@ -188,7 +188,7 @@ def _stamped(made: S, call: Call) -> S:
 
 
 def _starting_with(init: Callable[..., Any], taken: Mapping[str, Any], call: Call) -> Callable[..., Any]:
-    """`init` with the value's own hyperparameters, where the caller gives no others."""
+    """`init` with the strategy's hyperparameters as defaults."""
 
     @functools.wraps(init)
     def start(batch: int, **hyperparameters: Any) -> Any:
@@ -208,7 +208,7 @@ def _bare(value: Any) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    """What stands for a value in a key: by content where that can be had, else the thing itself."""
+    """A hashable key for a value: by content if possible, else the value itself."""
     if isinstance(value, Mapping):
         return tuple(sorted((name, _hashable(entry)) for name, entry in value.items()))
     if isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""What passes cost in time on a machine: measured, kept on disk, and used by the rules that weigh costs."""
+"""Costs of passes on a machine: measured, cached on disk, and used by policies that weigh costs."""

@@ -1,11 +1,11 @@
-"""The costs of the machine at hand: measured once a pair of models, and kept on disk.
+"""The costs of the current machine: measured once per pair of models, and cached on disk.
 
-A file is identified by what a pass depends on: both models' names, shapes and dtypes, device, cores and their
-instructions, and the version of jax. One process measures, others that need the same costs wait. A machine that is
-busy meanwhile gives wrong costs. So whatever looks doubtful is measured a second time at once, what remains of the
-doubts stands in `CostModel.doubts`, and doubtful costs are measured again by the next process, or by this one as soon
-as decoding disagrees with them (`look_at`). A later process times one pass again, until one agrees: if it is much
-faster, the pair's costs are measured anew.
+A file is identified by everything that determines the time of a pass: both models' names, shapes and dtypes, device,
+cores and their instructions, and the version of jax. One process measures, others that need the same costs wait. Costs
+measured on a busy machine are wrong. Therefore doubtful measurements are repeated once, remaining doubts are stored in
+`CostModel.doubts`, and doubtful costs are measured again by the next process, or by this one when decoding times
+contradict them (`look_at`). A later process repeats one pass, until one agrees: if it is much faster, the pair's costs
+are measured again.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
 from specdec_jax.types import Drafter, LanguageModel, Statistics
 
-WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # plain decoding is the first
+WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # measured widths; the first is plain decoding
 DRAFTS, SLOTS, PASSES = 7, 512, 2
 MANY_PASSES = 32  # on accelerators, where a call costs a millisecond and a pass hardly more
-FEW = 128  # slots of the second pass by which a slot's cost in a batch is measured; for one row they cost nothing
-SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
-FASTER = 0.8  # of the kept time, that a pass must take less than for what is kept to be doubted
-SAME = 0.1  # of a pass, by which a second measurement may differ and still confirm the first
-_disagreed: set[Path] = set()  # files that were measured again because decoding disagreed, once a process
+FEW = 128  # slots of the second pass that measures the cost of a slot in a batch; for one row it is negligible
+SECONDS, REPEATS = 4.0, 9  # limits on time and number of alternations of programs; at least three
+FASTER = 0.8  # cached costs are doubted if a pass takes less than this share of the cached time
+SAME = 0.1  # maximum relative difference of a second measurement that confirms the first
+_disagreed: set[Path] = set()  # files measured again because decoding disagreed, once per process
 
 
 def measured(
@@ -54,14 +54,14 @@ def measured(
     *,
     drafter_of: Callable[[LanguageModel, int], Drafter],
 ) -> CostModel:
-    """c and V(k) of this pair on this machine, from disk or measured now: seconds, after compiling for as many.
+    """c and V(k) of this pair on this machine, from disk or measured now, which takes seconds and as many to compile.
 
     Args:
-        drafter: None for one without a model: its step costs nothing.
-        drafter_of: (language model, most drafts a round) -> the drafter whose rounds are measured.
-        batch: rows that share the passes.
+        drafter: None for a drafter without a model, whose steps cost nothing.
+        drafter_of: (language model, maximum draft length) -> the drafter whose rounds are measured.
+        batch: number of rows that share the passes.
     """
-    # Earlier files, without "doubts", say nothing of a busy machine: they are not read.
+    # Files of earlier versions, without "doubts", are not read.
     shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "doubts"]
     mesh = mesh_here()
     shapes += [batch, FEW] if batch > 1 else []
@@ -82,24 +82,24 @@ def measured(
 
 
 def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
-    """Compares a row's rounds with what measured costs predict; where they disagree, the kept costs become doubtful.
+    """Compares the time of a row's rounds with the measured costs; if they disagree, the cached costs become doubtful.
 
-    Then they are measured again at once: by the next `measured` of this process, which happens once, or another's.
+    They are then measured again by the next call of `measured`, in this process (once) or another one.
 
     Args:
-        counts: of the row, decoded alone in so many seconds.
+        counts: counts of the row, which was decoded alone in `seconds`.
 
     Returns:
-        Whether kept costs became doubtful.
+        Whether cached costs became doubtful.
     """
     doubt = disagreement(costs, counts, seconds)
     path = None if doubt is None else _file_of(costs)
     if doubt is None or path is None or path in _disagreed:
         return False
-    # The process that holds the lock is measuring: a text that is done does not wait for it.
+    # A process that holds the lock is measuring: a finished text does not wait for it.
     with contextlib.suppress(OSError, ValueError), FileLock(path.with_suffix(".lock"), timeout=0):
         table = load_cost_model(path)
-        if not _same(table, costs):  # measured anew meanwhile
+        if not _same(table, costs):  # measured again in the meantime
             return False
         save_cost_model(path, table._replace(doubts=(*table.doubts, doubt)))
         _disagreed.add(path)
@@ -109,7 +109,7 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
 
 
 def sentence(costs: CostModel) -> str:
-    """A line about a cost model."""
+    """A one-line description of a cost model."""
     plain = costs.plain_pass
     passes = [f"{time / plain:.2f} at {width}" for width, time in zip(costs.widths, costs.target_pass, strict=True)]
     drafts = f"a drafter step is {costs.ratio:.3f} of a pass of plain decoding ({1e3 * plain:.1f} ms)"
@@ -126,7 +126,7 @@ def _measure(
     before: CostModel | None,
     drafter_of: Callable[[LanguageModel, int], Drafter],
 ) -> CostModel:
-    """`before`: an earlier table, which confirms passes of a strange shape if they are the same."""
+    """Measures the costs; `before`: an earlier table, which confirms unusual passes if they are the same."""
     busy = busy_doubts()
     programs: dict[str, Callable[[], Any]] = {
         str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=_passes()) for width in WIDTHS
@@ -153,19 +153,19 @@ def _measure(
         return costs._replace(doubts=doubts if confirmed else doubts + shape_doubts(passes))
 
     steady = steadiest(table)
-    alone = batch == 1 and mesh_here() is None  # as when dtypes were compared
+    alone = batch == 1 and mesh_here() is None  # as in the comparison of dtypes
     return steady._replace(doubts=busy + steady.doubts + (probe_doubts(target, steady.plain_pass) if alone else ()))
 
 
 def _passes() -> int:
-    """Passes of one call."""
+    """Number of passes per call."""
     return PASSES if jax.default_backend() == "cpu" else MANY_PASSES
 
 
 def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
-    """The share of a pass with SLOTS cache slots that one with FEW does without, by passes side by side.
+    """The share of the time of a pass with SLOTS cache slots that a pass with FEW saves, from alternating passes.
 
-    Wide passes of many rows leave time for three turns only, in whose noise 32 rows were made to draft.
+    Measured separately, because wide passes of many rows allow only three repeats, which are too noisy.
     """
     few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=_passes())
     times = turns({"many": many, "few": few}, REPEATS, {"many": _passes(), "few": _passes()}, seconds=2 * SECONDS)
@@ -175,11 +175,11 @@ def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) ->
 def _confirmed(
     path: Path, costs: CostModel, target: LoadedModel, measure: Callable[[CostModel | None], CostModel]
 ) -> CostModel:
-    """The costs that another process measured, or new ones if a plain pass is so much faster now that it was busy.
+    """The costs measured by another process, or new ones if a plain pass is so much faster now that it must have been
+    busy.
 
-    `look_at` cannot see this for batches and for lookups. Once a pass takes as long, or all is measured anew, no later
-    process times one; a slower pass says that the machine is busy now.
-    """
+    `look_at` cannot detect this for batches and lookups. After an agreeing pass or a new measurement no later process
+    checks again; a slower pass indicates that the machine is busy now."""
     agreed = path.with_suffix(".agreed")
     with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
         if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
@@ -198,7 +198,7 @@ def _confirmed(
 
 
 def _file_of(costs: CostModel) -> Path | None:
-    """The file that such costs are kept in, by their times, whatever widths they have by now."""
+    """The cache file of these costs, identified by their times, even if their widths were changed."""
     with contextlib.suppress(OSError, RuntimeError):
         for path in cache_folder("costs").glob("costs-*.json"):
             with contextlib.suppress(OSError, ValueError):
@@ -213,5 +213,5 @@ def _same(table: CostModel, costs: CostModel) -> bool:
 
 
 def _shapes(model: LoadedModel) -> list[str]:
-    """Shapes and dtypes of all weights: a name does not identify them."""
+    """Shapes and dtypes of all weights, because a name does not identify them."""
     return [f"{np.shape(leaf)} {leaf.dtype}" for leaf in jax.tree.leaves(model.params)]

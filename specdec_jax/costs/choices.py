@@ -1,4 +1,4 @@
-"""What a machine's costs decide: verification widths, the longest draft, and hyperparameters of rules."""
+"""Choices based on a machine's costs: verification widths, maximum draft length, and hyperparameters of policies."""
 
 import os
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from specdec_jax.types import StoppingPolicy
 
 MEASURED, ESTIMATED = "measured", "estimated"
 VARIABLE = "SPECDEC_JAX_COSTS"  # the default of `costs`: one of these words, or a file
-DRAFTS = 7  # of a round at the most, where nothing certain is known of the machine
-LEAST_SAVING = 0.03  # of a pass, that a narrower width must save: each is compiled, about 3 s on two cores
+DRAFTS = 7  # maximum draft length for unknown or doubtful costs
+LEAST_SAVING = 0.03  # share of a pass that a narrower width must save: each is compiled, about 3 s on two cores
 BATCH_COST_FACTOR = 1.5  # factor on the cost of drafting for rules that decide by row in a batch (docs/batches.md)
-PREDICTABLE = 0.9  # acceptance of a token on text that a drafter predicts well; longer drafts pay nowhere else
+PREDICTABLE = 0.9  # acceptance rate on text that a drafter predicts well, where long drafts pay
 
 
 def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
     """A cost model, or one of the words `measured` and `estimated`.
 
     Args:
-        costs: either, or a file that `save_cost_model` wrote. None: what SPECDEC_JAX_COSTS says, else measured, or
-            estimated on a mesh of several processes, which must all decide alike.
+        costs: either, or a file of `save_cost_model`. None: the environment variable SPECDEC_JAX_COSTS, else measured,
+            or estimated on a mesh of several processes, which must decide alike.
 
     Raises:
-        FileNotFoundError, ValueError: a file that is not there, or that is no cost model; measuring on such a mesh.
+        FileNotFoundError, ValueError: a missing file, a file that is not a cost model, or measuring on such a mesh.
     """
     usual = ESTIMATED if spans_processes() else MEASURED
     source = (os.environ.get(VARIABLE) or usual) if costs is None else costs
@@ -46,10 +46,10 @@ def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
 
 
 def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
-    """Verification widths for drafts of up to that many tokens: the steps of the measured staircase.
+    """Verification widths for drafts of at most `max_draft_length` tokens: the steps of the measured times.
 
-    The widest holds the longest draft. A narrower one is there if it saves 3 % of a pass of the next wider one. Where
-    costs are doubtful they are powers of two, as where nothing is measured: a wrong table must not leave widths out.
+    The widest holds the longest draft. A narrower one is included if it saves 3 % of the next wider pass. For doubtful
+    costs they are powers of two, as without a measurement, because a wrong table must not exclude widths.
     """
     if costs.doubts:
         return default_widths(max_draft_length)
@@ -63,9 +63,9 @@ def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
 
 
 def longest_draft(costs: CostModel) -> int:
-    """The draft length of most tokens per time where nine drafts of ten are accepted, at most what was measured.
+    """The draft length with the most tokens per time at an acceptance rate of 0.9, within the measured widths.
 
-    On text that is less predictable a rule stops earlier by itself. 7 where costs are doubtful.
+    On less predictable text the policy stops earlier. 7 for doubtful costs.
     """
     if costs.doubts:
         return min(DRAFTS, max(costs.widths[-1] - 1, 1))
@@ -76,11 +76,11 @@ def longest_draft(costs: CostModel) -> int:
 
 
 def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -> dict[str, Any]:
-    """The hyperparameters that a stopping policy has, was not given, and that these costs decide.
+    """The hyperparameters of a stopping policy that depend on costs and were not set explicitly.
 
-    `drafter_cost` is c, `verification_times` the pass that verifies k drafts and `verification_cost` what one more
-    verified token costs on average, all in passes of plain decoding. In a batch whose rows decide for themselves the
-    rounds are as long as the longest draft: there drafting costs `BATCH_COST_FACTOR` times as much.
+    `drafter_cost` is c, `verification_times` the times of passes that verify k drafts and `verification_cost` the
+    average cost of another verified token, all in passes of plain decoding. In a batch whose rows decide separately a
+    round takes as long as the longest draft: drafting then counts `BATCH_COST_FACTOR` times.
     """
     longest = max_draft_length if policy.rounds is None else costs.widths[-1] - 1  # a tree may fill the widest pass
     waiting = BATCH_COST_FACTOR if costs.batch > 1 and not policy.joins_rows else 1.0
@@ -89,11 +89,11 @@ def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -
     decided: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),
         "verification_cost": float(times[-1] - times[0]) / max(longest, 1),
-        **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: what drafts is no model
+        **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: a drafter without a model
     }
     return {name: value for name, value in decided.items() if name in policy.hyperparameters.keys() - policy.fixed}
 
 
 def weighs_costs(policy: Strategy) -> bool:
-    """Whether a rule has hyperparameters that `costs_for` decides."""
+    """Whether a policy has hyperparameters that depend on costs (`costs_for`)."""
     return bool({"drafter_cost", "verification_times", "verification_cost"} & policy.hyperparameters.keys())

@@ -1,4 +1,4 @@
-"""What rounds cost in time, from a table of measured passes: the clock of a replay, and what rules weigh."""
+"""Cost model of rounds from a table of measured passes, for replays and for policies that weigh costs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ NUMBERS = (
     *((name, 0, (int, float)) for name in ("drafter_step", "plain_pass", "target_pass", "slot_time")),
     *((name, least, int) for name, least in (("widths", 1), ("batch", 1), ("slots", 0))),
 )
-"""The entries of a file: name, least value, type."""
+"""The entries of a file: name, minimum, type."""
 LEAST_SHARE = 0.25  # a pass with fewer slots costs at least this share of the measured one
-AGREE = 1.35  # factor by which two measurements of the same work may differ
-LEAST_ROUNDS = 16  # a shorter text says too little about the time of a round
+AGREE = 1.35  # maximum ratio of two measurements of the same work
+LEAST_ROUNDS = 16  # minimum number of rounds for a reliable time per round
 
 
 class CostModel(NamedTuple):
@@ -26,21 +26,21 @@ class CostModel(NamedTuple):
 
     drafter_step: float
     widths: tuple[int, ...]  # ascending
-    target_pass: tuple[float, ...]  # one a width
-    plain_pass: float  # of a pass of plain decoding
+    target_pass: tuple[float, ...]  # one per width
+    plain_pass: float  # time of a pass of plain decoding
     device: str = ""
     batch: int = 1
-    slots: int = 0  # cache slots of a row that passes were measured with; 0: not known
-    slot_time: float = 0.0  # what one more of them adds to every target pass
-    doubts: tuple[str, ...] = ()  # a clause for each sign that the machine was busy when this was measured
+    slots: int = 0  # cache slots per row in the measurement; 0: unknown
+    slot_time: float = 0.0  # additional time of a target pass per slot
+    doubts: tuple[str, ...] = ()  # a clause for each sign that the machine was busy during the measurement
 
     @property
     def ratio(self) -> float:
-        """c, a drafter step over a pass of plain decoding."""
+        """c, the time of a drafter step relative to a pass of plain decoding."""
         return self.drafter_step / self.plain_pass
 
     def at(self, slots: int) -> "CostModel":
-        """The costs with that many cache slots a row. Attention in a batch reads all of them, whatever the width."""
+        """The costs with `slots` cache slots per row. Attention in a batch reads all of them at any width."""
         if not self.slot_time:
             return self
         extra = max((slots - self.slots) * self.slot_time, (LEAST_SHARE - 1) * self.plain_pass)
@@ -48,10 +48,10 @@ class CostModel(NamedTuple):
         return self._replace(plain_pass=self.plain_pass + extra, target_pass=passes, slots=slots)
 
     def pass_times(self, max_draft_length: int) -> np.ndarray:
-        """[K+1] float64: the pass that verifies k drafts, in the narrowest width that holds them and the token before.
+        """[K+1] float64: time to verify k drafts, in the narrowest width that holds them and the token before.
 
         Raises:
-            ValueError: drafts longer than the widest width holds.
+            ValueError: drafts that do not fit the widest width.
         """
         if max_draft_length + 1 > self.widths[-1]:
             raise ValueError(
@@ -61,7 +61,7 @@ class CostModel(NamedTuple):
         return np.asarray(self.target_pass, np.float64)[chosen]
 
     def verification_times(self, max_draft_length: int) -> np.ndarray:
-        """[K+1] float64: `pass_times` in passes of plain decoding, the unit of rules. Raises as `pass_times`."""
+        """[K+1] float64: `pass_times` in passes of plain decoding, the unit of policies. Raises as `pass_times`."""
         return self.pass_times(max_draft_length) / self.plain_pass
 
 
@@ -76,12 +76,12 @@ def cost_model(
     slot_time: float = 0.0,
     doubts: Sequence[str] = (),
 ) -> CostModel:
-    """A cost model from times by width. A wider pass that was measured cheaper counts as its narrower neighbour.
+    """A cost model from times by width. Times are made non-decreasing in the width.
 
     Args:
-        drafter_step: 0 for drafts that cost no pass of a model.
-        plain_pass: time of a pass of plain decoding; the narrowest width's unless given.
-        slots, slot_time, doubts: as `CostModel` has them.
+        drafter_step: 0 for drafters without a model.
+        plain_pass: time of a pass of plain decoding; default: that of the narrowest width.
+        slots, slot_time, doubts: as in `CostModel`.
 
     Raises:
         ValueError: no widths, or times that are not positive.
@@ -98,14 +98,14 @@ def cost_model(
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:
-    """A machine on which verification is free in its width and a drafter step is `ratio` of a target pass."""
+    """The costs of a machine whose pass time is independent of the width, with drafter steps of `ratio` passes."""
     return cost_model(ratio, {1: 1.0, max_draft_length + 1: 1.0})
 
 
 def between(model: CostModel, widths: Sequence[int]) -> CostModel:
-    """The same machine with other verification widths, times interpolated between those measured.
+    """The same machine with other verification widths, with interpolated times.
 
-    Beyond the widest the last two go on in a straight line.
+    Beyond the widest width they are extrapolated linearly from the last two.
     """
     times = np.interp(widths, model.widths, model.target_pass)
     if len(model.widths) > 1:
@@ -115,18 +115,18 @@ def between(model: CostModel, widths: Sequence[int]) -> CostModel:
 
 
 def agree(first: float, second: float) -> bool:
-    """Whether two times may be of the same work on the same machine."""
+    """Whether two times are consistent with the same work on the same machine."""
     return 1 / AGREE <= first / second <= AGREE
 
 
 def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
-    """What the rounds of a row that decoded alone take by these costs, without what the rule computes itself.
+    """The predicted time of the rounds of a row decoded alone, without the policy's own computation.
 
     Args:
-        counts: of the state; without drafts the rounds are plain decoding's.
+        counts: counts of the state; without drafts the rounds are those of plain decoding.
 
     Returns:
-        None where counts do not tell the widths: of several rows, and of drafts that are no chains.
+        None if the counts do not determine the widths: for several rows, and for drafts that are not chains.
     """
     if len(counts.num_rounds) != 1 or counts.num_draft_tokens[0] != np.sum(counts.drafted_at[0]):
         return None
@@ -137,7 +137,7 @@ def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
 
 
 def disagreement(costs: CostModel, counts: Statistics, seconds: float) -> str | None:
-    """A clause on rounds that took much longer, or less, than these costs say; None where they agree or tell little."""
+    """A clause if the rounds took much more or less time than predicted; None if they agree or are too few."""
     expected = decoding_seconds(costs, counts)
     if expected is None or int(counts.num_rounds[0]) < LEAST_ROUNDS or agree(seconds, expected):
         return None
@@ -145,13 +145,13 @@ def disagreement(costs: CostModel, counts: Statistics, seconds: float) -> str | 
 
 
 def save_cost_model(path: str | Path, model: CostModel) -> None:
-    """Writes JSON, complete or not at all."""
+    """Writes JSON atomically."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(model._asdict(), indent=2) + "\n", encoding="utf-8")
 
 
 def load_cost_model(path: str | Path) -> CostModel:
-    """Reads what `save_cost_model` wrote (and `python -m experiments.step_cost` writes as cost_model.json).
+    """Reads a file of `save_cost_model` (`python -m experiments.step_cost` writes one as cost_model.json).
 
     Raises:
         FileNotFoundError: no such file.
@@ -180,7 +180,7 @@ def load_cost_model(path: str | Path) -> CostModel:
 
 
 def _check_numbers(fields: Mapping[str, Any]) -> None:
-    """Raises ValueError naming an entry that is no number, or out of range; KeyError for one that is missing."""
+    """Raises ValueError for an entry that is not a number or out of range; KeyError for a missing one."""
     for name, least, kind in NUMBERS:
         value = fields.get(name, 0) if name in OPTIONAL else fields[name]
         for number in value if name in LISTS else [value]:

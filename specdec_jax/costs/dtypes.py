@@ -1,4 +1,4 @@
-"""The faster dtype of a target on this machine: passes in bfloat16 and float32 in turns, kept on disk."""
+"""The faster dtype of a target on this machine, from alternating passes in bfloat16 and float32; cached on disk."""
 
 import contextlib
 import json
@@ -17,21 +17,21 @@ from specdec_jax.loading.new_folder import replacing
 from specdec_jax.loading.precision import INT8
 
 DTYPES = ("bfloat16", "float32")
-PLAIN, WIDTH = 1, 4  # tokens of a pass of plain decoding, and of the pass by which dtypes are chosen
+PLAIN, WIDTH = 1, 4  # tokens of a pass of plain decoding, and of the pass that decides the dtype
 SLOTS, PASSES = 512, 2
-SECONDS, REPEATS = 4.0, 9  # programs alternate for so long, or so often; three times at least
-LARGEST = 2e9  # bytes of float32 weights that are loaded to see whether they are faster
+SECONDS, REPEATS = 4.0, 9  # limits on time and number of alternations of programs; at least three
+LARGEST = 2e9  # maximum bytes of float32 weights that are loaded for the comparison
 
 
 class Dtypes(NamedTuple):
-    """Seconds of a target pass by dtype: of plain decoding, and of WIDTH tokens."""
+    """Seconds of target passes by dtype: of plain decoding, and of WIDTH tokens."""
 
     passes: dict[str, tuple[float, float]]
     doubts: tuple[str, ...] = ()
 
 
 def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str:
-    """The faster of bfloat16, in which the target is given, and float32, which `load` gives it in.
+    """The faster of bfloat16, the dtype of `target`, and float32, in which `load` loads it.
 
     On an accelerator, and for models of over 2 GB in float32, bfloat16 without measuring.
     """
@@ -54,7 +54,7 @@ def faster_dtype(target: LoadedModel, load: Callable[[str], LoadedModel]) -> str
 
 
 def dtype_sentence(target: LoadedModel) -> str:
-    """A line on the dtype of plain decoding: whether it is the faster one here, and by how much."""
+    """A line about the dtype of plain decoding: whether it is the faster one here, and by how much."""
     table, dtype = dtypes_of(target), dtype_of(target)
     if table is None or dtype not in DTYPES:
         return f"plain decoding in {dtype}; not measured beside another dtype here"
@@ -66,13 +66,13 @@ def dtype_sentence(target: LoadedModel) -> str:
 
 
 def dtype_of(model: LoadedModel) -> str:
-    """The dtype of its weights, as `load_model` takes it."""
+    """The dtype of a model's weights, as an argument of `load_model`."""
     dtypes = [str(leaf.dtype) for leaf in jax.tree.leaves(model.params)]
     return INT8 if INT8 in dtypes else dtypes[0]
 
 
 def dtypes_of(target: LoadedModel) -> Dtypes | None:
-    """The comparison of dtypes that was made of this target here, if any."""
+    """The cached comparison of dtypes for this target, if there is one."""
     path = _dtype_file(target)
     with contextlib.suppress(OSError, ValueError):
         return None if path is None else _read(path)
@@ -80,9 +80,9 @@ def dtypes_of(target: LoadedModel) -> Dtypes | None:
 
 
 def probe_doubts(target: LoadedModel, plain_pass: float) -> tuple[str, ...]:
-    """A clause where a pass of plain decoding took much less when dtypes were compared than the seconds given.
+    """A clause if a pass of plain decoding was much faster in the comparison of dtypes than `plain_pass` seconds.
 
-    Where it took much more, the comparison of dtypes becomes the doubtful one.
+    If it was much slower, the comparison of dtypes is marked as doubtful instead.
     """
     path, table, dtype = _dtype_file(target), dtypes_of(target), dtype_of(target)
     if path is None or table is None or dtype not in DTYPES or agree(before := table.passes[dtype][0], plain_pass):
@@ -120,13 +120,13 @@ def _called(dtype: str, width: int) -> str:
 
 
 def _dtype_file(target: LoadedModel) -> Path | None:
-    """Where the comparison of dtypes is kept, whichever of them the target has."""
+    """The cache file of the comparison of dtypes, independent of the target's dtype."""
     shapes = [str(np.shape(leaf)) for leaf in jax.tree.leaves(target.params)]
     return file_for("dtype", [target.name], [shapes, SLOTS, PLAIN, WIDTH])
 
 
 def _read(path: Path) -> Dtypes:
-    """Raises ValueError where the file holds something else."""
+    """Reads a comparison. Raises ValueError for other contents."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         passes = {dtype: (float(plain), float(wide)) for dtype, (plain, wide) in fields["passes"].items()}

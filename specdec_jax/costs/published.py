@@ -1,9 +1,9 @@
-"""Step costs that others have published, as cost models by batch: for advice without a measurement of one's own.
+"""Published step costs as cost models by batch size, for advice without a measurement.
 
 Two kinds. SpecDecode-Bench's simulator fits times of vLLM on an H100 to tokens and cache (arXiv 2601.11580). SpecBundle
 (the SpecForge dashboard, 2026-08) gives throughputs and acceptance lengths of EAGLE-3 chains of 3, 5 and 7 drafts in
-SGLang: the time of a round in passes of plain decoding is the acceptance length over the speed-up, and over its sets it
-is `fixed + step * drafts`, fitted here by least squares (docs/advice.md has the errors).
+SGLang: the time of a round in passes of plain decoding is the acceptance length over the speed-up; it is fitted here by
+`fixed + step * drafts` over its datasets, by least squares (for the errors see docs/advice.md).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.strategy import nearest
 
-CONTEXT = 1024  # tokens of a row's cache, where the published fit counts them
+CONTEXT = 1024  # tokens in a row's cache, for the published fit
 H100 = "llama-3.1-8b-eagle-h100"
 
 
@@ -22,7 +22,7 @@ class Fitted(NamedTuple):
     batch: int
     fixed: float
     step: float
-    longest: int = 7  # drafts that were measured
+    longest: int = 7  # longest measured draft
 
 
 SPECBUNDLE = {
@@ -38,15 +38,15 @@ SPECBUNDLE = {
 
 
 def costs_named(words: str, batch: int | None = None, longest: int = 16) -> CostModel:
-    """A published machine by name, two numbers `c` or `c,slope`, or the file of a cost model.
+    """A published machine by name, numbers `c` or `c,slope`, or the file of a cost model.
 
     Args:
-        words: with two numbers, c is a drafter step and slope what one more verified token of the batch costs, both in
-            passes of plain decoding of one row.
-        batch: rows decoded at once; the file's or the published one unless given.
+        words: of two numbers, c is the cost of a drafter step and slope that of another verified token of the batch,
+            both in passes of plain decoding of one row.
+        batch: number of rows decoded at once; default: that of the file or the published one.
 
     Raises:
-        ValueError: an unknown name, numbers out of range, or another batch than a published one or a file's.
+        ValueError: an unknown name, numbers out of range, or a batch that differs from the published one or the file's.
         FileNotFoundError: no such file.
     """
     if words == H100:
@@ -72,7 +72,7 @@ def costs_named(words: str, batch: int | None = None, longest: int = 16) -> Cost
 
 
 def published() -> Sequence[str]:
-    """The names."""
+    """The names of published machines."""
     return [H100, *SPECBUNDLE]
 
 
@@ -84,7 +84,7 @@ def _check_batch(words: str, batch: int | None, measured: int) -> None:
 def _h100(batch: int) -> CostModel:
     """vLLM with Llama-3.1-8B and an EAGLE head; fitted at batches of 1 to 64 and drafts of 1 to 5.
 
-    Drafting has a fixed time that hardly depends on the length, so it is counted in the pass that verifies.
+    Drafting has a fixed time that hardly depends on the length, so it is counted in the verification pass.
     """
     target = 5.886e-3 + 1.207e-3 + 3.926e-8 * CONTEXT * batch  # a pass and its overhead, and reading the cache
     token, drafting, draft = 2.101e-5 * batch, 2.135e-3 + 2.378e-9 * CONTEXT * batch, 8.41e-7

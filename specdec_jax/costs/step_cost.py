@@ -1,8 +1,8 @@
-"""What a target pass and a drafter step cost on this machine. The ratio c of the two decides what drafting is worth.
+"""Measures the time of target passes and drafter steps on this machine. Their ratio c determines whether drafting pays.
 
-Every figure is a loop of passes inside one jitted program, compiled as decoders are, so that dispatch is not in it;
-programs alternate, so that a slow moment of a shared machine hits all of them, and the median over repeats is kept with
-its quartiles.
+Every figure is from a loop of passes inside one jitted program, compiled like decoders, so that it excludes dispatch;
+programs alternate, so that slow moments of a shared machine affect all of them; the result is the median over repeats
+with quartiles.
 """
 
 import math
@@ -24,10 +24,10 @@ from specdec_jax.decoding.rounds import draft_of, empty_log_q
 from specdec_jax.decoding.sampling import DRAFT, argmax, make_warp, round_uniforms
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
-SOURCE = 128  # slots of what an encoder has read, all full
-SPREAD = 0.3  # of a median, that lies between the quartiles of a quiet machine at the widest
-FALL = 0.9  # of a narrower pass, that a wider pass takes at the least
-WIDE, FLAT = 8, 1.05  # tokens of a pass that takes longer than one token on a CPU, and how much at the least
+SOURCE = 128  # slots of an encoder's source, all filled
+SPREAD = 0.3  # maximum interquartile range on an idle machine, relative to the median
+FALL = 0.9  # minimum time of a wider pass, relative to a narrower one
+WIDE, FLAT = 8, 1.05  # on a CPU a pass of WIDE tokens must take at least FLAT times as long as the narrowest
 
 
 class Cost(NamedTuple):
@@ -48,7 +48,7 @@ def target_pass(
             cache, tokens = carry
             start = jnp.full((batch,), slots // 2, jnp.int32)
             logits, cache = model.apply(params, tokens, model.with_length(cache, start))
-            chosen = argmax(logits.reshape(batch * width, -1))  # keeps the whole head alive
+            chosen = argmax(logits.reshape(batch * width, -1))  # keeps XLA from removing the head
             return cache, chosen.reshape(batch, width)
 
         return lax.fori_loop(0, passes, one_pass, (cache, tokens))[1]
@@ -61,14 +61,14 @@ def target_pass(
 
 
 def prompt_pass(model: LanguageModel, params: Params, length: int, chunk: int = 64) -> Callable[[], Any]:
-    """A call that prefills a prompt of that many tokens, in a cache a quarter longer, and waits for it."""
+    """A call that prefills a prompt of `length` tokens, in a cache that is a quarter longer, and waits for it."""
     tokens = jnp.ones((1, length + length // 4), jnp.int32)
     fill, full_length = target_prefill(model, None, chunk), jnp.full((1,), length, jnp.int32)
     return lambda: jax.block_until_ready(fill(params, None, tokens, full_length))
 
 
 def large_product(dtype: Any, size: int) -> Callable[[], Any]:
-    """A call that multiplies two square matrices, 2 * size**3 operations: the arithmetic rate that can be had."""
+    """A call that multiplies two square matrices (2 * size**3 operations), for the attainable arithmetic rate."""
     matrix = jnp.ones((size, size), dtype)
     product = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
     return lambda: jax.block_until_ready(product(matrix, matrix))
@@ -122,7 +122,7 @@ def draft_round(
 
 
 def _source(batch: int) -> tuple[Array, Array]:
-    """What encoders read: a pass that follows costs the same whatever it says."""
+    """A source for encoders; the cost of later passes does not depend on its contents."""
     return jnp.ones((batch, SOURCE), jnp.int32), jnp.full((batch,), SOURCE, jnp.int32)
 
 
@@ -136,7 +136,7 @@ def alternate(
 def turns(
     programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Runs the programs in turn, `repeats` times after one warm-up each; times are divided by `per[name]` (default 1).
+    """Runs the programs alternately, `repeats` times after a warm-up; times are divided by `per[name]` (default 1).
 
     After `seconds` three turns are enough. Entry i of every program belongs to turn i.
     """
@@ -160,20 +160,20 @@ def summary(times: Sequence[float]) -> Cost:
 
 
 def busy_doubts() -> tuple[str, ...]:
-    """A clause if more processes want to run now than this machine has cores."""
+    """A clause if the load average exceeds the number of cores."""
     load, cores = load_average(), os.cpu_count() or 1
     return (f"the load average was {load:.1f} on {cores} cores",) if load > cores else ()
 
 
 def spread_doubts(times: Mapping[str, Cost]) -> tuple[str, ...]:
-    """A clause on the time whose quartiles lie the furthest apart, if that is too far."""
+    """A clause about the time with the largest interquartile range, if that is too large."""
     name, (median, low, high) = max(times.items(), key=lambda entry: (entry[1].high - entry[1].low) / entry[1].median)
     too_far = high - low > SPREAD * median
     return (f"{name} took {1e3 * low:.1f} to {1e3 * high:.1f} ms (quartiles)",) if too_far else ()
 
 
 def shape_doubts(passes: Mapping[int, float]) -> tuple[str, ...]:
-    """Clauses on passes by width, in seconds, that fall; and on a CPU on passes that do not grow up to 8 tokens."""
+    """Clauses about passes (seconds by width) that decrease, and on a CPU also if they do not increase up to WIDE."""
     widths = sorted(passes)
     doubts = []
     for narrow, wide in zip(widths, widths[1:], strict=False):

@@ -1,7 +1,7 @@
-"""Where measurements of this machine are kept, and when they are made again.
+"""The cache of measurements of this machine, and the conditions for measuring again.
 
-A table that may be wrong carries its doubts, a clause for each. The process that measured it uses it all the same; the
-next one measures again, unless the machine is busy then as well.
+A table that may be wrong has a clause for each doubt. The process that measured it uses it anyway; the next one
+measures again, unless the machine is busy then, too.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Table(Protocol):
 
 
 T = TypeVar("T", bound=Table)
-measured_here: set[Path] = set()  # files that this process wrote: it uses them, doubtful or not
+measured_here: set[Path] = set()  # files that this process wrote and uses even if doubtful
 
 
 def once(
@@ -39,10 +39,10 @@ def once(
     write: Callable[[Path, T], None],
     measure: Callable[[T | None], T],
 ) -> T:
-    """What the file holds; measured and written where there is none, or another process left a doubtful one.
+    """The contents of the file; measured and written if it is missing, or was left doubtful by another process.
 
-    A file that cannot be read is measured again. A doubtful one is used as it is while more processes want to run than
-    there are cores: a second measurement would be as doubtful, and every process would wait for one.
+    A file that cannot be read is measured again. A doubtful one is used unchanged while the machine is busy: a second
+    measurement would be as doubtful, and every process would wait for one.
     """
     with nullcontext() if path is None else FileLock(path.with_suffix(".lock")):
         before = None
@@ -69,7 +69,7 @@ def once(
 
 
 def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
-    """Where something measured is kept; None where nothing can be."""
+    """The cache file of a measurement; None if the cache cannot be written."""
     try:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
@@ -81,21 +81,21 @@ def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
 
 
 def where(path: Path | None) -> str:
-    """The end of a line about a table in that file."""
+    """The end of a message about a table: where it is cached."""
     return "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
 
 
 def doubted(table: Table) -> str:
-    """The end of a line about a table."""
+    """The end of a message about a table: its doubts."""
     return f"; doubtful: {', '.join(table.doubts)}" if table.doubts else ""
 
 
 def steadiest(measure: Callable[[], T]) -> T:
-    """A table, or of two the less doubtful: a burst of a few seconds is over when the second is measured."""
+    """A measured table, or, if it is doubtful, the less doubtful of two: short bursts of load end before the second."""
     first = measure()
     return min(first, measure(), key=lambda table: len(table.doubts)) if first.doubts else first
 
 
 def say(line: str) -> None:
-    """Prints a line to standard error: the first call of `generate` waits for a measurement."""
+    """Prints a line to standard error, because the first call of `generate` waits for a measurement."""
     print(f"specdec_jax: {line}", file=sys.stderr, flush=True)

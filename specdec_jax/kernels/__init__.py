@@ -1,8 +1,8 @@
-"""Products of a few rows on a CPU at the speed of its memory; XLA's where there are none (docs/performance.md).
+"""CPU kernels for products of few rows at memory bandwidth, with XLA as the fallback (docs/performance.md).
 
-XLA's CPU code reads weights at a fraction of the memory's speed when few rows multiply them, and a row's sums depend on
-the rows beside it. These products are compiled by the machine's own compiler when a process first needs them
-(`compiled`). SPECDEC_JAX_KERNELS in the environment: `off`, or a path of `compiled.PATHS`; else the fastest one here.
+XLA's CPU backend reads weights at a fraction of the memory bandwidth for products of few rows, and a row's sums depend
+on the other rows. These kernels are compiled by the machine's compiler on first use (`compiled`). The environment
+variable SPECDEC_JAX_KERNELS is `off` or a path of `compiled.PATHS`; default: the fastest one available.
 """
 
 import functools
@@ -20,22 +20,22 @@ from specdec_jax.kernels import compiled
 Array = jax.Array
 
 VARIABLE, OFF = "SPECDEC_JAX_KERNELS", "off"
-MOST_ROWS = 512  # of a product; XLA's are as fast with AMX, and without it a tenth faster, from 128 on
-MOST_NUMBERS = 1 << 20  # of rows that are summed: those of training are left to XLA
+MOST_ROWS = 512  # maximum rows of a product; from 128 rows XLA is as fast with AMX, and 10% faster without
+MOST_NUMBERS = 1 << 20  # maximum size of arrays that are summed; larger ones, in training, are left to XLA
 PRODUCTS = {"bfloat16": "specdec_bfloat16_product", "int8": "specdec_int8_product"}
 ATTENTION, SUMS = "specdec_attention", "specdec_sums"
 TARGETS = *PRODUCTS.values(), ATTENTION, SUMS
-"""Names of custom calls in a CPU's programs: `jax.export` wants them in `disabled_checks`."""
+"""Names of custom calls in CPU programs, for `disabled_checks` of `jax.export`."""
 
 
 @functools.cache
 def path() -> str | None:
-    """The path of this process's products; None: they are XLA's, and one line on standard error says why.
+    """The path of this process's kernels; None: XLA is used, and a failure is reported in a line on standard error.
 
-    Without a line where nothing failed: another device, a processor without any path, or `off`.
+    Nothing is reported on another device, for a processor without a path, or with `off`.
 
     Raises:
-        ValueError: SPECDEC_JAX_KERNELS names no path that this processor has.
+        ValueError: SPECDEC_JAX_KERNELS is not a path that this processor supports.
     """
     here, wanted = compiled.paths_here(), os.environ.get(VARIABLE, "")
     if wanted not in ("", OFF, *here):
@@ -58,14 +58,14 @@ def path() -> str | None:
 
 
 def serve(x: Array, weights: Any) -> bool:
-    """Whether `product` takes x [..., D] and weights [F, D]: of few rows, on one CPU, in bfloat16 or int8."""
+    """Whether `product` supports x [..., D] and weights [F, D]: few rows, on one CPU, in bfloat16 or int8."""
     rows = x.size // max(x.shape[-1], 1)
     fits = x.dtype == jnp.bfloat16 and weights.ndim == 2 and str(weights.dtype) in PRODUCTS
     return fits and 0 < rows <= MOST_ROWS and _here()
 
 
 def serve_attention(query: Array, keys: Array) -> bool:
-    """Whether `attention` takes them: on one CPU, in bfloat16."""
+    """Whether `attention` supports these arrays: on one CPU, in bfloat16."""
     return query.dtype == keys.dtype == jnp.bfloat16 and _here()
 
 
@@ -74,9 +74,9 @@ def _here() -> bool:
 
 
 def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Array) -> Array:
-    """x [..., D] bfloat16 times weights [F, D] -> [..., F] float32; of int8 weights times a scale [F] float32.
+    """x [..., D] bfloat16 times weights [F, D] -> [..., F] float32; int8 weights have a scale [F] float32.
 
-    An entry's sum is taken in the same order however many rows there are.
+    The order of summation does not depend on the number of rows.
 
     Args:
         by_xla: the same function of the operands, for derivatives, other devices, and `vmap` over weights.
@@ -92,13 +92,13 @@ def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Arra
 def attention(by_xla: Callable[..., Array], cap: float, *operands: Array) -> Array:
     """Grouped-query attention of few tokens: [B, T, H head_dim] float32.
 
-    A row's sums go over the slots that it sees, in order, however many others there are and wherever they lie.
+    A row's sums are over its visible slots in order, independent of the number and position of other slots.
 
     Args:
         by_xla: the same function of the operands, for derivatives, `vmap` and other devices.
         cap: of scores (`models.layers.soft_cap`); 0: none.
         operands: query [B, T, H, head_dim] bfloat16, scaled; keys and values [B, Hkv, S, head_dim] bfloat16; mask
-            [B, T, S] bool; perhaps what is added to scores, [B, H, T, S] float32.
+            [B, T, S] bool; optionally biases of scores [B, H, T, S] float32.
     """
 
     def native(*operands: Array) -> Array:
@@ -110,9 +110,9 @@ def attention(by_xla: Callable[..., Array], cap: float, *operands: Array) -> Arr
 
 
 def mean(x: Array, squared: bool = False) -> Array:
-    """Means of the last axis of x [..., D] float32, or of its squares, as [..., 1].
+    """Means over the last axis of x [..., D] float32, or of its squares, as [..., 1].
 
-    Natively a row's sum is taken in the same order however many rows there are; in XLA's CPU code it changes with them.
+    In the kernel the order of summation does not depend on the number of rows; in XLA's CPU backend it does.
     """
 
     def by_xla(x: Array) -> Array:
@@ -129,10 +129,10 @@ def mean(x: Array, squared: bool = False) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _natively(native: Callable[..., Array], by_xla: Callable[..., Array], any_rows: bool, *operands: Array) -> Array:
-    """`native` in a CPU's programs; `by_xla` in another device's, and for derivatives.
+    """`native` in CPU programs; `by_xla` on other devices, and for derivatives.
 
     Args:
-        any_rows: `vmap` over the first operand alone is `native` of more rows; any other is `by_xla`'s.
+        any_rows: whether `vmap` over the first operand only uses `native` with more rows; otherwise it uses `by_xla`.
     """
     call = custom_batching.custom_vmap(native)
 
@@ -148,7 +148,7 @@ def _natively(native: Callable[..., Array], by_xla: Callable[..., Array], any_ro
 
 @_natively.defjvp
 def _(native: Any, by_xla: Callable[..., Array], any_rows: bool, primals: Any, tangents: Any) -> Any:
-    """By the primals that vary: whole numbers do not."""
+    """The derivative by the floating-point primals."""
     varies = [value.dtype != jax.dtypes.float0 for value in tangents]
 
     def function(*changed: Array) -> Array:

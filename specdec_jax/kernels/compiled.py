@@ -1,7 +1,7 @@
-"""`products.cc` as a library for this processor: compiled once by the machine's compiler, kept, checked, loaded.
+"""Compiles `products.cc` for this processor, caches the library, checks and loads it.
 
-A library is identified by its source, the headers, the compiler, its flags and the processor. Processes that want the
-same one wait for the first, and none sees a file that is half written.
+A library is identified by its source, the headers, the compiler, its flags and the processor. Processes that need the
+same library wait for the first one, and files are written atomically.
 """
 
 import ctypes
@@ -30,17 +30,17 @@ SOURCE = Path(__file__).with_name("products.cc")
 COMPILERS = "c++", "g++", "clang++"
 FLAGS = "-O3", "-std=c++17", "-fPIC", "-shared", "-w"
 AVX512 = "avx512f", "avx512bw", "avx512vl", "avx512dq"
-PATHS = {  # the fastest first: what the processor needs, as Linux and as compilers (with -m) call it
+PATHS = {  # fastest first: required instruction sets, as named by Linux and by compilers (with -m)
     "amx": ("avx2", "fma", *AVX512, "avx512bf16", "amx-tile", "amx-bf16"),
     "avx512bf16": ("avx2", "fma", *AVX512, "avx512bf16"),
     "avx512": ("avx2", "fma", *AVX512),
     "avx2": ("avx2", "fma"),
 }
-SECONDS = 120  # that a compiler may take
+SECONDS = 120  # time limit for the compiler
 
 
 def cpu_info(field: str) -> str:
-    """The first entry of that name in /proc/cpuinfo; empty without one."""
+    """The first entry `field` in /proc/cpuinfo; empty if there is none."""
     with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         return next(iter(re.findall(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE)), "")
@@ -48,17 +48,17 @@ def cpu_info(field: str) -> str:
 
 
 def paths_here() -> tuple[str, ...]:
-    """The paths that this processor has, the fastest first."""
+    """The paths that this processor supports, fastest first."""
     here = {name.replace("_", "") for name in cpu_info("flags").split()}
     return tuple(name for name, needed in PATHS.items() if {need.replace("-", "") for need in needed} <= here)
 
 
 def library(path: str) -> ctypes.CDLL:
-    """The library of a path, compiled if need be, which is said on standard error.
+    """The library of a path, compiled if necessary, with a line on standard error.
 
     Raises:
-        OSError: there is no compiler, it fails, or the system refuses what the path needs.
-        ValueError: its products are wrong.
+        OSError: there is no compiler, it fails, or the system does not permit the instructions.
+        ValueError: the library computes wrong products.
     """
     command = [*_compiler(), *FLAGS, *(f"-m{name}" for name in PATHS[path]), f"-I{jax.ffi.include_dir()}"]
     compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
@@ -81,7 +81,7 @@ def library(path: str) -> ctypes.CDLL:
 
 
 def say(line: str) -> None:
-    """Prints a line to standard error: the first pass waits for a compiler."""
+    """Prints a line to standard error, because the first pass waits for the compiler."""
     print(f"specdec_jax: {line}", file=sys.stderr, flush=True)
 
 
@@ -99,7 +99,7 @@ def call(loaded: ctypes.CDLL, x: np.ndarray, weights: np.ndarray, scale: np.ndar
 
 
 def call_attention(loaded: ctypes.CDLL, *arrays: np.ndarray, cap: float) -> np.ndarray:
-    """As `kernels.attention` says, on this thread: [B, T, H, head_dim] float32."""
+    """As `kernels.attention`, on this thread: [B, T, H, head_dim] float32."""
     query, keys, _, _, *biases = arrays = tuple(map(np.ascontiguousarray, arrays))
     out = np.full(query.shape, np.nan, np.float32)
     sizes = (ctypes.c_size_t * 6)(*query.shape[:3], *keys.shape[1:3], query.shape[3])
@@ -109,7 +109,7 @@ def call_attention(loaded: ctypes.CDLL, *arrays: np.ndarray, cap: float) -> np.n
 
 
 def _compiler() -> list[str]:
-    """CXX of the environment, or the first there is. Raises FileNotFoundError."""
+    """The command of the C++ compiler: CXX in the environment, or the first one found. Raises FileNotFoundError."""
     words = shlex.split(os.environ.get("CXX", ""))
     for name in words[:1] or COMPILERS:
         if where := shutil.which(name):
@@ -118,7 +118,7 @@ def _compiler() -> list[str]:
 
 
 def _run(command: list[str]) -> None:
-    """Raises OSError with the compiler's first error."""
+    """Runs the compiler. Raises OSError with its first error."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _place() -> Iterator[tuple[Path, str]]:
-    """The folder that libraries are kept in, and how a line about it ends; where none can be, one for this process."""
+    """The cache folder of libraries, or a temporary one if it cannot be written, and the end of a message about it."""
     try:
         folder = cache_folder("kernels")
     except (OSError, RuntimeError):
@@ -141,7 +141,7 @@ def _place() -> Iterator[tuple[Path, str]]:
 
 
 def _opened(file: Path) -> ctypes.CDLL:
-    """Loaded and checked. Raises OSError, ValueError."""
+    """Loads and checks a library. Raises OSError, ValueError."""
     loaded = ctypes.CDLL(str(file))
     loaded.specdec_enable.restype = ctypes.c_bool
     if not loaded.specdec_enable():
@@ -151,7 +151,7 @@ def _opened(file: Path) -> ctypes.CDLL:
 
 
 def _check(loaded: ctypes.CDLL) -> None:
-    """Raises ValueError for a wrong product of whole numbers, which are exact in every order of sums."""
+    """Raises ValueError for a wrong product of integers, which are exact in any order of summation."""
     rng = np.random.default_rng(0)
 
     def whole(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:

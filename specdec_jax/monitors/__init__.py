@@ -1,4 +1,4 @@
-"""Monitors, one a file; a file's factory has the file's name."""
+"""Monitors, one per file; the factory has the file's name."""
 
 from specdec_jax.monitors.log_probs import log_probs as log_probs
 from specdec_jax.monitors.phases import phases as phases

@@ -1,4 +1,4 @@
-"""Log-probabilities of the emitted tokens: what the target said of each of them in the pass that verified it."""
+"""The target's log-probabilities of the emitted tokens, from the passes that verified them."""
 
 from typing import Any, NamedTuple
 
@@ -12,34 +12,34 @@ from specdec_jax.types import Array, Monitor, MonitorState, RoundContext, Verifi
 
 
 class LogProbs(NamedTuple):
-    """Of each row's new tokens in their order, nats; entries beyond the emitted tokens are meaningless."""
+    """Log-probabilities of each row's new tokens, nats; entries beyond the emitted tokens are meaningless."""
 
     raw: Array  # [B, N] float32, at temperature 1 without truncation
-    warped: Array  # [B, N] float32, of the distribution as sampled: at temperature 0 that of one token is 0
+    warped: Array  # [B, N] float32, in the sampled distribution: 0 at temperature 0
 
 
 class LogProbsState(NamedTuple):
     log_probs: LogProbs
-    watched: MonitorState  # of the monitor inside
+    watched: MonitorState  # state of the wrapped monitor
 
     @property
     def phase(self) -> Array:
-        """[B] int32, where the monitor inside watches phases."""
+        """[B] int32, if the wrapped monitor has phases."""
         return self.watched.phase
 
 
 @strategy
 def log_probs(longest: int = 2048, monitor: Monitor | None = None) -> Monitor:
-    """Gathers the target's log-probability of every emitted token, in `state.monitor.log_probs`.
+    """Gathers the target's log-probability of every emitted token in `state.monitor.log_probs`.
 
-    They are those of `Decoder.score` (`raw` with its default warp, `warped` with the request's), up to the rounding of
-    passes of other widths. A lossy verifier may emit tokens of `warped` minus infinity.
+    They equal those of `Decoder.score` (`raw` with its default warp, `warped` with the request's), up to rounding in
+    passes of other widths. A lossy verifier may emit tokens whose `warped` is minus infinity.
 
     Args:
-        longest: N, most new tokens of a row: those beyond have no entry.
-        monitor: what else watches the text, such as `phases()`.
+        longest: N, maximum number of new tokens of a row; later tokens have no entry.
+        monitor: a wrapped monitor, such as `phases()`.
 
-    Hyperparameters (`init`): those of the monitor inside.
+    Hyperparameters (`init`): those of the wrapped monitor.
 
     Raises:
         ValueError: longest below 1.
@@ -64,7 +64,7 @@ def log_probs(longest: int = 2048, monitor: Monitor | None = None) -> Monitor:
             of_round = jnp.take_along_axis(log_prob, tokens[:, :, None], axis=2)[:, :, 0]
             return jnp.where(new, jnp.take_along_axis(of_round, place, axis=1, mode="clip"), entries)
 
-        assert seen.raw_log_prob is not None  # they are made of logits
+        assert seen.raw_log_prob is not None  # set by `distributions`
         held = LogProbs(*map(extended, state.log_probs, (seen.raw_log_prob, seen.log_prob)))
         watched = () if monitor is None else monitor.observe(state.watched, logits, result, context)
         return LogProbsState(held, watched)

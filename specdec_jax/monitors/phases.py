@@ -1,12 +1,12 @@
 """Routine and reasoning phases of a text, from the running entropy of the target's distributions.
 
-Entropy-aware decoding treats text differently where the model hesitates. Here a row is in one of two phases. A running
-mean of the target's entropy rises above `enter`: the row is reasoning; it falls under `leave`: routine again. Two
-thresholds, and a least number of tokens between two changes, keep a single hard token from turning everything over.
+Entropy-aware decoding treats text differently where the model is uncertain. A row is in one of two phases: when a
+running mean of the target's entropy rises above `enter` it changes to reasoning, when it falls below `leave` to
+routine. Two thresholds and a minimum number of tokens between changes prevent a single hard token from changing it.
 
-The phase is a function of the emitted tokens alone, not of where rounds began: every emitted token is observed once, in
-order. So a phase read in a draft never depends on what was drafted, and decoding stays lossless; and a replay computes
-the phases of a trace without playing rounds.
+The phase is a function of the emitted tokens only, not of the rounds: every emitted token is observed once, in order.
+Therefore the phase never depends on the current draft, and decoding stays lossless; and a replay computes the phases of
+a trace independently of rounds.
 """
 
 from typing import Any
@@ -26,15 +26,15 @@ from specdec_jax.types import Array, Monitor, Phases, RoundContext, Verification
 
 @strategy
 def phases(raw_entropy: bool = True) -> Monitor:
-    """Watches phases.
+    """A monitor of the phases of each row.
 
     Args:
-        raw_entropy: read the entropy at temperature 1 without truncation, so that thresholds of one calibration serve
-            every temperature; else that of the distribution as sampled.
+        raw_entropy: use the entropy at temperature 1 without truncation, so that calibrated thresholds apply to all
+            temperatures; otherwise that of the sampled distribution.
 
-    Hyperparameters (`init`): enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (tokens a phase lasts at
-    least), decay 0.9 (of the running mean, in [0, 1); it is a plain mean until that has as many tokens).
-    `experiments.calibrate` learns them for a pair of models.
+    Hyperparameters (`init`): enter 1.6 and leave 1.1 (nats, enter >= leave), minimum_length 8 (minimum tokens of a
+    phase), decay 0.9 (of the running mean, in [0, 1); the first tokens have a plain mean). `experiments.calibrate` fits
+    them to a pair of models.
 
     Raises:
         ValueError: leave above enter, or a number out of range.
@@ -82,7 +82,7 @@ def observe_token(state: Phases, entropy: Array) -> Phases:
 
 
 def _check_order(state: Phases) -> None:
-    """Raises ValueError where leave lies above enter; traced values cannot be looked at."""
+    """Raises ValueError if `leave` exceeds `enter`; traced values are not checked."""
     if isinstance(state.enter, Tracer) or isinstance(state.leave, Tracer):
         return
     wrong = np.asarray(state.leave) > np.asarray(state.enter)

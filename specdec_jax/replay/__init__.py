@@ -1,1 +1,1 @@
-"""What a stopping rule would have done on recorded texts, and what that costs by a machine's costs."""
+"""Replays of stopping policies over recorded texts, with times by a machine's costs."""

@@ -1,14 +1,13 @@
-"""Logs of accepted lengths as traces: other engines' runs, for rules that decide by lengths alone.
+"""Logs of accepted lengths as traces: runs of other engines, for policies that depend on lengths only.
 
-A log of an engine's own rounds (how many tokens each drafted, and how many were accepted) tells whether the drafter's
-token is accepted at every position but one kind: where all drafts of a round were accepted, nobody has drafted the
-bonus token. Such positions are open. `StepLog.filled` answers all of them alike, or by chance; a static length's rounds
-are fewest where all are accepted and most where none is, because more accepted tokens never make the n-th round end
-earlier. For rules that learn, the two answers are two cases and no bounds.
+A log of an engine's rounds (numbers of drafted and accepted tokens) determines whether the drafter's token is accepted
+at every position, with one exception: if all drafts of a round were accepted, the bonus token was not drafted. Such
+positions are open. `StepLog.filled` sets all of them to the same value, or at random; for a static length the number of
+rounds is minimal if all are accepted and maximal if none is, because more accepted tokens never make the n-th round end
+earlier. For policies that learn, the two cases are examples and not bounds.
 
-This takes the drafter's token as a function of the text, as a drafter's is that is a language model. What a drafter
-that reads its target drafts depends on where the round began too: for its logs the replay of other lengths than the
-log's is approximate.
+This assumes that the drafter's token is a function of the text, as for a language model. The drafts of a drafter that
+reads its target also depend on where the round began: for its logs replays of other lengths are approximate.
 """
 
 from collections.abc import Sequence
@@ -19,34 +18,34 @@ import numpy as np
 from specdec_jax.decoding.state import laid
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 
-LONGEST = 16  # drafts that a replay of steps can follow, whatever was drafted
+LONGEST = 16  # maximum draft length of a replay of steps, for any drafted length
 REJECTED, ACCEPTED, OPEN = 0, 1, -1
 
 
 class Steps(NamedTuple):
-    """The rounds of a request, in their order."""
+    """The rounds of a request in order."""
 
     drafted: Sequence[int]
     accepted: Sequence[int]
-    emitted: int | None = None  # tokens of these rounds, of which the last may have been cut; None: none was
+    emitted: int | None = None  # emitted tokens, if the last round was cut; None: it was not
     id: str = ""
     task: str = "all"
 
 
 class StepLog(NamedTuple):
-    """What rounds tell of every position of N answers."""
+    """The acceptance at every position of N answers, as far as determined by rounds."""
 
-    bits: list[np.ndarray]  # of each answer [n] int8: ACCEPTED, REJECTED or OPEN
-    chance: float  # that an open position is accepted: of the last drafts of rounds that reached them
+    bits: list[np.ndarray]  # one per answer, [n] int8: ACCEPTED, REJECTED or OPEN
+    chance: float  # acceptance probability of open positions: that of the last drafts of rounds that reached them
     about: dict[str, object]
 
     @property
     def num_open(self) -> int:
-        """Open positions."""
+        """Number of open positions."""
         return sum(int((bits == OPEN).sum()) for bits in self.bits)
 
     def filled(self, answer: int | None = None) -> Trace:
-        """The trace with all open positions ACCEPTED or REJECTED, or (None) drawn with `chance`, always alike."""
+        """The trace with all open positions ACCEPTED or REJECTED, or (None) drawn with `chance` by a fixed seed."""
         rng, runs = np.random.default_rng(0), []
         for bits in self.bits:
             drawn = (rng.random(len(bits)) < self.chance).astype(np.int8) if answer is None else answer
@@ -58,10 +57,10 @@ class StepLog(NamedTuple):
 
 
 def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog:
-    """The positions that rounds decided, and those that they left open. Requests without a token are left out.
+    """The log of all positions from rounds. Requests without a token are omitted.
 
     Raises:
-        ValueError: rounds that accept more than they draft, lists of different lengths, or nothing in them.
+        ValueError: rounds that accept more than they draft, lists of different lengths, or empty ones.
     """
     bits, ids, tasks, last = [], [], [], np.zeros(2)
     for request in requests:
@@ -92,9 +91,9 @@ def trace_of_runs(
     """A trace without distributions, from the number of drafts accepted in a round that begins at each position.
 
     Args:
-        runs: one list a text, an entry for every token of the answer.
-        answers: their token ids, where they are known.
-        longest: drafts that a replay can follow, beside the longest run.
+        runs: one list per text, with an entry for every token of the answer.
+        answers: their token ids, if known.
+        longest: minimum of the trace's maximum draft length, which is at least the longest run.
 
     Raises:
         ValueError: no texts, or an empty one.
@@ -105,7 +104,7 @@ def trace_of_runs(
     texts, positions = len(runs), int(length.max()) + 1
     run = np.zeros((texts, positions), np.int32)
     for row, text in zip(run, runs, strict=True):
-        row[: len(text)] = np.minimum(text, np.arange(len(text), 0, -1))  # none is accepted beyond a text's end
+        row[: len(text)] = np.minimum(text, np.arange(len(text), 0, -1))  # no token is accepted beyond a text's end
     tokens = laid(
         [answer[: len(text)] for answer, text in zip(answers or [[]] * texts, runs, strict=True)], positions - 1
     )

@@ -1,11 +1,11 @@
-"""Which of the drafter's candidates becomes the text's token, where its first one is rejected.
+"""Which of the drafter's candidates becomes the text's token if the first one is rejected.
 
-Further candidates are drawn without replacement and tried one after the other (recursive rejection sampling without
-replacement: arXiv 2402.14160, section 3.2; arXiv 2402.12374, section 3): after a rejected candidate x the target's
-distribution p becomes max(p - q, 0), the drafter's q loses x, both are normalised, and the next candidate is tried on
-them. Told which token y came out in the end, it came out at stage i with probability min(1, q_i(y) / p_i(y)) unless
-before, and what was rejected is drawn from max(q_i - p_i, 0). Under greedy decoding the candidate is y's rank among the
-drafter's tokens.
+Further candidates are drawn without replacement and tested in turn (recursive rejection sampling without replacement:
+arXiv 2402.14160, section 3.2; arXiv 2402.12374, section 3): after a rejected candidate x the target's distribution p
+becomes max(p - q, 0), x is removed from the drafter's q, both are normalised, and the next candidate is tested with
+them. Conditional on the final token y, it was accepted at stage i with probability min(1, q_i(y) / p_i(y)) if not
+earlier, and rejected candidates are distributed as max(q_i - p_i, 0). In greedy decoding the candidate is the rank of y
+among the drafter's tokens.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from specdec_jax.decoding.sampling import ACCEPT, DRAFT, draw, normalised, witho
 from specdec_jax.types import Array
 
 CANDIDATES = 4
-"""Candidates that a trace distinguishes: the draft itself and three others."""
+"""Number of candidates that a trace distinguishes: the draft and three others."""
 
 
 class Rejected(NamedTuple):
-    """Positions whose first candidate is not the text's token; R of them, or a row of them."""
+    """R positions whose first candidate is not the text's token."""
 
-    log_p: Array  # [R, V] float32, the target's distribution as sampled
+    log_p: Array  # [R, V] float32, the target's sampled distribution
     log_q: Array  # [R, V], the drafter's
     logits: Array  # [R, V], the drafter's: greedy candidates are ranked by them
     first: Array  # [R] int32, the candidate that was rejected
@@ -32,10 +32,10 @@ class Rejected(NamedTuple):
 
 
 def right_candidate(rejected: Rejected, is_sampled: Array, uniform: Callable[[int, int], Array]) -> Array:
-    """Which candidate is the text's token: 1 the second, 2 the third ..., 0 none; [R] int32.
+    """The index of the candidate that is the text's token: 1 the second, 2 the third ..., 0 none; [R] int32.
 
     Args:
-        is_sampled: [R] bool, the temperature is above 0.
+        is_sampled: [R] bool, True for temperatures above 0.
         uniform: (candidate, role) -> [R] float32 in [0, 1).
     """
     greedy = _rank(rejected)
@@ -45,7 +45,7 @@ def right_candidate(rejected: Rejected, is_sampled: Array, uniform: Callable[[in
 
 
 def _rank(rejected: Rejected) -> Array:
-    """The token's rank among the drafter's, first index first where two are alike; 0 beyond the last candidate."""
+    """The token's rank among the drafter's, with ties in order of the index; 0 beyond the last candidate."""
     logit = jnp.take_along_axis(rejected.logits, rejected.token[:, None], axis=1)
     earlier = jnp.arange(rejected.logits.shape[1], dtype=jnp.int32)[None, :] < rejected.token[:, None]
     rank = jnp.sum((rejected.logits > logit) | ((rejected.logits == logit) & earlier), axis=1, dtype=jnp.int32)

@@ -1,8 +1,8 @@
-"""Tracing a drafter that reads its target: what it drafts from depends on where the round began.
+"""Tracing a drafter that reads its target, whose drafts depend on where the round began.
 
-So every position of a text begins a round of its own, a chain: along the text while the drafter's tokens would be
-accepted, and its own continuation after the first that would not. Chains are drafted from the last position of a text
-to the first, as tails are (tracing.py): each writes over cache entries that only later ones needed.
+Therefore a round is traced from every position of a text, a chain: along the text while the drafter's tokens would be
+accepted, and its own continuation after the first rejected one. Chains are drafted from the last position of a text to
+the first, like tails (tracing.py): each overwrites cache entries that only later positions needed.
 """
 
 from typing import Any, NamedTuple
@@ -25,20 +25,20 @@ class Written(NamedTuple):
     """The texts on the device."""
 
     tokens: Array  # [B, S] int32, prompts and answers
-    prompt: Array  # [B] int32, tokens of the prompt
-    answer: Array  # [B] int32, tokens of the answer
+    prompt: Array  # [B] int32, number of tokens of the prompt
+    answer: Array  # [B] int32, number of tokens of the answer
 
 
 class Chains(NamedTuple):
-    """What chains found; position t of an answer is before its token t."""
+    """The chains from every position; position t of an answer is before its token t."""
 
-    features: Array  # [B, T+1, K, F] float32, of each draft of the round that begins there
-    run: Array  # [B, T+1] int32, drafts accepted before the first that is not
-    candidate: Array  # [B, T+1] int32, which candidate the text's token is where that one is rejected; 0: none
+    features: Array  # [B, T+1, K, F] float32, features of each draft of the round that begins there
+    run: Array  # [B, T+1] int32, number of drafts accepted before the first rejected one
+    candidate: Array  # [B, T+1] int32, index of the candidate that is the text's token there; 0: none
 
 
 class _Pass(NamedTuple):
-    """A chain under way."""
+    """The loop's carry for a chain."""
 
     cache: Cache
     last: Array  # [B, FED] int32
@@ -68,8 +68,8 @@ def chains(
     """Chains of K drafts from every position.
 
     Args:
-        target_log_prob: [B, T+1, V] float32, the target's distributions as sampled; the last is after an answer's end.
-        caches: of a teacher-forced pass over the texts; the drafter's is written over.
+        target_log_prob: [B, T+1, V] float32, the target's sampled distributions; the last is after an answer's end.
+        caches: those of a teacher-forced pass over the texts; the drafter's is overwritten.
     """
     draft_model, reads = DraftModel.of(drafter), caches.reads
     assert reads is not None
@@ -80,12 +80,12 @@ def chains(
         return uniforms(seeds, jnp.broadcast_to(emitted, seeds.shape), jnp.asarray(position, jnp.int32), role)
 
     def candidate_coin(at: Array, step: Array, candidate: int, role: int) -> Array:
-        """What is tried is the position's, what is drawn the chain's, as for first candidates."""
+        """Uniforms of acceptance belong to the position, those of draws to the chain, as for first candidates."""
         more = candidate * BY_CANDIDATE
         return coin(at + step, more, ACCEPT) if role == ACCEPT else coin(at, more + step + 1, DRAFT)
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
-        end = texts.prompt + at + step  # tokens of prompt, text and draft
+        end = texts.prompt + at + step  # number of tokens of prompt, text and draft
         logits, read, cache = last_pass(draft_model, params, now.cache, now.last, now.reads, end)
         if draft_model.head is not None:
             logits = draft_model.head.spread(params, cache, logits)
@@ -95,7 +95,7 @@ def chains(
         follows = jnp.take_along_axis(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
         within = (at + step < texts.answer) & ~now.diverged
         hit = within & _accepts(seen, log_p, follows, coin(at + step, 0, ACCEPT), is_sampled)
-        # The draft: after the first rejected one whatever is drawn; there a token that is rejected.
+        # The draft: at the first rejected position a token that is rejected, after it any drawn token.
         excess = jnp.maximum(jnp.exp(seen.log_prob) - jnp.exp(log_p), 0.0)
         rejected = within & is_sampled & (jnp.sum(excess, axis=-1) > 0)
         weights = jnp.where(rejected[:, None], excess, jnp.exp(seen.log_prob))
@@ -137,6 +137,6 @@ def chains(
 
 
 def _accepts(seen: Distribution, log_p: Array, token: Array, coin: Array, is_sampled: Array) -> Array:
-    """Whether the drafter's token here would have become the text's: with probability min(1, q / p) of it."""
+    """Whether the drafter's token would have been the text's token: with probability min(1, q / p) of the latter."""
     p, q = (jnp.exp(jnp.take_along_axis(log, token[:, None], axis=1)[:, 0]) for log in (log_p, seen.log_prob))
     return jnp.where(is_sampled, coin * p < q, seen.top_token == token)

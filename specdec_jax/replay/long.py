@@ -1,8 +1,8 @@
-"""A long run from one state: what a rule has learnt is carried from text to text of a trace.
+"""A long run from one state: the policy's state is carried from text to text of a trace.
 
-That is what a decoder does which hands the policy's state of one request to the next, and it is as exact as a replay:
-every text begins and ends as a request does, with the budget of its own. It is not one text of that length: at the
-beginning of each text the context is a new prompt. An order that names a text twice meets the same luck there twice.
+This corresponds to a decoder that passes the policy's state of one request to the next, and is as exact as a replay:
+every text begins and ends like a request, with its own budget. It differs from one long text: at the beginning of each
+text the context is a new prompt. A text that occurs twice in the order has the same random outcomes twice.
 """
 
 import functools
@@ -33,7 +33,7 @@ ENTROPY = FEATURES.index("entropy")
 
 
 class LongRun(NamedTuple):
-    """Round by round, [S, R]; beyond a setting's last round position is -1 and the rest means nothing."""
+    """Values per round, [S, R]; beyond a setting's last round position is -1 and other values are meaningless."""
 
     position: np.ndarray  # int64, tokens emitted before the round, over all texts
     drafted: np.ndarray  # int64
@@ -41,11 +41,11 @@ class LongRun(NamedTuple):
     passes: np.ndarray  # int64, drafter passes
     entropy: np.ndarray  # float64, nats, mean over the round's drafter passes; NaN without any
     threshold: np.ndarray  # float32, the policy's, before its update
-    tokens: int  # emitted in all
+    tokens: int  # total number of emitted tokens
 
     @property
     def rounds(self) -> np.ndarray:
-        """[S] int64."""
+        """Number of rounds, [S] int64."""
         return (self.position >= 0).sum(axis=1)
 
 
@@ -57,11 +57,11 @@ def long_replay(
     *,
     max_draft_length: int | None = None,
 ) -> LongRun:
-    """Replays the texts one after the other, with the policy's state carried on; all settings at once.
+    """Replays the texts one after the other, carrying the policy's state; all settings at once.
 
     Args:
         hyperparameters: of `policy.init`; arrays [S] are S settings.
-        order: texts of the trace, as often as wanted; each once in the trace's order unless given.
+        order: indices of texts, with any repetitions; default: each once in the trace's order.
 
     Raises:
         ValueError: as `replay`; a policy that reads phases; or no texts.
@@ -88,7 +88,7 @@ def long_replay(
 
 @functools.lru_cache(maxsize=16)
 def _program(policy: StoppingPolicy, limit: int, rounds: int) -> Callable[..., tuple[Array, Array, PolicyState]]:
-    """One text from the state given: its rounds [S, rounds, 4], the thresholds [S, rounds] and the state after it."""
+    """A program that replays one text from a state: its rounds [S, rounds, 4], thresholds [S, rounds], new state."""
 
     def run(texts: Texts, begun: PolicyState) -> tuple[Array, Array, PolicyState]:
         size = texts.text.shape[0]
@@ -103,14 +103,14 @@ def _program(policy: StoppingPolicy, limit: int, rounds: int) -> Callable[..., t
             return rows, counts, seen
 
         rows, counts, seen = lax.while_loop(lambda carry: jnp.any(~carry[0].done), step, (rows, counts, seen))
-        assert counts.record is not None  # first_rows keeps one
+        assert counts.record is not None  # created by first_rows
         return counts.record, seen, rows.policy
 
     return jax.jit(run)
 
 
 def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, before: int) -> LongRun:
-    """The rounds of one text; the distributions that were looked at are read from the trace again."""
+    """The rounds of one text; the distributions that were used are read from the trace again."""
     drafted, accepted, emitted, passes = np.moveaxis(record, 2, 0)
     played = drafted >= 0
     at = np.cumsum(np.where(played, emitted, 0), axis=1) - np.where(played, emitted, 0)
@@ -122,8 +122,7 @@ def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, 
             total += np.where(looked, trace.chains[text, np.minimum(at, last), index, ENTROPY], 0.0)
             continue
         on_path = trace.path[text, np.minimum(at + index, last), ENTROPY]
-        # The first distribution after the accepted tokens is the path's own; what follows a rejected token is in its
-        # tail.
+        # The first distribution after the accepted tokens is on the path; those after a rejected token are in its tail.
         rejected = trace.tail_of[text, np.minimum(at + accepted, last)]
         beyond = trace.tails[rejected, np.clip(index - accepted, 0, trace.max_draft_length - 1), ENTROPY]
         total += np.where(looked, np.where(index <= accepted, on_path, beyond), 0.0)
@@ -133,7 +132,7 @@ def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, 
 
 
 def join_rounds(parts: Sequence[LongRun], tokens: int) -> LongRun:
-    """Pieces one after the other, each setting's rounds moved together."""
+    """Concatenates pieces, with each setting's rounds moved together."""
     whole = [np.concatenate(leaves, axis=1) for leaves in zip(*(part[:-1] for part in parts), strict=True)]
     played = whole[0] >= 0
     order = np.argsort(~played, axis=1, kind="stable")[:, : int(played.sum(axis=1).max())]
@@ -141,7 +140,7 @@ def join_rounds(parts: Sequence[LongRun], tokens: int) -> LongRun:
 
 
 def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """[S, P]: the values [S, R] of the rounds that the positions [P] fall into."""
+    """Values [S, R] of rounds at the positions [P]: [S, P]."""
     values_of_rows = []
     for row, count in enumerate(run.rounds):
         index = np.searchsorted(run.position[row, :count], positions, side="right") - 1
@@ -150,9 +149,9 @@ def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.
 
 
 def forgotten(run: LongRun, within: float = 0.01) -> int | None:
-    """The first position from which on the thresholds of all settings stay `within` each other; None: never.
+    """The first position after which the thresholds of all settings stay `within` each other; None: there is none.
 
-    Positions and not rounds are compared, for settings that draft differently play different rounds of one text.
+    Positions are compared instead of rounds, because settings that draft differently have different rounds.
     """
     positions = np.arange(run.tokens)
     apart = np.ptp(at_positions(run, run.threshold, positions), axis=0) > within

@@ -1,8 +1,7 @@
-"""The phases of a trace's texts: what the monitor `phases` says before every position, without a model.
+"""The phases of a trace's texts: the output of the monitor `phases` before every position, without a model.
 
-A phase is a function of the emitted tokens alone, so it is the same whatever rule is replayed. The monitor reads the
-target's raw entropy unless told otherwise, and so does everything here; `raw_entropy=False` is that of the distribution
-as sampled.
+A phase is a function of the emitted tokens only, so it does not depend on the replayed policy. By default the monitor
+and the functions here use the target's raw entropy; with `raw_entropy=False` that of the sampled distribution.
 """
 
 from typing import Any
@@ -16,16 +15,16 @@ from specdec_jax.monitors.phases import observe_token, phases
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import Array, Phases
 
-ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, where no calibration is given
+ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, used without a calibration
 
 
 def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
-    """[N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end."""
+    """Entropy [N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end."""
     return trace.raw_target_entropy if raw_entropy else trace.target_entropy
 
 
 def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -> np.ndarray:
-    """[N, T+1] int32, the phase in which a round at each position begins. `hyperparameters` are those of `phases`.
+    """The phase [N, T+1] int32 of a round that begins at each position. `hyperparameters` are those of `phases`.
 
     Raises:
         ValueError: as `target_entropy`, or hyperparameters that `phases` refuses.
@@ -34,7 +33,7 @@ def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -
 
 
 def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) -> np.ndarray:
-    """[N, T+1] float32, nats, the monitor's running mean before each position; NaN where a text has none.
+    """The monitor's running mean [N, T+1] float32, nats, before each position; NaN where it is not defined.
 
     Raises:
         ValueError: as `target_entropy`.
@@ -45,7 +44,7 @@ def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) 
 
 
 def percentile_thresholds(trace: Trace, decay: float = 0.9) -> dict[str, float]:
-    """enter and leave at fixed percentiles of the texts' own running entropy; no acceptance is looked at."""
+    """`enter` and `leave` at fixed percentiles of the texts' running entropy, independent of acceptance."""
     leave, enter = np.nanpercentile(running_entropy(trace, decay), [LEAVE, ENTER])
     return {"enter": float(enter), "leave": float(leave), "decay": decay}
 

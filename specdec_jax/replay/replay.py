@@ -1,11 +1,10 @@
-"""Replay: any stopping rule over a trace, without a model, many settings at once.
+"""Replay of stopping policies over a trace, without a model, for many settings at once.
 
-What is exact: with token rejection (and under greedy decoding) a replay's rounds have the distribution of a live run's,
-whatever the rule, because a rule sees only the drafter's distributions and the results of its own verifications; under
-greedy decoding they are the live rounds themselves, up to ties in the numerics of the two programs. What is not: block
-and lossy verifiers accept other tokens; a rule that reads more of a distribution than its statistics and the
-probability of the drafted token cannot be replayed and says so (unrecorded.py); drafts longer than the trace's tails
-cannot be followed; a clock is the cost model's.
+With `rejection` (and in greedy decoding) the rounds of a replay have the distribution of a live run's for every policy,
+because a policy sees only the drafter's distributions and the results of its verifications; in greedy decoding they are
+equal to the live rounds, up to numerical ties between the two programs. Limits: block and lossy verifiers accept other
+tokens; a policy that reads more of a distribution than its statistics and the probability of the drafted token raises
+an error (unrecorded.py); drafts cannot exceed the trace's tails; times are those of a cost model.
 """
 
 import functools
@@ -32,34 +31,34 @@ from specdec_jax.replay.rounds import (
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import PolicyState, StoppingPolicy
 
-BLOCK = 32_768  # rows (settings times texts) of one program
+BLOCK = 32_768  # maximum rows (settings times texts) of a program
 
 
 class Replay(NamedTuple):
-    """Counts per setting and text, [S, N] int64 unless said otherwise. Names as in `Statistics`."""
+    """Counts per setting and text, [S, N] int64 unless noted otherwise. Names as in `Statistics`."""
 
     rounds: np.ndarray
     emitted: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray  # after the end-of-sequence cut
     passes: np.ndarray  # drafter passes
-    discarded: np.ndarray  # of these, those whose distribution gave no token
+    discarded: np.ndarray  # drafter passes whose distribution gave no token
     by_length: np.ndarray  # [S, N, P+1], rounds by tokens verified after the first
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
     @property
     def wasted(self) -> np.ndarray:
-        """Drafter passes that gave no accepted token."""
+        """Number of drafter passes without an accepted token."""
         return self.passes - self.accepted
 
     @property
     def tokens_per_round(self) -> np.ndarray:
-        """[S] float64, tokens a target pass, total over total."""
+        """[S] float64, tokens per target pass, over all texts."""
         return self.emitted.sum(axis=1) / self.rounds.sum(axis=1)
 
     @property
     def acceptance_rate(self) -> np.ndarray:
-        """[S] float64, accepted over drafted, total over total."""
+        """[S] float64, accepted / drafted tokens, over all texts."""
         return self.accepted.sum(axis=1) / np.maximum(self.drafted.sum(axis=1), 1)
 
     def seconds(self, costs: CostModel) -> np.ndarray:
@@ -68,11 +67,11 @@ class Replay(NamedTuple):
         return verifying + self.passes * costs.drafter_step
 
     def speedup(self, costs: CostModel) -> np.ndarray:
-        """[S, N] float64, against plain decoding of the same text."""
+        """[S, N] float64, speed-up over plain decoding of the same text."""
         return self.emitted * costs.plain_pass / self.seconds(costs)
 
     def total_speedup(self, costs: CostModel) -> np.ndarray:
-        """[S] float64, total over total."""
+        """[S] float64, speed-up over plain decoding of all texts."""
         return self.emitted.sum(axis=1) * costs.plain_pass / self.seconds(costs).sum(axis=1)
 
 
@@ -86,19 +85,19 @@ def replay(
     phases: np.ndarray | None = None,
     widest: int | None = None,
 ) -> Replay:
-    """Runs `policy` over every text of a trace, once a setting.
+    """Runs `policy` over every text of a trace, once per setting.
 
     Args:
-        hyperparameters: of `policy.init`; arrays [S] are S settings, scalars are the same for all, and a hyperparameter
-            that is itself a vector of n has shape [S, n] or [1, n].
-        max_draft_length: K, most drafts a round; the trace's longest unless given.
+        hyperparameters: of `policy.init`; arrays [S] are S settings, scalars apply to all settings, and vector
+            hyperparameters of size n have shape [S, n] or [1, n].
+        max_draft_length: K, maximum draft length; default: that of the trace.
         record: keep every round.
-        widest: most tokens a verification holds, with the one before the draft; the widest draft unless given.
+        widest: maximum verification width, including the token before the draft; default: that of the widest draft.
         phases: [N, T+1] int32 of `phase_path`, for a policy that reads phases.
 
     Raises:
-        ValueError: a policy that reads what a trace does not hold, or phases without any; a K the trace cannot follow,
-            arrays of different lengths, or hyperparameters `init` refuses.
+        ValueError: a policy that reads data that a trace does not have, or phases without any; K larger than the
+            trace's, arrays of different lengths, or hyperparameters that `init` refuses.
     """
     check_replayed(policy, trace)
     if policy.needs_phases and phases is None:
@@ -122,14 +121,14 @@ def replay(
 
 
 def oracle(trace: Trace, max_draft_length: int | None = None) -> Replay:
-    """The limit of every stopping rule: it never drafts a token that will be rejected. One setting."""
+    """The upper limit of stopping policies: drafts exactly the tokens that will be accepted. One setting."""
     limit = trace.max_draft_length if max_draft_length is None else max_draft_length
     budget = trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1  # the last token is the target's own
     return rounds_of(trace, np.clip(trace.accepted_runs(), 0, np.clip(budget, 0, limit)), limit)
 
 
 def rounds_of(trace: Trace, lengths: np.ndarray, longest: int) -> Replay:
-    """Rounds that draft `lengths` [N, T+1] tokens, `longest` of them, by where they begin. One setting."""
+    """Rounds whose draft length, at most `longest`, is `lengths` [N, T+1] at their start. One setting."""
     run, texts = trace.accepted_runs(), np.arange(trace.num_texts)
     counts = np.zeros((4, 1, trace.num_texts), np.int64)  # rounds, drafted, accepted, passes
     by_length = np.zeros((1, trace.num_texts, longest + 1), np.int64)
@@ -164,7 +163,7 @@ def _replay_block(
 
 @functools.lru_cache(maxsize=64)
 def _program(policy: StoppingPolicy, limit: int, places: int, rounds: int) -> Callable[[Texts, PolicyState], Counts]:
-    """One compiled replay of a policy's static options; its hyperparameters are arguments."""
+    """A compiled replay for a policy's static options; its hyperparameters are arguments."""
 
     def run(texts: Texts, begun: PolicyState) -> Counts:
         step = functools.partial(replay_pass, policy, texts, limit)

@@ -1,4 +1,4 @@
-"""The machine of a replay: every row is a text under a setting, every step one drafter pass of all rows."""
+"""The loop of a replay: every row is a text with a setting, every step one drafter pass of all rows."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -25,13 +25,13 @@ from specdec_jax.types import (
 
 
 class Rows(NamedTuple):
-    """Where every row stands, in the middle of a draft or between rounds. Leaves are [R] int32 or bool."""
+    """The position of every row, within a draft or between rounds. Leaves are [R] int32 or bool."""
 
     at: Array  # tokens emitted when the round began
     drafted: Array
     accepted: Array
-    passes: Array  # of this round
-    fresh: Array  # a round begins
+    passes: Array  # drafter passes of this round
+    fresh: Array  # whether a round begins
     done: Array
     policy: PolicyState
 
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The trace on the device; `text` says which one a row replays."""
+    """The trace on the device; `text` is the index of each row's text."""
 
     path: Array | None  # None with `tails`: a log of accepted lengths
     accepted: Array
@@ -67,7 +67,7 @@ class Texts(NamedTuple):
 
 
 def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
-    """K, the trace's longest unless given. Raises ValueError for one the trace cannot follow."""
+    """K, by default that of the trace. Raises ValueError if it exceeds the trace's."""
     longest = trace.max_draft_length if max_draft_length is None else max_draft_length
     if not 1 <= longest <= trace.max_draft_length:
         raise ValueError(f"max_draft_length must be 1 to the trace's {trace.max_draft_length}, got {max_draft_length}")
@@ -75,7 +75,7 @@ def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
 
 
 def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
-    """Raises ValueError for a policy that looks at other rows, or wants of a tree what the trace lacks."""
+    """Raises ValueError for a policy that reads other rows, or needs data about trees that the trace lacks."""
     if policy.joins_rows:
         raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
     if policy.rounds is not None:
@@ -83,7 +83,7 @@ def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
 
 
 def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
-    """Every number as [S, ...], and S."""
+    """All hyperparameters as arrays [S, ...], and S."""
     arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in hyperparameters.items() if value is not None}
     sizes = {len(value) for value in arrays.values()} - {1}
     if len(sizes) > 1:
@@ -93,7 +93,7 @@ def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarra
 
 
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
-    """A trace on the device, with `text` [R] saying which one each row replays; one phase throughout unless given."""
+    """A trace on the device, with the index `text` [R] of each row's text; by default there is a single phase."""
     arrays = {name: getattr(trace, name) for name in Texts._fields if name not in ("phase", "text", "key")}
     if trace.lengths_only:
         arrays |= {"path": None, "tails": None}
@@ -105,7 +105,7 @@ def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
 
 
 def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tuple[Rows, Counts]:
-    """Every row before its first round, which verifies up to `places` tokens; `rounds` above 0 keeps a record."""
+    """The rows before their first round, with drafts of up to `places` tokens; `rounds` above 0 keeps a record."""
     size = texts.text.shape[0]
     zero, no = jnp.zeros((size,), jnp.int32), jnp.zeros((size,), bool)
     record = jnp.full((size, rounds, 4), -1, jnp.int16) if rounds else None
@@ -114,9 +114,9 @@ def first_rows(texts: Texts, begun: PolicyState, places: int, rounds: int) -> tu
 
 
 def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
-    """One drafter pass of every row, with the round's beginning before it and its end after it where they are due.
+    """One drafter pass of every row, including the beginning and the end of its round where due.
 
-    Rows do not wait for each other at the ends of rounds: a row with short drafts would wait for the longest.
+    Rows do not wait for each other at the end of rounds, so that short drafts do not wait for long ones.
     """
     context = _context(texts, rows, longest)
     begins, state = draft_loop.begin(policy, rows.policy, context, rows.fresh & ~rows.done)
@@ -149,7 +149,7 @@ def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
 
 
 def _warp(texts: Texts) -> Warp:
-    """The recorded one."""
+    """The recorded warp."""
     temperature = texts.temperature[texts.text]
     if texts.truncation is None:
         return Warp(temperature, *(unrecorded(f"the warp's {name}") for name in TRUNCATIONS))
@@ -158,7 +158,7 @@ def _warp(texts: Texts) -> Warp:
 
 
 def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
-    """The next position's distribution as a distribution of one token, and whether that token would be accepted."""
+    """The recorded distribution of the next position, with its token, and whether that token would be accepted."""
     seen, hit = _along_text(texts, rows) if texts.run is None else _along_chain(texts, rows)
     if seen is None:
         fields = {name: unrecorded(f"the drafter's distributions ({name})") for name in FEATURES}
@@ -179,7 +179,7 @@ def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
     """Features [R, F] of the next position, and whether its token would be accepted."""
     assert texts.path is not None and texts.tails is not None
     at = jnp.minimum(rows.at + rows.accepted, texts.path.shape[1] - 1)
-    hit = texts.accepted[texts.text, at]  # stays False after a rejected draft: `at` does not move on
+    hit = texts.accepted[texts.text, at]  # stays False after a rejected draft, because `at` does not advance
     tail = texts.tails[
         texts.tail_of[texts.text, at], jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
     ]
@@ -187,13 +187,13 @@ def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
 
 
 def _along_chain(texts: Texts, rows: Rows) -> tuple[Array | None, Array]:
-    """The same of a drafter that reads its target: of the chain that began with the round.
+    """As `_along_text` for a drafter that reads its target: from the chain that began with the round.
 
-    No features of a log of accepted lengths.
+    None instead of features for a log of accepted lengths.
     """
     assert texts.run is not None
     at = jnp.minimum(rows.at, texts.run.shape[1] - 1)
-    ends = jnp.minimum(texts.run[texts.text, at], texts.length[texts.text] - rows.at)  # a text may have been cut since
+    ends = jnp.minimum(texts.run[texts.text, at], texts.length[texts.text] - rows.at)  # a text may have been truncated
     hit = rows.drafted < ends
     if texts.chains is None:
         return None, hit
@@ -201,13 +201,13 @@ def _along_chain(texts: Texts, rows: Rows) -> tuple[Array | None, Array]:
 
 
 def _watched(phase: Array) -> Phases:
-    """What a replayed policy sees of the monitor."""
+    """The monitor's state for a replayed policy: only the phase is available."""
     others = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
     return Phases(phase=phase, **others)
 
 
 def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """An Unrecorded where the types say array."""
+    """An Unrecorded, typed as an array."""
     return cast(Array, Unrecorded(name, shape))
 
 
@@ -220,7 +220,7 @@ def _end(
     ends: Array,
     context: RoundContext,
 ) -> tuple[Rows, Counts]:
-    """The rounds that end here: what the policy learns, what is emitted and counted."""
+    """Ends rounds: updates the policy, emits tokens and counts."""
     size = rows.at.shape[0]
     draft = Draft(
         tokens=unrecorded("the drafted tokens", (size, longest)),

@@ -1,14 +1,14 @@
-"""A trace: all that stopping rules see of one lossless run, and what they would have seen had they drafted on.
+"""A trace: all data that stopping policies read in a lossless run, also for longer drafts than were made.
 
-Along the emitted text y, at every position t: the statistics of the drafter's distribution, the bit A_t (had the
-drafter been asked here, would its token have been accepted as y_t), and where A_t is 0 the token that would have been
+For every position t along the emitted text y: the statistics of the drafter's distribution, the bit A_t (whether the
+drafter's token, if drafted here, would have been accepted as y_t), and, if A_t is 0, the token that would have been
 rejected with the drafter's own continuation after it, the tail. A round replayed from t accepts until the first A = 0
-or the stop and reads what it drafted beyond from that tail; every position is used by one round. With A_t ~
-Bernoulli(min(1, q / p)) of y_t and the rejected token drawn from max(q - p, 0) this is exact in distribution for token
-rejection and every stopping rule; under greedy decoding it is exact round by round.
+or until it stops, and reads its drafts beyond from that tail; every position is used by one round. With A_t ~
+Bernoulli(min(1, q / p)) of y_t and the rejected token drawn from max(q - p, 0) this is exact in distribution for
+rejection sampling and every stopping policy; in greedy decoding it is exact round by round.
 
-What a drafter that reads its target drafts from depends on where the round began. A trace of one holds a chain for
-every position: the drafts of a round that begins there, along y while accepted and the drafter's own after it.
+The drafts of a drafter that reads its target also depend on where the round began. Its trace has a chain for every
+position: the drafts of a round that begins there, along y while accepted and the drafter's own continuation after it.
 """
 
 import json
@@ -22,39 +22,39 @@ from specdec_jax.loading.new_folder import replacing
 
 FORMAT = 1
 FEATURES = ("entropy", "max_prob", "margin", "raw_entropy", "raw_max_prob", "log_q")
-"""The last axis of `path` and `tails`: fields of a Distribution (nats, probabilities), log q of the token there."""
+"""The last axis of `path` and `tails`: fields of a Distribution (nats, probabilities), and log q of the token."""
 
 
 class Trace(NamedTuple):
-    """N texts of up to T tokens, tails of K. Position t of a text is before its answer's token t; there are T + 1."""
+    """N texts of up to T tokens, tails of K. Position t of a text is before token t of its answer; T + 1 positions."""
 
     path: np.ndarray
     # [N, T+1, F] float32, the drafter's distributions along the text; log_q is that of the text's own token
     accepted: np.ndarray  # [N, T+1] bool, A_t; False at and beyond the text's end
     tail_of: np.ndarray  # [N, T+1] int32, row of `tails` where not accepted; 0 elsewhere
-    tails: np.ndarray  # [R, K, F] float32; entry 0 is the distribution at t again, with log_q of the rejected token
-    length: np.ndarray  # [N] int32, tokens emitted, the one that ended the text included
-    limit: np.ndarray  # [N] int32, most tokens that might have been
+    tails: np.ndarray  # [R, K, F] float32; entry 0 repeats the distribution at t, with log_q of the rejected token
+    length: np.ndarray  # [N] int32, number of emitted tokens, including the stop token
+    limit: np.ndarray  # [N] int32, maximum number of tokens
     prompt_length: np.ndarray  # [N] int32
-    seed: np.ndarray  # [N] uint32, each request's own
+    seed: np.ndarray  # [N] uint32, each request's seed
     temperature: np.ndarray  # [N] float32
     tokens: np.ndarray  # [N, T] int32, the answers
-    overlap: np.ndarray  # [N, T+1] float32, sum of min(p, q): the expected acceptance; NaN beyond the end
+    overlap: np.ndarray  # [N, T+1] float32, sum of min(p, q): the acceptance rate; NaN beyond the end
     cross_entropy: np.ndarray
     # [N, T+1] float32, nats, of the drafter's distribution against the target's raw one; NaN beyond
-    target_entropy: np.ndarray  # [N, T+1] float32, nats, of the target's distribution as sampled; NaN beyond
+    target_entropy: np.ndarray  # [N, T+1] float32, nats, of the target's sampled distribution; NaN beyond the end
     raw_target_entropy: np.ndarray
     # [N, T+1] float32, nats, of the target's distribution at temperature 1 without truncation; NaN beyond the end
     about: dict[str, Any]  # models, warp, seed, versions; `ids` and `tasks` name the texts
     chains: np.ndarray | None = None
-    # [N, T+1, K, F] float32, of a drafter that reads its target: the drafts of a round that begins at t
-    run: np.ndarray | None = None  # [N, T+1] int32, drafts accepted of that chain
+    # [N, T+1, K, F] float32, for a drafter that reads its target: the drafts of a round that begins at t
+    run: np.ndarray | None = None  # [N, T+1] int32, number of accepted drafts of that chain
     candidate: np.ndarray | None = None
-    # [N, T+1] int8, which of the drafter's candidates is the text's token where its first is rejected (with chains: the
+    # [N, T+1] int8, which of the drafter's candidates is the text's token if its first is rejected (with chains: at the
     # chain's first rejected draft): 1 the second, 2 the third ..., 0 none (candidates.py)
     truncation: np.ndarray | None = None  # [N, 3] float32, top-k, top-p and min-p; None: not recorded
     prompt_hash: np.ndarray | None = None
-    # [N] uint32, the other half of each request's key (`sampling.prompt_hashes`); None: not recorded, 0 is replayed
+    # [N] uint32, the other half of each request's key (`sampling.prompt_hashes`); None: not recorded, replayed as 0
 
     @property
     def num_texts(self) -> int:
@@ -62,16 +62,16 @@ class Trace(NamedTuple):
 
     @property
     def max_draft_length(self) -> int:
-        """Longest draft that can be replayed, K."""
+        """K, the longest draft that can be replayed."""
         return self.tails.shape[1]
 
     @property
     def lengths_only(self) -> bool:
-        """It holds accepted lengths and no distributions (`acceptance_log`)."""
+        """Whether the trace has accepted lengths but no distributions (`acceptance_log`)."""
         return self.run is not None and self.chains is None
 
     def accepted_runs(self) -> np.ndarray:
-        """[N, T+1], drafts accepted of a round that begins at each position and drafts to the end."""
+        """[N, T+1], number of accepted drafts of a round that begins at each position and drafts to the end."""
         if self.run is not None:
             return self.run
         run = np.zeros(self.accepted.shape, np.int64)
@@ -81,21 +81,25 @@ class Trace(NamedTuple):
 
     @property
     def num_positions(self) -> int:
-        """Tokens emitted, over all texts."""
+        """Number of emitted tokens of all texts."""
         return int(self.length.sum())
 
 
 OPTIONAL = ("chains", "run", "candidate", "truncation", "prompt_hash")
-TRUNCATIONS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # as `truncation` lists them, and how each is off
+TRUNCATIONS = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}  # in the order of `truncation`, with the values that disable them
 WHOLE = ("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run", "candidate", "prompt_hash")
 KINDS = {"accepted": "b", **dict.fromkeys(WHOLE, "iu")}
 KINDS |= {name: "f" for name in Trace._fields if name not in (*KINDS, "about")}
-"""Of each array: the kinds of its numbers, as numpy's dtype.kind has them."""
+"""The allowed kinds (numpy's dtype.kind) of each array."""
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
 
 
 def _per_text(trace: Trace) -> list[str]:
-    """The fields it has, one entry a text."""
+    """The names of the trace's fields with one entry per text."""
     return [name for name in PER_TEXT if getattr(trace, name) is not None]
 
 
@@ -117,10 +121,10 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
 
 
 def join(traces: Sequence[Trace]) -> Trace:
-    """Traces of the same run, one text after the other. `about` is the first one's, with all ids and tasks.
+    """Concatenates the texts of traces of the same run. `about` is the first one's, with all ids and tasks.
 
     Raises:
-        ValueError: none, or lengths that differ.
+        ValueError: no traces, or different lengths.
     """
     shapes = {(trace.path.shape[1:], trace.tails.shape[1:], *_per_text(trace)) for trace in traces}
     if len(shapes) != 1:
@@ -138,7 +142,7 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def save_trace(path: str | Path, trace: Trace) -> None:
-    """Writes a compressed .npz, complete or not at all.
+    """Writes a compressed .npz atomically.
 
     Raises:
         OSError: it cannot be written; the message names the file.
@@ -150,11 +154,11 @@ def save_trace(path: str | Path, trace: Trace) -> None:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Reads a trace of docs/traces.md, which `save_trace` writes, and checks it.
+    """Reads and checks a trace in the format of docs/traces.md, as written by `save_trace`.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not a trace, of another format, torn, or inconsistent; the message names the file.
+        ValueError: not a trace, another format, a damaged or inconsistent file; the message names the file.
     """
     path = Path(path)
     if not path.is_file():
@@ -164,7 +168,7 @@ def load_trace(path: str | Path) -> Trace:
             arrays = {name: file[name] for name in file.files}
         manifest = json.loads(str(arrays.pop("manifest")))
         form, features, about = manifest.get("format"), list(manifest.get("features", ())), manifest.get("about")
-    except Exception as error:  # numpy, zipfile and zlib raise what they like for a damaged file
+    except Exception as error:  # numpy, zipfile and zlib raise various errors for a damaged file
         raise ValueError(f"{path} is not a trace: {type(error).__name__}: {error}") from None
     if form != FORMAT:
         raise ValueError(f"{path} is a trace of format {form}, this version reads {FORMAT} (docs/traces.md)")
@@ -182,19 +186,19 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def _completed(trace: Trace) -> Trace:
-    """A trace from before there were truncations and hashes in it, with what `about` tells of the one, and none."""
+    """Completes traces of older versions: the truncation from `about`, and zero hashes."""
     texts = len(np.atleast_1d(trace.length))
     warp = trace.about.get("warp") if isinstance(trace.about, dict) else None
     if trace.truncation is None and isinstance(warp, dict):
         numbers = [warp.get(name, off) for name, off in TRUNCATIONS.items()]
         if not all(isinstance(number, (int, float)) for number in numbers):
-            return trace  # `_check_about` says what is wrong
+            return trace  # `_check_about` reports the error
         trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
     return trace if trace.prompt_hash is not None else trace._replace(prompt_hash=np.zeros(texts, np.uint32))
 
 
 def check(trace: Trace) -> str:
-    """What is wrong with a trace, or an empty string."""
+    """A description of what is wrong with a trace, or an empty string."""
     problem = _check_arrays(trace) or _check_about(trace)
     if problem:
         return problem
@@ -225,7 +229,7 @@ def check(trace: Trace) -> str:
 
 
 def _check_arrays(trace: Trace) -> str:
-    """What is wrong with the shapes and types of its arrays."""
+    """A description of what is wrong with the shapes and types of a trace's arrays."""
     if trace.accepted.ndim != 2 or trace.tails.ndim != 3:
         return f"accepted has shape {trace.accepted.shape}, tails has shape {trace.tails.shape}"
     texts, positions = trace.accepted.shape

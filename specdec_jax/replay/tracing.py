@@ -1,7 +1,7 @@
-"""Writing a trace: both models along texts of the target, and the drafter's continuation after every rejected token.
+"""Creates traces: both models along texts of the target, and the drafter's continuation after every rejected token.
 
-Continuations are drafted from the last position of a text to the first: each writes over cache entries that only later
-positions needed, so no cache is ever copied. They feed two tokens a pass as drafters/model.py does.
+Continuations are drafted from the last position of a text to the first: each overwrites cache entries that only later
+positions needed, so that no cache is copied. They feed two tokens per pass like drafters/model.py.
 """
 
 import functools
@@ -40,13 +40,13 @@ from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
 
 
 class _Path(NamedTuple):
-    """What a chunk of positions gives, first on the device and then on the host; leaves are [B, C, ...]."""
+    """The results of a chunk of positions, on the device and then on the host; leaves are [B, C, ...]."""
 
     features: Any  # [B, C, F], log_q of the text's token
     accepted: Any
     rejected: Any  # token
     rejected_log_q: Any
-    candidate: Any  # which one is the text's token, where the first is rejected
+    candidate: Any  # index of the candidate that is the text's token, if the first is rejected
     overlap: Any
     cross_entropy: Any
     target_entropy: Any
@@ -72,18 +72,18 @@ def trace_texts(
     chunk: int = 16,
     about: dict[str, Any] | None = None,
 ) -> Trace:
-    """The trace of (prompt, answer) texts that the target wrote under this warp; all share a pass.
+    """The trace of (prompt, answer) texts that the target generated with this warp, in a single batch.
 
     Args:
-        models: target and drafter, with their `params` in that order; the drafter's vocabulary may be padded otherwise.
-        limit: most tokens an answer might have had; one that is shorter was ended by a stop token.
-        warp: arguments of `make_warp`; greedy unless given.
-        seed: of the acceptance bits and the tails, and what rules see as the request's own; one or one a text.
-        max_draft_length: K, the longest draft a replay can follow.
-        chunk: positions of a teacher-forced pass; the logits of texts * chunk positions exist at a time.
+        models: target and drafter, with their `params` in that order; the vocabularies may have different padding.
+        limit: maximum number of tokens of an answer; shorter ones ended with a stop token.
+        warp: arguments of `make_warp`; default: greedy.
+        seed: seed of acceptance bits and tails, and the request's seed for policies; one, or one per text.
+        max_draft_length: K, the longest draft of a replay.
+        chunk: positions per teacher-forced pass; memory holds the logits of texts * chunk positions.
 
     Raises:
-        ValueError: no texts, an empty prompt or answer, an answer longer than the limit, or a text without room.
+        ValueError: no texts, an empty prompt or answer, an answer longer than the limit, or a text that does not fit.
     """
     _check(texts, limit, models[0].spec.context, max_draft_length)
     batch, (target, drafter) = len(texts), models
@@ -135,7 +135,7 @@ def trace_texts(
 
 
 def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
-    """Tails [B, M, K, F] with their entry 0: the rejected position's distribution, with log q of the rejected token."""
+    """Tails [B, M, K, F] with entry 0 filled: the rejected position's features, with log q of the rejected token."""
     heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
     heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
     return np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
@@ -172,9 +172,9 @@ def _forward(
 
 
 def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rejected positions of each row, descending and padded with -1, [B, M] int32; and each one's row of the tails.
+    """Rejected positions of each row, descending and padded with -1, [B, M] int32; and the row in `tails` of each.
 
-    The position after a text's last token counts: a draft may run over the end of a text.
+    The position after a text's last token is included, because a draft may exceed the end of a text.
     """
     batch, positions = accepted.shape
     within = np.arange(positions)[None, :] <= sizes[:, None]
@@ -199,7 +199,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
     def path(
         params: Any, texts: Written, caches: PairCache, start: Array, warp: Warp, seeds: Array
     ) -> tuple[_Path, PairCache, Array | None]:
-        # A row that ended long ago stays within its cache; what it gives then is cut off.
+        # Rows that ended earlier stay within their cache; their results are cut off.
         begin = jnp.minimum(texts.prompt - 1 + start, texts.tokens.shape[1] - chunk - 1)
         fed, following = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
         p_logits, q_logits, after = feed_both(models, params, fed, from_position(models, caches, begin))
@@ -219,10 +219,8 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
 def _compare(
     p_logits: Array, q_logits: Array, text: Array, emitted: Array, over: Array, warp: Warp, seeds: Array
 ) -> _Path:
-    """Both distributions before the tokens `text` [B, C]: would the drafter's token have become the text's, or which?
-
-    Where the text is `over` the drafter's token is nobody's to reject: it is drawn from q.
-    """
+    """Compares both distributions before the tokens `text` [B, C]: whether the drafter's token, or which candidate,
+    would have become the text's. Where the text is `over` the drafter's token is drawn from q."""
     p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
     p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
     p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
@@ -259,7 +257,7 @@ def _compare(
 
 
 def _joined(leaf: Array) -> Array:
-    """[B, C, ...] as [B * C, ...]."""
+    """Reshapes [B, C, ...] to [B * C, ...]."""
     return leaf.reshape(-1, *leaf.shape[2:])
 
 
@@ -274,7 +272,7 @@ def _tails(
     at: Array,
     first: Array,
 ) -> Array:
-    """[B, M, K, F]: entry m continues from position at[:, m] after the token first[:, m]; entry 0 of K is empty."""
+    """Tails [B, M, K, F]: entry m continues from position at[:, m] after token first[:, m]; entry 0 of K is empty."""
     batch, count = at.shape
     tail = jnp.zeros((batch, count, longest, len(FEATURES)), jnp.float32)
 

@@ -1,4 +1,4 @@
-"""What a trace does not hold: it stands where a rule would find it in a live run, and says so when it is read."""
+"""Placeholders for values that a trace does not have, which raise an error when a policy reads them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax
 
 @jax.tree_util.register_static
 class Unrecorded:
-    """Raises when anything but its shape is read.
+    """A placeholder that raises an error when anything but its shape is read.
 
     Raises:
         ValueError: "this rule reads ..., which a trace does not hold", from every operation, indexing or jnp function.
@@ -21,11 +21,11 @@ class Unrecorded:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array that a live run has, where that is known."""
+        """Shape of the array in a live run, if it is known."""
         return self._refuse() if self._shape is None else self._shape
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python and jax look for in any object is not a rule's reading
+        if name.startswith("__"):  # attributes that Python and jax look up in any object
             raise AttributeError(name)
         self._refuse()
 

@@ -1,8 +1,8 @@
-"""Our runs in other programs' formats: AIPerf's acceptance records, Spec-Bench's answers, synthetic acceptance.
+"""Export to other programs' formats: AIPerf's acceptance records, Spec-Bench's answers, synthetic acceptance.
 
-Rounds are a replay's (`replay(..., record=True)`), or any lists of drafted and accepted tokens. Acceptance curves are
-unconditional: entry i is the probability that the first i + 1 drafts are all accepted, which is how both
-`synthetic_acceptance_rates` of vLLM and `--spec-synth-rates` of llama.cpp read them.
+Rounds are from a replay (`replay(..., record=True)`), or any lists of drafted and accepted tokens. Acceptance curves
+are unconditional: entry i is the probability that the first i + 1 drafts are all accepted, as expected by both
+`synthetic_acceptance_rates` of vLLM and `--spec-synth-rates` of llama.cpp.
 """
 
 import json
@@ -19,7 +19,7 @@ from specdec_jax.replay.trace import Trace
 
 
 def steps_of_replay(played: Replay, trace: Trace, setting: int = 0) -> list[Steps]:
-    """The rounds of every text at one setting. Raises ValueError for a replay without a record."""
+    """The rounds of every text for one setting. Raises ValueError for a replay without a record."""
     if played.record is None:
         raise ValueError("a replay's rounds are written where it keeps them: replay(..., record=True)")
     ids = trace.about.get("ids") or list(map(str, range(trace.num_texts)))
@@ -34,10 +34,10 @@ def steps_of_replay(played: Replay, trace: Trace, setting: int = 0) -> list[Step
 def aiperf_summary(
     histogram: Sequence[int], drafted: int, emitted: int, name: str = "", engine: str = "specdec_jax"
 ) -> dict[str, Any]:
-    """AIPerf's acceptance record of a request, without its rounds; entry i of `histogram` counts those that accepted i.
+    """AIPerf's acceptance record of a request, without its rounds; `histogram[i]` rounds accepted i tokens.
 
-    Emitted tokens are one more in `completion_tokens`: the other engines' first token comes from prefill, so a reader
-    counts one token that belongs to no round.
+    `completion_tokens` is one more than the emitted tokens: in other engines the first token comes from prefill and
+    belongs to no round.
     """
     rounds, total = int(sum(histogram)), int(sum(count * n for count, n in enumerate(histogram)))
     longest = len(histogram) - 1
@@ -56,7 +56,7 @@ def aiperf_summary(
 
 
 def aiperf_record(steps: Steps, engine: str = "specdec_jax") -> dict[str, Any]:
-    """The same with every round, as vLLM's `speculative_decoding` block has them too."""
+    """The same with every round, also in the format of vLLM's `speculative_decoding` block."""
     drafted, accepted = list(map(int, steps.drafted)), list(map(int, steps.accepted))
     histogram = np.bincount(accepted, minlength=max(drafted, default=0) + 1).tolist() if accepted else []
     emitted = sum(accepted) + len(accepted) if steps.emitted is None else steps.emitted
@@ -75,13 +75,13 @@ def spec_bench_answer(steps: Steps, model: str, seconds: float) -> dict[str, Any
 
 
 def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """A JSONL file, complete or not at all."""
+    """Writes a JSONL file atomically."""
     with replacing(path) as temporary:
         temporary.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
 def acceptance_curve(requests: Sequence[Steps], length: int) -> list[float]:
-    """Of rounds that drafted `length` tokens: the share in which the first i + 1 were all accepted; never rising.
+    """The share of rounds with `length` drafts in which the first i + 1 were all accepted; non-increasing.
 
     Raises:
         ValueError: no such round.
@@ -94,7 +94,7 @@ def acceptance_curve(requests: Sequence[Steps], length: int) -> list[float]:
 
 
 def synthetic_acceptance(rates: Sequence[float]) -> dict[str, str]:
-    """The options by which vLLM and llama.cpp accept drafts at these rates, whatever the models say."""
+    """The options of vLLM and llama.cpp for accepting drafts at these rates, independent of the models."""
     rounded = [round(rate, 4) for rate in rates]
     config = {"num_speculative_tokens": len(rates), "rejection_sample_method": "synthetic"}
     config["synthetic_acceptance_rates"] = rounded

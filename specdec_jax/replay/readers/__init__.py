@@ -1,6 +1,6 @@
-"""Any log or trace by its contents: what it determines of every position, and which rules it can replay.
+"""Readers of logs and traces, selected by contents: which positions they determine, and which policies they replay.
 
-| log | positions | static lengths | rules by lengths | rules that read distributions |
+| log | positions | static lengths | policies by lengths | policies that read distributions |
 | --- | --- | --- | --- | --- |
 | a trace (docs/traces.md) | all, with distributions | exact | exact | exact |
 | SpecDecode-Bench | all | exact | exact | refused |
@@ -22,7 +22,7 @@ READS = "of a drafter that reads its target (EAGLE, MTP), other lengths than the
 
 
 class Log(NamedTuple):
-    """A log as traces: with its open positions all rejected, as likely, and all accepted. One trace where none is."""
+    """A log as traces: with open positions all rejected, drawn at random, and all accepted; equal if none is open."""
 
     low: Trace
     likely: Trace
@@ -33,16 +33,16 @@ class Log(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is open."""
+        """Whether no position is open."""
         return self.num_open == 0
 
 
 def read_log(path: str | Path, *, drafter: str | None = None, draft_length: int | None = None) -> Log:
-    """Reads a trace (.npz), a Parquet table, or a JSONL log of one of the readers, told apart by its first line.
+    """Reads a trace (.npz), a Parquet table, or a JSONL log, whose format is detected by its first line.
 
     Args:
-        drafter: which of SpecDecode-Bench's drafters, `acc_eagle` or `acc_ngram`.
-        draft_length: what every round of a Spec-Bench answer file drafted.
+        drafter: SpecDecode-Bench's drafter, `acc_eagle` or `acc_ngram`.
+        draft_length: the draft length of every round of a Spec-Bench answer file.
 
     Raises:
         FileNotFoundError: no such file.
@@ -65,7 +65,7 @@ def read_log(path: str | Path, *, drafter: str | None = None, draft_length: int 
 
 
 def read_exact(path: str | Path, *, drafter: str | None = None) -> Trace:
-    """The trace of a log that leaves nothing open. Raises as `read_log`, and ValueError for another log."""
+    """The trace of a log without open positions. Raises as `read_log`, and ValueError for other logs."""
     log = read_log(path, drafter=drafter)
     if not log.exact:
         raise ValueError(f"{path} leaves {log.num_open} positions open: python -m specdec_jax advise gives bounds")
@@ -89,7 +89,7 @@ def kind_of(path: Path) -> str:
 
 
 def log_of(steps: StepLog, kind: str = "steps") -> Log:
-    """A log of steps with both answers to what it leaves open."""
+    """A log of steps, with its open positions filled in three ways."""
     listed = steps.about.get("notes")
     notes = (*(listed if isinstance(listed, list) else ()), READS)
     answers = steps.filled(REJECTED), steps.filled(), steps.filled(ACCEPTED)
@@ -97,5 +97,5 @@ def log_of(steps: StepLog, kind: str = "steps") -> Log:
 
 
 def log_of_trace(trace: Trace, kind: str = "trace") -> Log:
-    """A trace, of which nothing is open."""
+    """A trace as a log without open positions."""
     return Log(trace, trace, trace, 0, kind)

@@ -1,8 +1,8 @@
-"""Acceptance by request as vLLM reports it (`--per-request-spec-decode-metrics detailed`), and in AIPerf's records.
+"""Acceptance per request as reported by vLLM (`--per-request-spec-decode-metrics detailed`) and in AIPerf's records.
 
-A record is any JSON object that holds `per_step_accepted` and `per_step_drafted`, at whatever depth: a response's
-`metrics.speculative_decoding`, a choice's `speculative_decoding_stats`, a line of AIPerf's profile_export.jsonl. Of
-records with a histogram only (`summary`), rounds are in no order; they are read where all drafts had one length.
+A record is any JSON object with `per_step_accepted` and `per_step_drafted`, at any depth: a response's
+`metrics.speculative_decoding`, a choice's `speculative_decoding_stats`, a line of AIPerf's profile_export.jsonl.
+Records with a histogram only (`summary`) have no order of rounds; they are read if all drafts had the same length.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +20,13 @@ def load_aiperf(path: str | Path) -> StepLog:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: no record in it, or one that contradicts itself; the message names file and line.
+        ValueError: no record, or an inconsistent one; the message names file and line.
     """
     return log_of_records(((f"{path}:{number}", entry) for number, entry in json_lines(path)), str(path))
 
 
 def log_of_records(entries: Iterable[tuple[str, Any]], source: str) -> StepLog:
-    """As `load_aiperf`, of JSON values with the place that each was read from."""
+    """As `load_aiperf`, from JSON values with the location of each."""
     requests, notes = [], set()
     for where, entry in entries:
         for record in records_in(entry):
@@ -44,7 +44,7 @@ def log_of_records(entries: Iterable[tuple[str, Any]], source: str) -> StepLog:
 
 
 def records_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    """The objects in a JSON value that hold steps or a histogram of them."""
+    """The objects in a JSON value that have steps or a histogram of them."""
     if isinstance(value, Mapping):
         if value.get(ACCEPTED) is not None or value.get(HISTOGRAM) is not None:
             yield value
@@ -57,7 +57,7 @@ def records_in(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def steps_of(record: Mapping[str, Any], where: str) -> tuple[Steps, bool]:
-    """The rounds of a record, and whether they are in their order. Raises KeyError, TypeError, ValueError."""
+    """The rounds of a record, and whether they are in order. Raises KeyError, TypeError, ValueError."""
     ordered = record.get(ACCEPTED) is not None
     if ordered:
         accepted = [int(count) for count in record[ACCEPTED]]

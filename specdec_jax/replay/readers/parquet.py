@@ -1,4 +1,4 @@
-"""Request tables of `speculators` (Parquet, a row a request with the server's metrics as they came); needs pyarrow."""
+"""Request tables of `speculators` (Parquet, one row per request with the server's metrics); needs pyarrow."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from specdec_jax.replay.readers.aiperf import log_of_records
 
 
 def load_parquet(path: str | Path) -> StepLog:
-    """The requests of a Parquet file, or of all in a folder. Columns may hold JSON text or nested values.
+    """The requests of a Parquet file, or of all files in a folder. Columns may have JSON text or nested values.
 
     Raises:
         FileNotFoundError: no such file.
@@ -33,7 +33,7 @@ def load_parquet(path: str | Path) -> StepLog:
 
 
 def _opened(value: Any) -> Any:
-    """The value with JSON objects in text read."""
+    """The value with JSON objects in text parsed."""
     if isinstance(value, dict):
         return {name: _opened(part) for name, part in value.items()}
     if isinstance(value, str) and value.lstrip().startswith("{"):

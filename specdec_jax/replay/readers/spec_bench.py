@@ -1,6 +1,6 @@
-"""Answer files of Spec-Bench (arXiv 2401.07851): `accept_lengths`, the tokens that every round brought.
+"""Answer files of Spec-Bench (arXiv 2401.07851): `accept_lengths`, the emitted tokens of every round.
 
-How many were drafted is not in them: it is taken to be one length, the given one or the longest that was accepted.
+They do not contain draft lengths: these are assumed constant, as given or the largest accepted length.
 """
 
 from pathlib import Path
@@ -10,14 +10,14 @@ from specdec_jax.text.json_lines import json_lines
 
 
 def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLog:
-    """The answers of a file, a choice a request; categories are tasks.
+    """The answers of a file, one request per choice; categories are tasks.
 
     Args:
-        draft_length: tokens that every round drafted.
+        draft_length: number of tokens that every round drafted.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line that is no answer, or a round longer than the draft length allows.
+        ValueError: a line that is not an answer, or a round longer than the draft length allows.
     """
     answers = []
     for number, entry in json_lines(path):

@@ -1,7 +1,7 @@
-"""SpecDecode-Bench (arXiv 2601.11580): of every position of an answer, how many tokens a round from there would emit.
+"""SpecDecode-Bench (arXiv 2601.11580): for every position of an answer, how many tokens a round from there would emit.
 
 Published for Llama-3.1-8B-Instruct with an EAGLE drafter and with n-gram lookup (`combined_<task>.jsonl` of its
-simulator). Nothing is left open: static lengths, heuristics, bandits and the oracle are replayed exactly.
+simulator). No position is open: static lengths, heuristics, bandits and the oracle are replayed exactly.
 """
 
 from pathlib import Path
@@ -20,11 +20,11 @@ def load_specdecode_bench(path: str | Path, drafter: str = "acc_eagle") -> Trace
     """A `combined_<task>.jsonl` of the SpecDecode-Bench simulator, or a folder of them as one trace; greedy.
 
     Args:
-        drafter: `acc_eagle` or `acc_ngram`, the log's names.
+        drafter: `acc_eagle` or `acc_ngram`, as named in the log.
 
     Raises:
         FileNotFoundError: no such file, or none in the folder.
-        ValueError: a line that is no such record; the message names it.
+        ValueError: a line that is not such a record; the message names it.
     """
     if drafter not in DRAFTERS:
         raise ValueError(f"SpecDecode-Bench logs {' and '.join(DRAFTERS)}, got {drafter!r}")
