@@ -1,4 +1,4 @@
-"""Is the output the target's? Exactly on toy models, and by chi-square of what the whole decoder draws."""
+"""Proofs of losslessness: exact ones on toy models, and chi-square tests of samples of the whole decoder."""
 
 from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.coverage import Coverage

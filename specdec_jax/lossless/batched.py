@@ -9,11 +9,11 @@ from jax import lax
 
 from specdec_jax.types import RoundContext
 
-GROUPS = 64  # batches a compiled call takes
+GROUPS = 64  # maximum batches per compiled call
 
 
 def in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
-    """`function` over [N, ...] numpy arguments, `batch` rows a call; the last call is filled up with finished rows."""
+    """`function` over [N, ...] numpy arguments, `batch` rows per call; the last call is padded with finished rows."""
     compiled = jax.jit(lambda arguments: lax.map(lambda rows: function(*rows), arguments))
     size = batch * GROUPS
 
@@ -45,5 +45,5 @@ def take(rows: Any, index: Any) -> Any:
 
 
 def joined(parts: list[Any]) -> Any:
-    """Rows of all parts, one after the other."""
+    """Concatenates the rows of all parts."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

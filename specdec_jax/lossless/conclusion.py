@@ -1,4 +1,4 @@
-"""What a proof of losslessness concludes: whether something failed, and what was not put to the test."""
+"""The conclusion of a proof of losslessness: whether a test failed, and what was not tested."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,30 +16,30 @@ LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
 
 
 class Proof(NamedTuple):
-    """What was found, of the policy with the verifier and of the verifier with drafts to the end."""
+    """The reports on the policy with the verifier, and on the verifier with full-length drafts."""
 
     exact: LosslessReport
     rounds: RoundsReport
     rounds_to_the_end: RoundsReport
     sampled: SampledReport
-    sampled_in_turn: SampledReport  # drafts of all lengths in turn, whatever the policy
+    sampled_in_turn: SampledReport  # with drafts of all lengths in turn instead of the policy
     pair: SampledReport | None = None  # on the user's own models
     texts: LongTextsReport | None = None
-    trees: Any = None  # of verifiers and policies of trees (`rounds.prove_rounds`): has `lossless` and `gaps`
+    trees: Any = None  # for verifiers and policies of trees (`rounds.prove_rounds`): has `lossless` and `gaps`
     together: RoundsReport | None = None  # rows of several warps in one batch, drafts drawn and chosen
-    verifier: RoundsReport | None = None  # the same without the policy, a case for each longest draft
+    verifier: RoundsReport | None = None  # the same without the policy, a case for each maximum draft length
     real_size: RealSizeReport | None = None
     several: SampledReport | None = None  # with prompt lookup and a model as drafters
     drafter: SampledReport | None = None  # with the user's drafter, drafts of all lengths in turn
 
     @property
     def passed(self) -> bool:
-        """No proof failed."""
+        """Whether no proof failed."""
         return all(report.lossless for report in self if report is not None)
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """What was not put to the test, a clause each."""
+        """Clauses about what was not tested."""
         rule, verifier = _by_warp(self.rounds, _undecided), _by_warp(self.rounds_to_the_end, _never_accepted)
         gaps = *rule, *verifier, *_pair_gaps(self.pair)
         nothing = self.drafter is not None and not any(self.drafter.drafted)
@@ -48,7 +48,7 @@ class Proof(NamedTuple):
 
     @property
     def shown(self) -> int:
-        """The longest draft of which all was put to the test."""
+        """The longest draft length that was tested completely."""
         least = min(case.coverage.shown for case in self.rounds.cases)
         accepted = [case.coverage.never_accepted for case in self.rounds_to_the_end.cases]
         least = min([least, *(missing[0] - 1 for missing in accepted if missing)])
@@ -56,18 +56,18 @@ class Proof(NamedTuple):
 
     @property
     def enumerated(self) -> tuple[RoundsReport, ...]:
-        """The proofs round by round."""
+        """The reports of round-by-round proofs."""
         every = self.rounds, self.rounds_to_the_end, self.together, self.verifier
         return tuple(report for report in every if report is not None)
 
     @property
     def alone(self) -> bool:
-        """No row's results depended on its neighbours."""
+        """Whether no row's results depended on other rows."""
         return all(report.alone is not False for report in (*self.enumerated, *filter(None, [self.texts])))
 
     @property
     def counterexample(self) -> Counterexample | None:
-        """The smallest of all proofs."""
+        """The smallest counterexample of all proofs."""
         cases = [*self.exact.cases, *(case for report in self.enumerated for case in report.cases)]
         examples = [case.counterexample for case in cases]
         others = self.real_size, self.sampled, self.sampled_in_turn, self.pair, self.several, self.drafter
@@ -75,7 +75,7 @@ class Proof(NamedTuple):
 
     @property
     def never(self) -> tuple[str, ...]:
-        """What the rule under test did not do in the sampled tests, a clause each; other proofs saw it do so."""
+        """Clauses about behaviour that did not occur in the sampled tests but in other proofs."""
         clauses = [] if self.sampled.stopped else ["in the sampled test the rule never stopped"]
         longest, limit = _occurred(self.sampled), len(self.sampled.drafted)
         if longest < limit:
@@ -89,7 +89,7 @@ class Proof(NamedTuple):
         return tuple(clauses)
 
     def scope(self, policy: StoppingPolicy, verifier: Verifier) -> str:
-        """What was put to the test, such as "drafts of up to 5 tokens, chains, batches of mixed warps, ..."."""
+        """A description of what was tested, such as "drafts of up to 5 tokens, chains, batches of mixed warps, ..."."""
         longest = len(self.rounds.cases[0].coverage.asked)
         tokens = "1 token" if longest == 1 else f"{longest} tokens"
         shapes = "chains" if policy.rounds is None else policy.rounds.shapes_of(policy)
@@ -101,14 +101,14 @@ class Proof(NamedTuple):
 
     @property
     def conclusion(self) -> str:
-        """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN: nothing failed, and something was not tried."""
+        """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN if no test failed but something was not tested."""
         if not self.passed:
             return NOT_LOSSLESS
         return NOT_SHOWN if self.gaps else LOSSLESS
 
 
 def _undecided(coverage: Coverage) -> list[str]:
-    """Drafts that a rule was not seen to decide about."""
+    """Clauses about draft positions at which the policy's decisions were not observed."""
     if coverage.shown == len(coverage.asked):
         return []
     declined = [draft for draft in coverage.never_declined if draft > coverage.shown]
@@ -117,13 +117,13 @@ def _undecided(coverage: Coverage) -> list[str]:
 
 
 def _never_accepted(coverage: Coverage) -> list[str]:
-    """Numbers of accepted drafts that did not occur though drafts were as long."""
+    """A clause about numbers of accepted drafts that did not occur."""
     missing = coverage.never_accepted
     return [f"it never happened that {listed(missing)} drafts were accepted"] if missing else []
 
 
 def _by_warp(report: RoundsReport, gaps_of: Callable[[Coverage], list[str]]) -> list[str]:
-    """Each gap once, with the warps where it is unless that is all of them."""
+    """Each gap once, with its warps unless it occurs in all of them."""
     warps: dict[str, list[str]] = {}
     for case in report.cases:
         for gap in gaps_of(case.coverage):
@@ -149,10 +149,10 @@ def _drafts(numbers: Sequence[int]) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """1, 2, 3."""
+    """Numbers as text, such as "1, 2, 3"."""
     return ", ".join(map(str, numbers))
 
 
 def warp_text(warp: Mapping[str, Any]) -> str:
-    """temperature 0.7, top-k 2."""
+    """A warp as text, such as "temperature 0.7, top-k 2"."""
     return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in warp.items())

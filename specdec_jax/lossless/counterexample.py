@@ -1,4 +1,4 @@
-"""The shortest text whose probability is wrong: what a proof shows of a rule that fails."""
+"""Counterexamples of failed proofs: the shortest text with a wrong probability."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,19 +9,19 @@ import numpy as np
 class Counterexample(NamedTuple):
     """One token whose probability is wrong, given the text before it."""
 
-    proof: str  # which one fails, such as "round by round"
-    prompt: tuple[int, ...]  # the last tokens of the text where the round began, or all of it
+    proof: str  # the failed proof, such as "round by round"
+    prompt: tuple[int, ...]  # the last tokens of the text at the round's beginning, or all
     warp: Mapping[str, Any]
-    tokens: tuple[int, ...]  # emitted; the last one has a wrong probability, those before it do not
-    position: int  # of the last one; the first token after the prompt has 1
-    probability: float  # of the last one
-    expected: float  # what the target gives it
-    draft: tuple[int, ...] | None = None  # one with which it is emitted; None: the proof sums over drafts
-    sampled: bool = False  # both are shares of texts that were drawn
+    tokens: tuple[int, ...]  # emitted tokens; only the last one has a wrong probability
+    position: int  # position of the last token; the first token after the prompt has 1
+    probability: float  # probability of the last token
+    expected: float  # its probability under the target
+    draft: tuple[int, ...] | None = None  # a draft with which it is emitted; None: the proof sums over drafts
+    sampled: bool = False  # whether both are frequencies in sampled texts
 
 
 def first_wrong(joint: np.ndarray, target: np.ndarray, tolerance: float) -> tuple[tuple[int, ...], float, float] | None:
-    """(tokens, probability of the last one, what it should be): of two distributions [V] * tokens, as short as can be.
+    """The shortest (tokens, probability of the last one, expected probability) for two distributions [V] * tokens.
 
     None: their total variation is at most the tolerance at every length.
     """
@@ -37,7 +37,7 @@ def first_wrong(joint: np.ndarray, target: np.ndarray, tolerance: float) -> tupl
 
 
 def shortest(counterexamples: Sequence[Counterexample | None]) -> Counterexample | None:
-    """The one at the first position, and there the largest difference; exact ones before samples."""
+    """The counterexample at the first position, there with the largest difference; exact ones before sampled ones."""
 
     def size(wrong: Counterexample) -> Any:
         return wrong.sampled, wrong.position, -abs(wrong.probability - wrong.expected)

@@ -1,7 +1,7 @@
-"""What a proof put to the test: how often a rule was asked about each draft, how often it said no, what was accepted.
+"""Coverage of a proof: how often a policy decided about each draft position, how often it stopped, what was accepted.
 
-A proof says nothing of what did not occur. A rule that never said no is as good as unread; one that says no only from
-the third draft on is unread by drafts of two tokens.
+A proof does not cover what did not occur. A policy that never stopped was not tested; one that stops only from the
+third draft on is not tested by drafts of two tokens.
 """
 
 from typing import NamedTuple
@@ -12,30 +12,30 @@ import numpy as np
 class Coverage(NamedTuple):
     """Counts by draft position 1..K (index 0 is the first draft) of distinct rows."""
 
-    asked: np.ndarray  # [K] int64, times the rule was asked whether to draft this token
-    declined: np.ndarray  # [K] int64, times it said no: before its pass was paid (begin, proceed) or after (check)
-    lengths: np.ndarray  # [K+1] int64, drafts by their length
-    accepted: np.ndarray  # [K+1] int64, outcomes that could occur, by the number of accepted drafts
+    asked: np.ndarray  # [K] int64, number of decisions whether to draft this token
+    declined: np.ndarray  # [K] int64, number of stops: before its pass (begin, proceed) or after it (check)
+    lengths: np.ndarray  # [K+1] int64, number of drafts by length
+    accepted: np.ndarray  # [K+1] int64, number of possible outcomes, by the number of accepted drafts
 
     @property
     def shown(self) -> int:
-        """The last draft that the rule said no to: up to there its decisions were put to the test."""
+        """The last draft position at which the policy stopped: up to there its decisions were tested."""
         declined = np.flatnonzero(self.declined)
         return int(declined[-1]) + 1 if len(declined) else 0
 
     @property
     def complete(self) -> bool:
-        """Whether the rule was seen to decide about the longest draft, and every number of accepted drafts occurred."""
+        """Whether the policy stopped at the last position, and every number of accepted drafts occurred."""
         return self.shown == len(self.asked) and bool(np.all(self.accepted > 0))
 
     @property
     def never_asked(self) -> tuple[int, ...]:
-        """Drafts that never came up."""
+        """Draft positions that never occurred."""
         return tuple(int(k) + 1 for k in np.flatnonzero(self.asked == 0))
 
     @property
     def never_declined(self) -> tuple[int, ...]:
-        """Drafts that came up and were never said no to."""
+        """Draft positions that occurred and at which the policy never stopped."""
         return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.declined == 0)))
 
     @property
@@ -45,7 +45,7 @@ class Coverage(NamedTuple):
 
     @property
     def draft_lengths(self) -> tuple[int, ...]:
-        """Lengths of drafts that occurred."""
+        """Draft lengths that occurred."""
         return tuple(int(k) for k in np.flatnonzero(self.lengths))
 
     def __add__(self, other: "Coverage") -> "Coverage":  # type: ignore[override]
@@ -53,23 +53,23 @@ class Coverage(NamedTuple):
 
 
 class Tally:
-    """Counts while an enumeration of drafts of up to `most` (K) tokens goes on; `coverage` is the result."""
+    """Counts during an enumeration of drafts of up to `most` (K) tokens; `coverage` is the result."""
 
     def __init__(self, longest: int) -> None:
         self.coverage = Coverage(*(np.zeros(size, np.int64) for size in (longest, longest, longest + 1, longest + 1)))
 
     def asks(self, drafted: int, goes_on: np.ndarray) -> None:
-        """Answers of `begin` or `proceed` of rows that have drafted so many and have room for one more."""
+        """Counts decisions of `begin` or `proceed` for rows that have drafted `drafted` tokens and have budget."""
         if goes_on.size == 0:
             return
         self.coverage.asked[drafted] += goes_on.size
         self.coverage.declined[drafted] += int(np.sum(~goes_on))
 
     def checks(self, drafted: int, draws: np.ndarray) -> None:
-        """Answers of `check` of rows that have drafted so many; they were counted as asked before."""
+        """Counts decisions of `check` for rows that have drafted `drafted` tokens, already counted in `asked`."""
         self.coverage.declined[drafted] += int(np.sum(~draws))
 
     def accepts(self, drafted: np.ndarray, chance: np.ndarray) -> None:
-        """Drafts of lengths [M] and the distributions [M, K+1] of how many of their tokens are accepted."""
+        """Counts drafts of lengths [M] with the distributions [M, K+1] of their number of accepted tokens."""
         self.coverage.lengths[:] += np.bincount(drafted, minlength=len(self.coverage.lengths))
         self.coverage.accepted[:] += np.sum(chance > 0, axis=0)

@@ -1,8 +1,8 @@
-"""The exact output distribution of one decoding on a toy model: every draft, every verification, round after round.
+"""The exact output distribution of decoding on a toy model, by enumeration of all drafts and verifications per round.
 
-States of policy and verifier are carried along, because that is what catches adaptive rules: a rule that looks at what
-it may not is unbiased within one round and biased over two. Policy and verifier are called as the decoder calls them,
-`batch` rows at a time; only the draft loop (decoding/draft_loop.py) has a twin here.
+The states of policy and verifier are carried from round to round, which is necessary for adaptive rules: a rule that
+reads forbidden values may be unbiased within one round and biased over two. Policy and verifier are called as in the
+decoder, `batch` rows at a time; only the draft loop (decoding/draft_loop.py) is reimplemented here.
 """
 
 import functools
@@ -40,7 +40,7 @@ from specdec_jax.types import (
     Verifier,
 )
 
-BATCH = 32  # rows that policy and verifier see at a time, unless a proof takes others
+BATCH = 32  # default number of rows per call of policy and verifier
 PROMPT = np.array([[0, 1]], np.int32)
 
 
@@ -55,7 +55,7 @@ def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) ->
 
 
 def drafter_table(toys: Sequence[Toy], longest: int, warp: Mapping[str, Any]) -> Distribution:
-    """Distributions of the drafters, laid out as in `Setting`; without `Toy.read` the token read changes nothing."""
+    """Distributions of the drafters, laid out as in `Setting`; without `Toy.read` the token read has no effect."""
     tables = []
     for toy in toys:
         vocab = toy.drafter.shape[-1]
@@ -76,15 +76,15 @@ def setting_of(
     tokens: int,
     limit: int,
 ) -> Setting:
-    """The setting of toys whose drafters draw drafts of up to `longest` (K) tokens; `tokens` and `limit` as there."""
+    """The setting of toys whose drafters draw up to `longest` (K) tokens; `tokens` and `limit` as in `Setting`."""
     tables = drafter_table(toys, longest, warp), distribution_table([toy.target for toy in toys], warp)
     return Setting(policy, verifier, monitor, *tables, warp, longest, tokens, limit, BATCH, False, Tally(longest))
 
 
 def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
-    """One row a prompt [N, 2], each with the probability 1, with room for `setting.tokens` more.
+    """One row per prompt [N, 2], each with probability 1, with room for `setting.tokens` more tokens.
 
-    `toy` [N] is the row's toy, counted on from warp to warp.
+    `toy` [N] is the index of the row's toy, over all warps.
     """
     count, vocab = len(prompts), setting.target_distributions.log_prob.shape[-1]
     host = functools.partial(jax.tree.map, np.asarray)
@@ -120,7 +120,7 @@ def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
 
 
 def target_joint(setting: Setting) -> np.ndarray:
-    """The target's own distribution of the same tokens: the product of its conditionals."""
+    """The target's joint distribution of the same tokens: the product of its conditionals."""
     prob = np.exp(setting.target_distributions.log_prob)
     vocab = prob.shape[-1]
     joint = np.zeros((vocab,) * setting.tokens)
@@ -132,15 +132,15 @@ def target_joint(setting: Setting) -> np.ndarray:
 
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
-    """Every draft of a round: the twin of the draft loop, with all draws at once instead of one."""
+    """All drafts of a round: the counterpart of the draft loop, with all possible draws instead of one."""
     context, rules, tally = context_of(setting, nodes), _rules(setting.policy.bare, setting.batch), setting.tally
     going, policy = rules.begin(context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
     vocab, count, longest = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.longest
     text = np.full((count, 2 + longest), vocab - 1, np.int32)
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
-    log_q = np.full((count, longest, vocab), -np.inf)  # beyond a draft's end the loop leaves either of two things:
-    log_q[1::2] = -np.log(vocab)  # nothing, or the distributions of tokens that other rows needed
+    log_q = np.full((count, longest, vocab), -np.inf)  # beyond a draft's end the loop leaves one of two values:
+    log_q[1::2] = -np.log(vocab)  # nothing, or distributions of tokens that other rows drafted
     none = np.zeros(count, np.int32)
     rounds = setting.policy.rounds
     extra = () if rounds is None else rounds.without_extras(setting, count)
@@ -175,7 +175,7 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
 def _each_token(
     setting: Setting, branches: Branches, distributions: Distribution, step: int
 ) -> tuple[Branches, Distribution, np.ndarray]:
-    """One branch a token that can be drawn, with the distribution it was drawn from and the token itself."""
+    """One branch per possible token, with the distribution it was drawn from."""
     prob = np.exp(distributions.log_prob)  # [M, V]
     chose = chosen_at(setting, branches.text)[:, step]
     prob = np.where(chose[:, None], np.eye(prob.shape[-1])[distributions.top_token], prob)
@@ -190,16 +190,16 @@ def _each_token(
 
 
 class Outcomes(NamedTuple):
-    """All that can become of M drafts: how many are accepted, and which token comes after them."""
+    """All outcomes of M drafts: the number of accepted tokens, and the token after them."""
 
-    chance: np.ndarray  # [M, K+1, V] float64, of the node, the draft and the outcome
+    chance: np.ndarray  # [M, K+1, V] float64, probability of node, draft and outcome
     draft: Draft
     distributions: Distribution  # the target's, every leaf [M, K+1, ...]
     verifier: Any  # its state after the round, [M, ...]
 
 
 def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
-    """Every outcome of every draft."""
+    """All outcomes of all drafts."""
     arguments = rule_answers(setting, nodes, branches, draft_of(setting, branches))
     log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.longest)(*arguments)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
@@ -216,7 +216,7 @@ def after(
     chosen: tuple[np.ndarray, ...],
     chance: np.ndarray,
 ) -> Nodes:
-    """The rows at the beginning of the next round, of the chosen (branch, accepted, token), of such a `chance` each."""
+    """The rows at the beginning of the next round, for chosen (branch, accepted, token) with probability `chance`."""
     branch, accepted, token = chosen
     tokens = tokens_of(branches, chosen)
     result = VerificationResult(host(tokens), host((accepted + 1).astype(np.int32)))
@@ -245,15 +245,15 @@ def advance(
 
     Args:
         outcomes: `draft`, `distributions` and `verifier` of all branches, as in `Outcomes`.
-        branch: [N], of which branch each row is; chance: [N], of the row.
-        result: what the policy's `update` gets; emitted: the tokens that the round emits.
+        branch: [N], index of each row's branch; chance: [N], probability of the row.
+        result: argument of the policy's `update`; emitted: the tokens that the round emits.
     """
     rules, context = _rules(setting.policy.bare, setting.batch), take(context_of(setting, nodes), branches.node[branch])
     policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
         watch = _watch(setting.monitor.bare, setting.batch)
-        # By the drafts alone: the toys' monitor reads the distributions at the chain's positions.
+        # By the drafts only: the toys' monitor reads the distributions at the chain's positions.
         monitor = watch(context, monitor, take(outcomes.distributions, branch), VerificationResult(*result[:2]))
     node = branches.node[branch]
     tokens = _appended(nodes.tokens[node], nodes.emitted[node], emitted)
@@ -262,7 +262,7 @@ def advance(
 
 
 def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResult) -> np.ndarray:
-    """Texts with a round's tokens after those emitted before; what does not fit is left out."""
+    """Texts with a round's tokens appended; tokens that do not fit are dropped."""
     tokens = tokens.copy()
     for k in range(result.tokens.shape[1]):
         place = 2 + emitted + k
@@ -272,7 +272,7 @@ def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResul
 
 
 def _merged(nodes: Nodes) -> Nodes:
-    """Merges rows that will never differ again."""
+    """Merges rows with identical futures."""
     leaves = [nodes.tokens, nodes.table, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
     leaves += jax.tree.leaves((nodes.policy, nodes.verifier, nodes.monitor))
     count = len(nodes.chance)
@@ -291,7 +291,7 @@ class _Rules(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
-    """The policy's functions as the loop calls them, in batches; rows that are finished keep their state."""
+    """The policy's functions as called by the draft loop, in batches; finished rows keep their state."""
 
     def begin(context: RoundContext, state: Any) -> Any:
         go_on, new = policy.begin(state, context)
@@ -329,10 +329,10 @@ def _verification(verifier: Verifier, batch: int, longest: int) -> Callable[...,
 
 @functools.lru_cache(maxsize=64)
 def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
-    """(context, state, distributions, result) -> state, of rows that are not finished."""
+    """(context, state, distributions, result) -> state, for unfinished rows."""
 
     def observe(context: RoundContext, state: Any, distributions: Distribution, result: VerificationResult) -> Any:
-        assert distributions.raw_log_prob is not None  # logits, but for a constant
+        assert distributions.raw_log_prob is not None  # logits up to a constant
         return select_rows(context.alive, monitor.observe(state, distributions.raw_log_prob, result, context), state)
 
     return in_batches(observe, batch)

@@ -1,9 +1,9 @@
 """The exact distribution of the first emitted tokens, on toy models, against the target's.
 
-`prove_exactly` sums over every draft, every number of accepted tokens and every next token, round after round with the
-states of policy and verifier carried along, in float64. It calls the policy and the verifier as the decoder does, so it
-proves a user's own file too; only the draft loop (decoding/draft_loop.py) has a twin in enumeration.py. All rounds are
-summed, so what is compared is the output itself; that keeps drafts short. Long ones: long_drafts.py.
+`prove_exactly` sums over all drafts, numbers of accepted tokens and next tokens, round by round with the states of
+policy and verifier, in float64. It calls the policy and the verifier as the decoder does, so it also applies to a
+user's file; only the draft loop (decoding/draft_loop.py) is reimplemented in enumeration.py. The sum over all rounds
+gives the output distribution itself, which limits it to short drafts. For long ones see long_drafts.py.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from specdec_jax.lossless.enumeration import enumerate_distribution, first_nodes
 from specdec_jax.lossless.toys import Toy, toy_pair, toy_phases, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
-TOLERANCE = 1e-6  # honest rules come out below 1e-12
+TOLERANCE = 1e-6  # lossless rules have errors below 1e-12
 WARPS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 2},
@@ -28,7 +28,7 @@ WARPS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0, "min_p": 0.3},
     {"temperature": 0.0},
 )
-PHASES, UNWATCHED = toy_phases(), no_monitor()  # made once, so that what was compiled for them is found again
+PHASES, UNWATCHED = toy_phases(), no_monitor()  # created once, so that compiled functions are reused
 TOYS = (toy_pair(3, 0), with_reading(toy_pair(3, 1)), toy_pair(3, 2, distance=0.0))
 
 
@@ -38,9 +38,9 @@ class Case(NamedTuple):
     toy: int  # index of its toy pair
     warp: Mapping[str, Any]
     batch: int
-    chosen: bool  # the drafter chose its tokens (one-hot distributions) instead of drawing them
+    chosen: bool  # whether the drafter chose its tokens (one-hot distributions) instead of drawing them
     total_variation: float
-    draft_lengths: tuple[int, ...]  # that occurred
+    draft_lengths: tuple[int, ...]  # lengths that occurred
     distribution: np.ndarray | None = None  # [V] * tokens float64, of the emitted tokens
     counterexample: Counterexample | None = None
 
@@ -50,7 +50,7 @@ class LosslessReport(NamedTuple):
 
     total_variation: float
     lossless: bool  # total_variation < TOLERANCE
-    draft_lengths: tuple[int, ...]  # that occurred: a rule that never drafts proves nothing
+    draft_lengths: tuple[int, ...]  # lengths that occurred: a rule that never drafts proves nothing
     cases: tuple[Case, ...]
 
 
@@ -69,16 +69,15 @@ def prove_exactly(
     """The exact distribution of the first `tokens` emitted tokens against the target's, over all the given cases.
 
     Args:
-        monitor: what they may read of the text; unless given, phases that change with every token where one of them
-            reads phases, else none.
-        batches: rows that policy and verifier see at a time; rows of different texts and states stand side by side.
-        warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
+        monitor: default: phases that change with every token if policy or verifier reads phases, else none.
+        batches: numbers of rows per call of policy and verifier; they mix different texts and states.
+        warps: arguments of `make_warp`; a verifier for greedy decoding is tested with those at temperature 0.
         toys: pairs of models; the default has one whose drafter reads its target, and one whose drafter equals
             it, where residuals are 0/0.
         chosen: drafters that draw their tokens (False), and that choose them (True: one-hot distributions).
 
     Raises:
-        ValueError: no warp is left to prove anything at.
+        ValueError: no warp is left.
     """
     warps, monitor = warps_for(verifier, warps), monitor or monitor_for(policy, verifier)
     cases = []
@@ -102,7 +101,7 @@ def prove_exactly(
 
 
 def warps_for(verifier: Verifier, warps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that the verifier decodes at.
+    """The warps that the verifier supports.
 
     Raises:
         ValueError: none is left.
@@ -114,5 +113,5 @@ def warps_for(verifier: Verifier, warps: Sequence[Mapping[str, Any]]) -> list[Ma
 
 
 def monitor_for(policy: StoppingPolicy, verifier: Verifier) -> Monitor:
-    """Phases that change with every token where one of them reads phases, else nothing."""
+    """Phases that change with every token if policy or verifier reads phases, else no monitor."""
     return PHASES if policy.needs_phases or verifier.needs_phases else UNWATCHED

@@ -1,14 +1,13 @@
-"""Every round of long drafts, one at a time: has what it emits, continued by the target, the target's distribution?
+"""Round-by-round proof for long drafts: a round's tokens, continued by the target, must have the target's distribution.
 
-If a round that begins at a text, with whatever states, emits tokens after which the target's own continuation gives
-the target's distribution, and every round does, then so does the whole decoding (by induction from the last round
-back). So rounds can be proven one by one, each from the states that the rounds before it left, and drafts of five
-tokens cost no more than one round. Every sequence counts for the same, however seldom it is: what is compared is the
-largest relative error of a sequence's probability given the round's beginning, so a rule that cheats in rare long
-drafts only is seen as clearly as one that cheats in all.
+If this holds for every round, from every text and all states, it holds for the whole decoding (by induction from the
+last round). So rounds can be proven one by one, each from the states that earlier rounds left, and drafts of five
+tokens take no longer than one round. All sequences have the same weight: the measure is the largest relative error of a
+sequence's probability given the round's beginning, so a bias in rare long drafts is detected as clearly as one in all
+drafts.
 
-The rounds are played on from many prompts, half of them towards long acceptance, half by chance, with the states of
-policy, verifier and monitor carried along. Rows of several warps side by side: together.py.
+The rounds continue from many prompts, half of them biased to long acceptance, half by chance, carrying the states of
+policy, verifier and monitor. For rows of several warps in a batch see together.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +27,14 @@ from specdec_jax.lossless.toys import Toy, narrow_pair, with_reading
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 LONGEST = 10
-CHOICES = 3.4  # tokens that a drafter may draw in a context of the toys, as a geometric mean
-COMPARED = (0, 3)  # rounds that are played again with their rows in another order
+CHOICES = 3.4  # geometric mean of the number of tokens that a toy's drafter may draw in a context
+COMPARED = (0, 3)  # rounds that are repeated with their rows in another order
 TOYS = (*(narrow_pair(seed=seed) for seed in range(3)), with_reading(narrow_pair(seed=3)))
-RAREST = 1e-8  # probabilities under it are zero but for rounding
-# Of two tokens (top-k 2) entropy is at most 0.69 nats, which says no to nothing under many a threshold.
+RAREST = 1e-8  # smaller probabilities are zero up to rounding
+# With two tokens (top-k 2) the entropy is at most 0.69 nats, too low to stop drafting with many thresholds.
 LONG_WARPS = tuple(warp if "top_k" not in warp else {**warp, "top_k": 6} for warp in WARPS)
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-DRAWN = 5_500  # about as many drafts a round are listed, of drafters that draw
+DRAWN = 5_500  # approximate number of drafts per round that are enumerated, for drafters that draw
 
 
 class RoundsCase(NamedTuple):
@@ -43,22 +42,22 @@ class RoundsCase(NamedTuple):
 
     warp: Mapping[str, Any]
     error: float  # largest relative error of a sequence's probability, given the beginning of its round
-    rounds: int  # that were summed
+    rounds: int  # number of rounds
     coverage: Coverage
     counterexample: Counterexample | None = None
 
 
 class Played(NamedTuple):
-    """What came of some rounds."""
+    """The results of some rounds."""
 
     error: float  # the largest relative error of a sequence's probability
-    rounds: int  # that were summed
-    alone: bool  # rows are answered alike whatever stands beside them
+    rounds: int  # number of rounds
+    alone: bool  # whether the results of rows do not depend on other rows
     counterexample: Counterexample | None
 
 
 class Round(NamedTuple):
-    """One round of all rows: where they begin, every draft, and every outcome of each draft."""
+    """One round of all rows: its beginning, all drafts, and all outcomes of each draft."""
 
     setting: Setting
     nodes: Nodes
@@ -72,12 +71,12 @@ class Round(NamedTuple):
 
 
 class RoundsReport(NamedTuple):
-    """The worst of all warps, and what was put to the test under each."""
+    """The worst of all warps, and the coverage of each."""
 
     error: float
-    lossless: bool  # error < TOLERANCE, and rows do not look at each other
+    lossless: bool  # error < TOLERANCE, and rows do not depend on each other
     cases: tuple[RoundsCase, ...]
-    alone: bool = True  # rows are answered alike whatever stands beside them, and wherever they stand
+    alone: bool = True  # whether the results of rows do not depend on other rows or on their index
 
     @property
     def coverage(self) -> Coverage:
@@ -94,13 +93,13 @@ def prove_long_drafts(
     rounds: int = 8,
     warps: Sequence[Mapping[str, Any]] = LONG_WARPS,
 ) -> RoundsReport:
-    """The exact distribution of every round, given its beginning, of drafts of up to `max_draft_length` tokens.
+    """The exact distribution of every round, given its beginning, with drafts of up to `max_draft_length` tokens.
 
     Drafters draw their tokens, or choose them (one-hot distributions).
 
     Args:
-        rounds: played one after the other from each prompt.
-        warps: arguments of `make_warp`; a verifier for greedy decoding is held to those at temperature 0.
+        rounds: number of consecutive rounds from each prompt.
+        warps: arguments of `make_warp`; a verifier for greedy decoding is tested with those at temperature 0.
 
     Raises:
         ValueError: no warp is left, or a length below 1 or too long to enumerate.
@@ -128,7 +127,7 @@ def setting_of(
     warp: Mapping[str, Any],
     toys: Sequence[Toy],
 ) -> Setting:
-    """The setting of so many rounds of drafts of up to `longest` tokens; they are chains, also of rules of trees."""
+    """The setting of `rounds` rounds with drafts of up to `longest` tokens; chains, also for policies of trees."""
     policy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
     tokens = rounds * (longest + 1)
     strategies = policy, verifier, monitor
@@ -136,20 +135,20 @@ def setting_of(
 
 
 def case_of(warp: Mapping[str, Any], setting: Setting, played: Sequence[Played]) -> RoundsCase:
-    """What was played in one setting."""
+    """The case of a setting from the results of its rounds."""
     wrong = next((part.counterexample for part in played if part.counterexample is not None), None)
     error, rounds = max(part.error for part in played), sum(part.rounds for part in played)
     return RoundsCase(warp, error, rounds, setting.tally.coverage, wrong)
 
 
 def report_of(cases: Sequence[RoundsCase], alone: bool) -> RoundsReport:
-    """The worst of all cases."""
+    """The report of all cases."""
     worst = max(case.error for case in cases)
     return RoundsReport(worst, worst < TOLERANCE and alone, tuple(cases), alone)
 
 
 def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts [N, 2] and the toy of each [N]: all there are, or fewer where each has many drafts."""
+    """Prompts [N, 2] and the toy of each [N]: all prompts, or fewer if each has many drafts."""
     vocab = setting.target_distributions.log_prob.shape[-1]
     toy, first, second = (place.ravel() for place in np.indices((len(TOYS), vocab, vocab)))
     allowed = max(2, int(DRAWN / CHOICES**setting.longest)) * (2 if setting.chosen else 1)
@@ -159,7 +158,7 @@ def _prompts(setting: Setting) -> tuple[np.ndarray, np.ndarray]:
 
 
 def play(setting: Setting, rounds: int, prompts: np.ndarray, toy: np.ndarray) -> Played:
-    """So many rounds from each prompt [N, 2] of its toy [N]."""
+    """Enumerates `rounds` rounds from each prompt [N, 2] of toys [N]."""
     rng, worst, alone, wrong = np.random.default_rng(0), 0.0, True, None
     nodes = enumeration.first_nodes(setting, prompts, toy)
     for index in range(rounds):
@@ -187,7 +186,7 @@ def _following(this: Round, chosen: tuple[np.ndarray, ...]) -> Nodes:
 
 
 def _stands_alone(rng: np.random.Generator, this: Round, chosen: tuple[np.ndarray, ...], following: Nodes) -> bool:
-    """Whether the same round comes out of the same rows in another order, so with other neighbours."""
+    """Whether the round is the same with its rows in another order, and so with other rows in each batch."""
     order = rng.permutation(len(this.nodes.emitted))
     shuffled = _round_from(this.setting._replace(tally=Tally(this.setting.longest)), take(this.nodes, order))
     in_old_order = shuffled.branches._replace(node=order[shuffled.branches.node])
@@ -211,22 +210,22 @@ def _sorted(branches: Branches) -> np.ndarray:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Equal but for the rounding of other places in a vector."""
+    """Whether values are equal up to rounding."""
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return all(np.allclose(leaf, other, rtol=1e-4, atol=1e-6, equal_nan=True) for leaf, other in pairs)
 
 
 def round_error(this: Round) -> tuple[float, Counterexample | None]:
-    """The largest relative error of a sequence's probability given its node, those under RAREST taken as if of that.
+    """The largest relative error of a sequence's probability given its node, relative to RAREST for smaller ones.
 
-    And the shortest beginning of a sequence with one above TOLERANCE.
+    Also the shortest beginning of a sequence with an error above TOLERANCE.
 
     Sequences of j tokens that can occur are listed, with `key` = node * V ** j + their tokens as digits, ascending;
     `distribution` is that of rounds that emitted at most j tokens, the target going on from shorter ones.
     """
     setting, nodes, branches, outcomes = this
     vocab, digits = outcomes.chance.shape[-1], np.arange(outcomes.chance.shape[-1])
-    target = np.exp(setting.target_distributions.log_prob)  # [V * V, V], by the last two tokens
+    target = np.exp(setting.target_distributions.log_prob)  # [V * V, V], indexed by the last two tokens
     last = this.last_two
     key, pair, table = np.arange(len(last)), nodes.table + last[:, 0] * vocab + last[:, 1], nodes.table
     distribution, goal = np.zeros(len(last)), np.ones(len(last))
@@ -259,7 +258,7 @@ def _relative(distribution: np.ndarray, goal: np.ndarray) -> np.ndarray:
 
 
 def _shortest(this: Round, key: np.ndarray, distribution: np.ndarray, goal: np.ndarray) -> Counterexample:
-    """The shortest wrong beginning of sequences of K + 1 tokens, which are as in `round_error`."""
+    """The shortest wrong beginning of sequences of K + 1 tokens, with arguments as in `round_error`."""
     vocab, longest, begin, before = this.outcomes.chance.shape[-1], this.setting.longest + 1, key, (key, goal)
     for count in range(1, longest + 1):
         begin, group = np.unique(key // vocab ** (longest - count), return_inverse=True)
@@ -279,7 +278,7 @@ def _shortest(this: Round, key: np.ndarray, distribution: np.ndarray, goal: np.n
 
 
 def _impossible(this: Round, branch: int) -> Counterexample:
-    """A draft of which a token is accepted that the target never says."""
+    """A draft with an accepted token whose probability under the target is zero."""
     setting, _, branches, outcomes = this
     vocab, node, text = outcomes.chance.shape[-1], int(branches.node[branch]), branches.text[branch].astype(np.int64)
     rows = branches.table[branch] + text[:-2] * vocab + text[1:-1]
@@ -291,7 +290,7 @@ def _impossible(this: Round, branch: int) -> Counterexample:
 
 
 def _counterexample(this: Round, node: int, tokens: tuple[int, ...], numbers: tuple[float, float]) -> Counterexample:
-    """With the draft that brings most of the last token's probability."""
+    """The counterexample with the draft that contributes most of the last token's probability."""
     setting, _, branches, outcomes = this
     accepted, drafts = len(tokens) - 1, branches.text[:, 2:]
     same = (branches.node == node) & np.all(drafts[:, :accepted] == np.array(tokens[:-1], np.int32), axis=1)
@@ -310,11 +309,11 @@ def _counterexample(this: Round, node: int, tokens: tuple[int, ...], numbers: tu
 
 
 def _one_each(rng: np.random.Generator, this: Round) -> tuple[np.ndarray, ...]:
-    """One (branch, accepted, token) of every node: by chance in even ones, in odd ones the longer the likelier.
+    """One (branch, accepted, token) per node: by probability in even ones, in odd ones biased to long acceptance.
 
-    A node whose outcomes are no probabilities, of a verifier that is wrong, has none.
+    A node whose outcomes are not probabilities, because of a wrong verifier, has none.
     """
-    branch, accepted, token = np.nonzero(this.outcomes.chance > 0)  # rounding leaves some a little below
+    branch, accepted, token = np.nonzero(this.outcomes.chance > 0)  # some are slightly negative by rounding
     node = this.branches.node[branch]
     weight = np.log(this.outcomes.chance[branch, accepted, token])
     weight = np.where(node % 2 == 1, 2.0 * accepted + 0.2 * weight, weight)

@@ -1,13 +1,13 @@
-"""Long texts of the whole decoder on a toy: at keys that a rule can guess, and row by row beside other rows.
+"""Tests of long texts of the whole decoder on a toy: with keys that a rule can guess, and of independence of rows.
 
-Rules get no seed, and they do not see the prompt, of which a hash is half of a request's key (`DecodeState.key`). The
-first test takes that protection away: its keys are (0, seed) with the seeds 0 to 255. A rule that finds its request's
-seed out, from `policy_seed` or from what was drafted, knows the drafting uniforms there and is seen by what it does
-with them. It needs many rounds to find out, so texts are long. What it did late counts as much as what it did early:
-the differences between tokens and the target's conditional distributions are summed over stretches of a text.
+Rules do not get the seed or the prompt, whose hash is half of a request's key (`DecodeState.key`). The first test
+removes this protection: its keys are (0, seed) with seeds 0 to 255. A rule that infers its request's seed, from
+`policy_seed` or from the drafts, knows the drafting uniforms, and its use of them is detected. Inferring takes many
+rounds, so texts are long. Late deviations have the same weight as early ones: the differences between tokens and the
+target's conditional distributions are summed over stretches of a text.
 
-The second test decodes the same requests beside others, in another order. A request's tokens and counts must be equal,
-in every round, whatever shape its drafts have (`beside`, `expand`).
+The second test decodes the same requests together with others, in another order. A request's tokens and counts must be
+equal in every round, for any shape of drafts (`beside`, `expand`).
 """
 
 from typing import Any, NamedTuple
@@ -26,28 +26,28 @@ from specdec_jax.lossless.sampled import FALSE_ALARM, Positions
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.types import DecodeState, Monitor, StoppingPolicy, Verifier
 
-ROWS = 256  # texts of either test
-TOKENS, STRETCH = 192, 32  # of a text, and of what is summed
-VOCAB, CANDIDATES = 8, 3  # of the toy, and the tokens it has more than a draft has others beside it
-DISTANCE = 0.5  # of its drafter, as of `toy_pair`
+ROWS = 256  # number of texts in each test
+TOKENS, STRETCH = 192, 32  # length of a text and of the stretches that are summed
+VOCAB, CANDIDATES = 8, 3  # minimum vocabulary of the toy, also beyond the siblings of a draft token
+DISTANCE = 0.5  # of its drafter, as in `toy_pair`
 PROMPT = (0, 1)
-GREEDY = 3  # which of the warps below is
+GREEDY = 3  # index of the greedy warp below
 ALONE = {"temperature": (1.0, 0.6, 1.3, 0.0, 1.0), "top_k": (0, 3, 0, 0, 0), "top_p": (1.0, 1.0, 0.8, 1.0, 0.9)}
 
 
 class LongTextsReport(NamedTuple):
-    """What came of both tests."""
+    """The results of both tests."""
 
-    p_values: tuple[float, ...]  # chi-square of each stretch of tokens, at keys that a rule can guess
+    p_values: tuple[float, ...]  # chi-square of each stretch of tokens, with keys that a rule can guess
     rows: int
     tokens: int
-    rounds: int  # of the longest text
-    alone: bool | None  # a request decodes alike beside any rows; None: not asked of rules that join rows
+    rounds: int  # number of rounds of the longest text
+    alone: bool | None  # whether a request is independent of other rows; None: not tested for rules that join rows
     lossless: bool
 
     @property
     def least(self) -> float:
-        """The least p-value of all stretches, times their number."""
+        """The smallest p-value of all stretches, times their number."""
         return min(1.0, len(self.p_values) * min(self.p_values))
 
 
@@ -59,7 +59,7 @@ def prove_long_texts(
     max_draft_length: int = 5,
     tokens: int | None = None,
 ) -> LongTextsReport:
-    """Both tests, of texts of so many tokens, a multiple of STRETCH. None: TOKENS, half of it for trees."""
+    """Both tests, with texts of `tokens` tokens, a multiple of STRETCH. None: TOKENS, half of it for trees."""
     widest = widest_draft(policy, max_draft_length)
     tokens = tokens or (TOKENS if widest == max_draft_length else TOKENS // 2)  # rounds of trees take longer
     vocab = max(VOCAB, widest // max_draft_length - 1 + CANDIDATES)
@@ -84,7 +84,7 @@ def prove_long_texts(
 def _at_known_keys(
     decoder: Decoder, params: ModelParams, temperature: float, tokens: int, guessed: bool = True
 ) -> tuple[tuple[float, ...], int]:
-    """The p-values of stretches and the rounds of the longest text, at keys with the prompt's hash unless `guessed`."""
+    """The p-values of stretches and the rounds of the longest text; keys have the prompt's hash unless `guessed`."""
     warp = {"temperature": temperature}
     state = decoder.prefill(
         params,
@@ -101,19 +101,19 @@ def _at_known_keys(
 
 
 def _alone(decoder: Decoder, params: ModelParams, tokens: int) -> bool:
-    """Whether half of the requests of one batch decode alike in another order, beside other ones."""
+    """Whether half of the requests of a batch have equal results in another order, together with other requests."""
     first = _decoded(decoder, params, np.arange(ROWS), tokens)
     order = np.random.default_rng(0).permutation(ROWS) + ROWS // 2
     greedy = np.flatnonzero(order % len(ALONE["temperature"]) == GREEDY)[0]
     order[[0, greedy]] = order[[greedy, 0]]  # the first row has another temperature than in the first batch
     second = _decoded(decoder, params, order, tokens)
-    place = np.argsort(order)[: ROWS // 2]  # of those that were in the first batch too
+    place = np.argsort(order)[: ROWS // 2]  # indices of requests of the first batch
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     return all(np.array_equal(leaf[ROWS // 2 :], other[place]) for leaf, other in pairs)
 
 
 def _decoded(decoder: Decoder, params: ModelParams, requests: np.ndarray, tokens: int) -> Any:
-    """Tokens, lengths and counts of the requests of these numbers, which differ in all that a request brings."""
+    """Tokens, lengths and counts of the requests with these numbers, which differ in all their arguments."""
     vocab, greedy = decoder.parts.target.spec.vocab_size, decoder.parts.verifier.greedy_only
     warp = {name: np.array(numbers)[requests % len(numbers)] for name, numbers in ALONE.items()}
     warp["temperature"] = warp["temperature"] * (not greedy)

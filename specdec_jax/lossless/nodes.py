@@ -1,4 +1,4 @@
-"""What an enumeration carries from round to round, and the arguments that policies and verifiers get from it."""
+"""The state of an enumeration between rounds, and the arguments of policies and verifiers derived from it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,29 +14,29 @@ from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, Stoppi
 
 
 class Setting(NamedTuple):
-    """What stays the same through one enumeration."""
+    """The constants of an enumeration."""
 
     policy: StoppingPolicy
     verifier: Verifier
     monitor: Monitor
     drafter_distributions: Distribution
-    # every leaf [W * toys * K * V * V * V, ...], by warp, toy, number of the draft, token whose hidden state was read
-    # when the round began, and the last two tokens
+    # every leaf [W * toys * K * V * V * V, ...], by warp, toy, index of the draft, token whose hidden state was read at
+    # the beginning of the round, and the last two tokens
     target_distributions: Distribution  # every leaf [W * toys * V * V, ...], by warp, toy and the last two tokens
     warp: Mapping[str, Any]  # arguments of `make_warp`, each a number or [W], for rows of W warps in one batch
     longest: int  # K
     tokens: int  # emitted tokens whose joint distribution is compared
     limit: int  # max_new_tokens
-    batch: int  # rows that policy and verifier see at a time
-    chosen: bool | None  # the drafter chose all tokens, or none; None: some rows', and some of a draft (`chosen_at`)
-    tally: Tally  # what was asked and answered, counted as it happens
+    batch: int  # rows per call of policy and verifier
+    chosen: bool | None  # whether the drafter chooses its tokens; None: in some rows, and parts of drafts (`chosen_at`)
+    tally: Tally  # counts of the policy's decisions
 
 
 class Nodes(NamedTuple):
-    """Rows at the beginning of a round: all that can happen, with its probability. Leaves are numpy, [N, ...]."""
+    """Rows at the beginning of a round: all possible texts with their probabilities. Leaves are numpy, [N, ...]."""
 
-    tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and what was emitted
-    table: np.ndarray  # [N] int64, where its warp and toy begin in the tables of distributions
+    tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and the emitted tokens
+    table: np.ndarray  # [N] int64, offset of its warp and toy in the tables of distributions
     emitted: np.ndarray  # [N] int32
     chance: np.ndarray  # [N] float64
     policy: Any
@@ -47,22 +47,22 @@ class Nodes(NamedTuple):
 class Branches(NamedTuple):
     """Drafts of one round. Leaves are [M, ...]."""
 
-    node: np.ndarray  # [M] where it began
-    table: np.ndarray  # [M] int64, of its warp and toy
+    node: np.ndarray  # [M] index of its node
+    table: np.ndarray  # [M] int64, offset of its warp and toy
     text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
     log_q: np.ndarray  # [M, K, V]
     drafted: np.ndarray  # [M] int32
-    extra: Any  # leaves [M, ...], of rules whose drafts are no chains; ()
-    chance: np.ndarray  # [M] float64, of the node and the draft
+    extra: Any  # leaves [M, ...], for drafts that are not chains; else ()
+    chance: np.ndarray  # [M] float64, probability of node and draft
     policy: Any
 
 
 def drawn_distribution(weights: np.ndarray) -> np.ndarray:
-    """The distribution of `sampling.draw` for [..., V] weights (V at most one of its blocks) of any sign and sum."""
+    """The distribution of `sampling.draw` for weights [..., V] of any sign and sum (V at most its block size)."""
     vocab = weights.shape[-1]
     positive, total = weights > 0, weights.sum(axis=-1, keepdims=True)
     reached = np.where(positive, np.cumsum(weights, axis=-1), -np.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):  # what follows an outcome that cannot occur may be no number
+    with np.errstate(invalid="ignore", divide="ignore"):  # impossible outcomes may be followed by NaN
         reached = np.clip(np.maximum.accumulate(reached, axis=-1), 0.0, np.maximum(total, 0.0))
         chance = np.diff(reached, axis=-1, prepend=0.0) / total
     last = np.where(positive.any(axis=-1), vocab - 1 - np.argmax(positive[..., ::-1], axis=-1), vocab - 1)
@@ -72,7 +72,7 @@ def drawn_distribution(weights: np.ndarray) -> np.ndarray:
 
 
 def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
-    """The context that the decoder gives policy and verifier at the beginning of the round."""
+    """The decoder's context for policy and verifier at the beginning of the round."""
     count = len(nodes.emitted)
     warp = jax.tree.map(np.asarray, make_warp(count, **numbers_at(setting, nodes.table)))
     left = np.minimum(setting.longest, setting.limit - nodes.emitted - 1)
@@ -93,10 +93,10 @@ def rule_answers(
 
 
 def draft_of(setting: Setting, branches: Branches) -> Draft:
-    """Branches as the decoder hands drafts about."""
+    """Branches as a Draft of the decoder."""
     drafts, one_hot, log_q = np.ascontiguousarray(branches.text[:, 2:]), chosen_at(setting, branches.text), None
     if setting.verifier.needs_log_q and not setting.chosen:
-        chose_all = one_hot.all(axis=1, keepdims=True)[:, :, None]  # `multi_drafter` leaves such rows without any
+        chose_all = one_hot.all(axis=1, keepdims=True)[:, :, None]  # `multi_drafter` has no log_q for such rows
         log_q = host(np.where(chose_all & (setting.chosen is None), -np.inf, branches.log_q))
     return Draft(tokens=host(drafts), log_q=log_q, one_hot=host(one_hot), length=host(branches.drafted))
 
@@ -104,7 +104,7 @@ def draft_of(setting: Setting, branches: Branches) -> Draft:
 def chosen_at(setting: Setting, text: np.ndarray) -> np.ndarray:
     """Which drafts of texts [M, 2 + K] the drafter chose, [M, K] bool.
 
-    Mixed, that goes by the two tokens before the round: all, none, or every other one.
+    If mixed, the two tokens before the round determine it: all, none, or every second one.
     """
     shape = len(text), setting.longest
     if setting.chosen is not None:
@@ -122,10 +122,10 @@ def numbers_at(setting: Setting, table: np.ndarray) -> dict[str, Any]:
 
 
 def count_of(warp: Mapping[str, Any]) -> int:
-    """W, how many warps the arguments of `make_warp` are."""
+    """W, the number of warps in the arguments of `make_warp`."""
     return max(np.size(value) for value in warp.values())
 
 
 def pair(last_two: np.ndarray, vocab: int) -> np.ndarray:
-    """Where the last two tokens [M, 2] stand in a toy's table, [M]."""
+    """The index [M] of the last two tokens [M, 2] in a toy's table."""
     return last_two[:, 0] * vocab + last_two[:, 1]

@@ -1,7 +1,7 @@
 """A verifier in float32 at the size of real vocabularies: every outcome of two drafts, summed in float64.
 
-The other enumerations are of toys in float64, where a guard against 0/0 or arithmetic in bfloat16 does not show. The
-drafter draws from six tokens, the target from 49,152, so that all drafts can be listed.
+The other enumerations use toys in float64, which do not reveal errors in guards against 0/0 or arithmetic in bfloat16.
+The drafter draws from six tokens, the target from 49,152, so that all drafts can be enumerated.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from specdec_jax.stopping.static import static
 from specdec_jax.types import Array, Distribution, Draft, Monitor, RoundContext, Verifier
 
 VOCABULARY, FEW, DRAFTS = 49_152, 6, 2
-ROUNDING = 1e-5  # total variation that float32 may leave; honest verifiers come out at 3e-8
+ROUNDING = 1e-5  # maximum total variation by rounding in float32; correct verifiers have 3e-8
 REAL_WARPS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 50, "top_p": 0.95},
@@ -30,9 +30,9 @@ class RealSizeReport(NamedTuple):
     """The worst total variation of a round's tokens from the target's."""
 
     total_variation: float
-    truncated: float  # the largest probability of a token that the warp rules out
+    truncated: float  # the largest probability of a token that the warp excludes
     vocab_size: int
-    lossless: bool  # under ROUNDING, and nothing that is ruled out
+    lossless: bool  # below ROUNDING, and no excluded tokens
     counterexample: Counterexample | None = None
 
 
@@ -62,7 +62,7 @@ def _models(vocab_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(logits of the target [1 + FEW + 1, V] before any draft, after each first one, and after both; of the drafter
     [2, FEW]; all drafts [FEW ** 2, 2] int32).
 
-    Four of the drafter's tokens are among the target's likeliest, two are not.
+    Four of the drafter's tokens are among the target's most probable ones, two are not.
     """
     rng = np.random.default_rng(0)
     target = 3 * rng.normal(size=(FEW + 2, vocab_size)).astype(np.float32)
@@ -98,7 +98,7 @@ def _outcomes(
 def _compared(
     log_p: np.ndarray, log_q: np.ndarray, lengths: np.ndarray, following: np.ndarray, drafts: np.ndarray
 ) -> tuple[float, float, tuple[tuple[int, ...], float, float] | None]:
-    """(total variation, the largest probability of a token that is ruled out, the token that is most wrong)."""
+    """(total variation, the largest probability of an excluded token, the token with the largest error)."""
     p, q, length, rest = (_normalised(part) for part in (np.exp(log_p), np.exp(log_q), np.exp(lengths), following))
     first, second = drafts[:, 0], drafts[:, 1]
     rows = np.arange(len(drafts))
@@ -130,7 +130,7 @@ def _compared(
 
 
 def _normalised(weights: np.ndarray) -> np.ndarray:
-    """As `sampling.draw` takes them: not below 0, summing to 1."""
+    """Weights as in `sampling.draw`: non-negative, with sum 1."""
     weights = np.maximum(weights.astype(np.float64), 0.0)
     total = weights.sum(axis=-1, keepdims=True)
     return np.divide(weights, total, where=total > 0, out=np.zeros_like(weights))

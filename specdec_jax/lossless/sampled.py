@@ -1,8 +1,8 @@
-"""What the whole decoder draws, its loops and uniforms included, against the target's distribution: chi-square tests.
+"""Chi-square tests of samples of the whole decoder, including loops and uniforms, against the target's distribution.
 
-Two tests of the same sequences. The joint one bins whole sequences of the first tokens; that sees everything, and less
-of each position the more there are. The one by position compares every token with the target's exact conditional given
-the text before it: it reaches as far as drafts do, in any vocabulary.
+There are two tests of the same sequences. The joint one bins whole sequences of the first tokens; it covers all
+dependencies, but its power per position decreases with their number. The one by position compares every token with the
+target's exact conditional given the text before it, for drafts of any length and any vocabulary.
 
 Models in float32 with `jax_default_matmul_precision="highest"`, because in bfloat16 the logits of one text differ
 between batch shapes, and enough sequences show that.
@@ -33,32 +33,32 @@ from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_m
 from specdec_jax.models.adapters import with_source
 from specdec_jax.types import Array, Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 
-FALSE_ALARM = 1e-4  # how often an honest decoder may fail one of the tests
-JOINT_TOKENS = 4  # of the joint test by default: each further token multiplies the cells
+FALSE_ALARM = 1e-4  # probability that a lossless decoder fails one of the tests
+JOINT_TOKENS = 4  # default tokens of the joint test: each further one multiplies the cells
 RANKS = (1, 4, 32)  # bins of the test by position there: the first token, to the fourth, to the thirty-second, the rest
-SPREAD = 2_654_435_761  # an odd number: seeds lie all over the 32 bits, and no two are the same
-LISTED = 16  # vocabularies up to here are binned by token, and by the token before
+SPREAD = 2_654_435_761  # an odd number: seeds are spread over 32 bits and distinct
+LISTED = 16  # vocabularies up to this size are binned by token and previous token
 
 
 class SampledReport(NamedTuple):
     """Chi-square tests of the first tokens: of whole sequences, and of every position."""
 
-    statistic: float  # of the joint test
+    statistic: float  # statistic of the joint test
     degrees: int
     p_value: float  # lossless decoders give less than FALSE_ALARM with that probability
     sequences: int
-    tokens: int  # compared by position
-    cells: int  # of the joint test
+    tokens: int  # number of tokens compared by position
+    cells: int  # number of cells of the joint test
     lossless: bool  # neither test fails
     by_position: tuple[float, ...] = ()  # p-value of each position's token given the text before it
-    drafted: tuple[int, ...] = ()  # drafts that were at least 1, 2, ... K tokens long
-    stopped: int = 0  # rounds with fewer drafts than there was room for
-    widths: tuple[int, ...] = ()  # target passes' widths that occurred
+    drafted: tuple[int, ...] = ()  # number of drafts of at least 1, 2, ... K tokens
+    stopped: int = 0  # number of rounds with fewer drafts than the budget
+    widths: tuple[int, ...] = ()  # verification widths that occurred
     counterexample: Counterexample | None = None
 
     @property
     def least(self) -> float:
-        """The least p-value of all positions, times their number."""
+        """The smallest p-value of all positions, times their number."""
         return min(1.0, len(self.by_position) * min(self.by_position, default=1.0))
 
 
@@ -78,10 +78,10 @@ def toy_decoder(
     """A whole decoder over a toy pair (`toys.toy_pair`) and its parameters, ready for `test_by_sampling`.
 
     Args:
-        reads: its drafter reads its target.
+        reads: whether its drafter reads its target.
         widths: verification widths; None: `default_widths`.
-        drafter: one without a model, in the place of the toy's.
-        several: prompt lookup drafts too (`multi_drafter`).
+        drafter: a drafter without a model, instead of the toy's.
+        several: whether prompt lookup drafts too (`multi_drafter`).
     """
     tables, small = toy_pair(vocab_size, toy, distance), table_model(vocab_size)
     drafter, drafter_params = drafter or model(small, max_draft_length, catch_up=4), None if drafter else tables.drafter
@@ -99,7 +99,7 @@ def toy_decoder(
 def check_on_toy(
     policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, longest: int, **options: Any
 ) -> None:
-    """Refuses what a user's file has that fails at a toy's sizes, with and without drafts: before proofs of minutes.
+    """Checks a user's functions at a toy's sizes, with and without drafts, before proofs that take minutes.
 
     Raises:
         ValueError: one line with the file and line (`answers.check_parts`).
@@ -129,21 +129,21 @@ def test_by_sampling(
 ) -> SampledReport:
     """Draw sequences with the whole decoder and test their first `tokens` tokens against the target's distribution.
 
-    The joint test takes the first `joint` of them. Its cells are a tree: after each of the `branching` likeliest
-    prefixes of a length, its `branching` likeliest next tokens and the rest; cells expected fewer than five times are
-    pooled. On a toy that is every sequence. The test by position bins every token by its rank in the target's
-    conditional distribution, in small vocabularies by itself and the token before it.
+    The joint test uses the first `joint` of them. Its cells form a tree: after each of the `branching` most probable
+    prefixes of a length, its `branching` most probable next tokens and the rest; cells with expected counts below five
+    are pooled. On a toy these are all sequences. The test by position bins every token by its rank in the target's
+    conditional distribution, in small vocabularies by the token and the previous token.
 
     Args:
         params: in float32 for real models, with `jax_default_matmul_precision="highest"`.
-        warp: arguments of `make_warp`; temperature 1 unless given.
-        batch: sequences decoded at a time; None: what keeps the distributions of a round under 256 MB.
+        warp: arguments of `make_warp`; default: temperature 1.
+        batch: sequences decoded at a time; None: limits the distributions of a round to 256 MB.
         seed: sequence i has seed `(seed + i) * SPREAD`, of 32 bits.
-        against: [V] * tokens, a joint distribution to test against in the place of the target's, as a lossy verifier's.
-        source: of every sequence, for a target with an encoder.
-        progress: called with the sequences decoded and the seconds since the first batch was compiled, after each
-            batch; False ends the test with what there is.
-        strategies: `policy`, `verifier` and `monitor`: the decoder's with other hyperparameters.
+        against: [V] * tokens, a joint distribution to test against instead of the target's, such as a lossy verifier's.
+        source: source of every sequence, for a target with an encoder.
+        progress: called after each batch with the number of sequences and the seconds since the first batch was
+            compiled; False ends the test with the sequences so far.
+        strategies: `policy`, `verifier` and `monitor` of the decoder with other hyperparameters.
     """
     numbers = {"temperature": 1.0} if warp is None else dict(warp)
     target, longest = decoder.parts.target, decoder.parts.drafter.max_draft_length
@@ -199,7 +199,7 @@ def test_by_sampling(
 
 test_by_sampling.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for its own
 
-Cell = tuple[tuple[int, ...], bool]  # a prefix, and whether the cell is all that goes on from it otherwise
+Cell = tuple[tuple[int, ...], bool]  # a prefix, and whether the cell is the rest of its continuations
 
 
 def _cells(
@@ -210,7 +210,7 @@ def _cells(
     tokens: int,
     branching: int,
 ) -> dict[Cell, float]:
-    """A partition of all sequences of that many tokens, with the target's exact probabilities."""
+    """A partition of all sequences of `tokens` tokens, with the target's exact probabilities."""
     cells: dict[Cell, float] = {((), False): 1.0}
     for depth in range(tokens):
         open_cells = [cell for cell in cells if len(cell[0]) == depth and not cell[1]]
@@ -225,7 +225,7 @@ def _cells(
 
 
 def _conditionals(target: LanguageModel, params: Params, texts: list[list[int]], warp: Mapping[str, Any]) -> np.ndarray:
-    """The target's distribution [N, V] float64 after each text; all of one length."""
+    """The target's distribution [N, V] float64 after each text; all texts have the same length."""
 
     def last_distribution(params: Params, tokens: jax.Array) -> jax.Array:
         cache = target.init_cache(params, 1, tokens.shape[1])
@@ -247,7 +247,7 @@ def _cell_of(cells: Mapping[Cell, float], text: Sequence[int]) -> Cell:
 
 
 def _stops_and_widths(record: Any, limit: int, longest: int, count: int) -> tuple[int, set[int]]:
-    """(rounds of the first `count` rows with fewer drafts than there was room for, widths of passes)."""
+    """(number of rounds of the first `count` rows with fewer drafts than the budget, widths of passes)."""
     drafted, emitted, width = (np.asarray(leaf)[:count] for leaf in (record.drafted, record.emitted, record.width))
     budget = np.minimum(longest, limit - (np.cumsum(emitted, axis=1) - emitted) - 1)
     played = emitted > 0
@@ -257,7 +257,7 @@ def _stops_and_widths(record: Any, limit: int, longest: int, count: int) -> tupl
 def _wrong_cell(
     cells: Mapping[Cell, float], observed: Mapping[Cell, int], prompt: tuple[int, ...], warp: Mapping[str, Any]
 ) -> Counterexample | None:
-    """The shortest text that came much too often or too seldom, by four standard deviations; None: there is none."""
+    """The shortest text whose frequency is off by more than four standard deviations, or None."""
     longest = max(len(prefix) for prefix, _ in cells)
     for length in range(1, longest + 1):
         chance: dict[tuple[int, ...], float] = {}
@@ -283,9 +283,9 @@ def _report(observed: np.ndarray, expected: np.ndarray, sequences: int, tokens: 
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int, float]:
-    """Pearson's statistic, its degrees of freedom and p-value, of counts by cell [N].
+    """Pearson's statistic, its degrees of freedom and p-value, for counts by cell [N].
 
-    Cells expected fewer than five times count as one; what cannot happen and did settles the test.
+    Cells with expected counts below five are pooled; an observation in an impossible cell gives the p-value 0.
     """
     impossible = bool(np.any(observed[expected <= 0]))
     order = np.argsort(expected)
@@ -303,7 +303,7 @@ def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int, 
 
 
 class Positions:
-    """Sums of what was observed minus what the target expects, by position, group and bin, and their covariance.
+    """Sums of observed minus expected counts by position, group and bin, and their covariance.
 
     Given the text before it a lossless decoder's token has the target's conditional distribution, so the differences
     are uncorrelated from position to position, and a position's sum over its covariance is chi-square distributed.
@@ -339,7 +339,7 @@ class Positions:
                 self.covariance[:, group_index] += np.eye(p.shape[-1]) * p.sum(axis=0)[:, :, None]
 
     def by_stretch(self, size: int) -> tuple[float, ...]:
-        """The p-value of every `size` positions together; bins expected fewer than five times count as one."""
+        """The joint p-value of every `size` positions; bins with expected counts below five are pooled."""
         return tuple(self._p_value(slice(first, first + size)) for first in range(0, self.tokens, size))
 
     def _p_value(self, stretch: slice) -> float:
@@ -348,7 +348,7 @@ class Positions:
         statistic, degrees = 0.0, 0
         sums = self.excess[stretch].sum(axis=0), self.covariance[stretch].sum(axis=0)
         for excess, covariance in zip(*sums, strict=True):
-            used = np.flatnonzero(np.diag(covariance) >= 5.0)[1:]  # the likeliest follows from the others
+            used = np.flatnonzero(np.diag(covariance) >= 5.0)[1:]  # the most probable bin follows from the others
             if len(used) == 0:
                 continue
             part = covariance[np.ix_(used, used)]

@@ -1,7 +1,7 @@
-"""Rounds of rows that differ, side by side in one batch: several warps, drawn and chosen drafts, and parts of each.
+"""Round-by-round proofs with different rows in a batch: several warps, and drafts drawn, chosen, or partly chosen.
 
-Also verifiers with no draft at all, with the narrow passes of short drafts, and with long drafts. Temperatures are
-drawn anew for every proof, so that no rule can be right at the tested ones only.
+Also verifiers without drafts, with narrow passes of short drafts, and with long drafts. Temperatures are drawn for
+every proof, so that no rule can be correct only at the tested ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from specdec_jax.stopping.static import static
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Monitor, StoppingPolicy, Verifier
 
-LENGTHS = (0, 1, 2, 3, 4, 10)  # longest drafts that a verifier is proven with: passes of 1 to 5 tokens, and of 11
+LENGTHS = (0, 1, 2, 3, 4, 10)  # maximum draft lengths for proofs of verifiers: passes of 1 to 5 tokens, and of 11
 SMALL = tuple(narrow_pair(4, seed=seed) for seed in range(2))
 TRUNCATIONS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -50,13 +50,13 @@ def prove_together(
     toys: Sequence[Toy] = TOYS,
     prompts: int = 2,
 ) -> RoundsReport:
-    """As `prove_long_drafts`, of rows that differ: of all the warps, of drafts drawn, chosen, and partly chosen.
+    """As `prove_long_drafts`, with different rows: of all warps, and drafts drawn, chosen, and partly chosen.
 
-    One case, whose warp is the arguments of `make_warp` with an entry a warp. A rule of trees drafts chains here.
+    One case, whose warp is the arguments of `make_warp` with an entry per warp. Policies of trees draft chains here.
 
     Args:
-        warps: a verifier for greedy decoding is held to those at temperature 0.
-        prompts: of every warp, but no more than there are.
+        warps: a verifier for greedy decoding is tested with those at temperature 0.
+        prompts: maximum number of prompts for each warp.
     """
     several = [{"temperature": 0.0, **OFF, **warp} for warp in warps_for(verifier, warps)]
     warp = {name: np.array([row_warp[name] for row_warp in several]) for name in several[0]}
@@ -78,9 +78,9 @@ def prove_verifier(
     monitor: Monitor | None = None,
     lengths: Sequence[int] = LENGTHS,
 ) -> RoundsReport:
-    """`prove_together` of a verifier with drafts of up to 0, 1, ... tokens; a case each, in the order of `lengths`.
+    """`prove_together` for a verifier with drafts of up to 0, 1, ... tokens; one case each, in the order of `lengths`.
 
-    Drafts have every length up to that. Without any (plain decoding, passes of one token) the target alone decides.
+    Drafts have all lengths up to that. Without drafts (plain decoding, passes of one token) the target decides alone.
     """
     reports = []
     for length in lengths:
@@ -101,7 +101,7 @@ class Turn(NamedTuple):
 
 @strategy
 def in_turn(longest: int = 5) -> StoppingPolicy:
-    """All rows of a batch draft `longest` tokens, then none, one less, one, and so on: passes of every width."""
+    """All rows of a batch draft `longest` tokens, then none, one less, one, and so on, for passes of all widths."""
     lengths = sum(([longest - k, k] for k in range(longest // 2 + 1)), [])[: longest + 1]
 
     def init(batch: int) -> Turn:
@@ -116,7 +116,7 @@ def in_turn(longest: int = 5) -> StoppingPolicy:
 
 @strategy
 def uneven() -> StoppingPolicy:
-    """Drafts nothing in some rounds, and nothing more after token 0: drafts of all lengths stand side by side."""
+    """Drafts nothing in some rounds, and stops after token 0, so that a batch has drafts of all lengths."""
 
     def begin(state: Any, context: Any) -> Any:
         return context.emitted % 3 != 2, state

@@ -26,14 +26,14 @@ from specdec_jax.types import (
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
 
 
-FADES = 0.5  # what a toy's own state keeps, from draft to draft, of what it read of the target
+FADES = 0.5  # decay per draft of the target's influence on a reading drafter
 
 
 class Toy(NamedTuple):
     """A target and a drafter; entry [a, b] holds the logits [V] after the tokens a, b.
 
-    A drafter may read its target, whose hidden state names its token: `read[c]` is added to the logits of a round's
-    first draft, c being the token before the last, and of each later one FADES of what the one before it had.
+    A drafter may read its target, whose hidden state identifies its token: `read[c]` is added to the logits of a
+    round's first draft, with c the token before the last, and to those of each later one with a further factor FADES.
     """
 
     target: np.ndarray  # [V, V, V] float32
@@ -42,8 +42,8 @@ class Toy(NamedTuple):
 
 
 def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
-    """A random pair. Contexts differ in sharpness, so that entropies run from near 0 to near log V and every rule of
-    stopping says yes here and no there; `distance` is how far the drafter's logits are from the target's.
+    """A random pair. Contexts differ in sharpness, so that entropies range from near 0 to near log V and every stopping
+    policy stops in some and continues in others; `distance` is that of the drafter's logits from the target's.
     """
     rng = np.random.default_rng(seed)
     shape = (vocab_size,) * 3
@@ -54,16 +54,16 @@ def toy_pair(vocab_size: int = 3, seed: int = 0, distance: float = 1.0) -> Toy:
 
 
 def with_reading(toy: Toy, seed: int = 0, size: float = 2.0) -> Toy:
-    """The pair with a drafter that reads its target; random, of that size in logits."""
+    """The pair with a drafter that reads its target, with random weights of standard deviation `size`."""
     vocab = toy.target.shape[0]
     return toy._replace(read=(size * np.random.default_rng(seed).normal(size=(vocab, vocab))).astype(np.float32))
 
 
 def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> Toy:
-    """A random pair whose long drafts can be listed: most contexts have two or three tokens, some have all of them.
+    """A random pair whose long drafts can be enumerated: most contexts have two or three tokens, some have all.
 
-    In the former sharpness spreads evenly on a logarithmic scale, so that drafts run on; the latter are uncertain, up
-    to log V nats. The target may always say one token more than the drafter, where there is one.
+    In the former sharpness is uniform on a logarithmic scale, so that drafts continue; the latter are uncertain, up to
+    log V nats. The target always has one possible token more than the drafter, if there is one.
     """
     rng = np.random.default_rng(seed)
     shape = (vocab_size,) * 3
@@ -80,7 +80,7 @@ def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> T
 
 
 def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4096) -> LanguageModel:
-    """The language model of such a table; its parameters are the table [V, V, V]. Token 0 stands before a text."""
+    """The language model of a table; its parameters are the table [V, V, V]. Token 0 precedes a text."""
 
     def init_cache(params: Params, batch: int, slots: int) -> TokenCache:
         del params
@@ -89,7 +89,7 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
     def apply(
         params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None
     ) -> tuple[Array, TokenCache]:
-        """The token before each one is the last of the earlier slots that the mask shows."""
+        """The previous token of each token is in the last earlier slot of its mask."""
         del positions
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
@@ -147,7 +147,7 @@ def reading_table_model(vocab_size: int) -> DraftModel:
 def toy_phases() -> Monitor:
     """Phases for toys: reasoning after an odd token, routine after an even one and at the beginning.
 
-    All else is as `monitors.phases` has it.
+    Otherwise as `monitors.phases`.
     """
     real = phases()
 

@@ -1,1 +1,1 @@
-"""Figures read off texts, traces and counts: intervals, agreement, acceptance, repetition, separation."""
+"""Metrics of texts, traces and counts: intervals, agreement, acceptance, repetition, separation."""

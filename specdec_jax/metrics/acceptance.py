@@ -1,7 +1,7 @@
-"""What acceptance is worth: figures a task and a draft with intervals, and the tokens and the speed-up they predict.
+"""Acceptance per task and per draft position with intervals, and the tokens and speed-up that they predict.
 
-The predictions take acceptance as independent of the position (arXiv 2211.17192, section 3): a drafter whose hits come
-in runs, as they do on real text, does better than they say at the same mean.
+The predictions assume independent acceptance at each position (arXiv 2211.17192, section 3): a drafter whose accepted
+tokens come in runs, as in real text, is better than predicted at the same mean.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from specdec_jax.metrics.intervals import Interval, bootstrap, ratio_of_totals
 from specdec_jax.metrics.judging import Judgement
 from specdec_jax.replay.trace import Trace
 
-MACRO = "macro"  # the mean of the tasks, each counting the same
+MACRO = "macro"  # the mean of the tasks, with equal weights
 
 
 class TaskFigures(NamedTuple):
@@ -28,11 +28,11 @@ class TaskFigures(NamedTuple):
 def by_task(
     judgement: Judgement, tasks: Sequence[str], *, level: float = 0.95, seed: int = 0
 ) -> dict[str, TaskFigures]:
-    """Figures of every task in order of appearance, then of their mean as "macro"; text i belongs to tasks[i].
+    """Metrics of every task in order of appearance, then of their mean as "macro"; text i belongs to tasks[i].
 
-    Positions weigh the same within a task, tasks the same in their mean. Texts are what is resampled, for the mean
-    within every task. Bounds are NaN where a task has a single text. Raises ValueError: as many tasks as texts are
-    needed, none of them called "macro".
+    Positions have equal weight within a task, and tasks in their mean. Intervals resample texts, for the mean within
+    every task. Bounds are NaN if a task has a single text. Raises ValueError if the number of tasks differs from that
+    of texts, or one of them is called "macro".
     """
     if len(tasks) != len(judgement.positions) or not len(tasks) or MACRO in tasks:
         raise ValueError(
@@ -59,9 +59,9 @@ def by_task(
 def mean_of_tasks(
     values: np.ndarray, positions: np.ndarray, groups: Sequence[np.ndarray], level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """The mean over tasks of their means over positions; values [M] a text, groups of bool [M], one a task.
+    """The mean over tasks of their means over positions; values [M] per text, and masks [M] bool, one per task.
 
-    The interval resamples texts within each task: which tasks there are is not chance.
+    The interval resamples texts within each task: the tasks are fixed.
     """
     weight = positions.astype(np.float64)
 
@@ -73,9 +73,9 @@ def mean_of_tasks(
 
 
 def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interval]:
-    """The share of drafts 1, 2, ... of a round that is accepted where all before it were, total over total.
+    """The acceptance rate of drafts 1, 2, ... of a round, conditional on acceptance of all earlier ones.
 
-    Rounds begin at every position, intervals are over texts. The list ends where no position has a longer draft.
+    Rounds begin at every position, intervals are over texts. The list ends if no position has a longer draft.
     """
     at, length = np.arange(trace.accepted.shape[1])[None, :], trace.length[:, None]
     run, rates = trace.accepted_runs(), []
@@ -90,7 +90,7 @@ def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interv
 
 
 def expected_tokens(acceptance: Any, draft_length: Any) -> Any:
-    """Tokens a target pass emits: (1 - a^(k+1)) / (1 - a), equation 1 of arXiv 2211.17192; k + 1 where a is 1.
+    """Tokens per target pass: (1 - a^(k+1)) / (1 - a), equation 1 of arXiv 2211.17192; k + 1 where a is 1.
 
     Acceptance a in [0, 1] and draft length k >= 0 broadcast as numpy does; float64 of their shape. Raises ValueError.
     """
@@ -100,10 +100,10 @@ def expected_tokens(acceptance: Any, draft_length: Any) -> Any:
 
 
 def expected_speedup(acceptance: Any, draft_length: Any, cost_ratio: Any) -> Any:
-    """Over plain decoding: expected_tokens / (k c + 1), theorem 3.8 of arXiv 2211.17192.
+    """Speed-up over plain decoding: expected_tokens / (k c + 1), theorem 3.8 of arXiv 2211.17192.
 
-    `cost_ratio` c >= 0 is a drafter step's time over a target pass's; a pass that verifies k + 1 tokens is taken to
-    cost what a pass of one does. All three broadcast. Raises ValueError.
+    `cost_ratio` c >= 0 is the time of a drafter step relative to a target pass; a pass over k + 1 tokens is assumed to
+    take as long as one over a single token. All three broadcast. Raises ValueError.
     """
     c = np.asarray(cost_ratio, np.float64)
     if not np.all(c >= 0) or not np.all(np.isfinite(c)):
@@ -112,7 +112,7 @@ def expected_speedup(acceptance: Any, draft_length: Any, cost_ratio: Any) -> Any
 
 
 def best_draft_length(acceptance: float, cost_ratio: float, longest: int = 32) -> int:
-    """The static draft length up to `longest` with the largest expected speed-up, the least of equals; 0: no drafts."""
+    """The static draft length up to `longest` with the largest expected speed-up, the first if tied; 0: no drafts."""
     if longest < 0:
         raise ValueError(f"longest must not be negative, got {longest!r}")
     return int(np.argmax(expected_speedup(acceptance, np.arange(longest + 1), cost_ratio)))

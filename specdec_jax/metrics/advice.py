@@ -1,6 +1,6 @@
 """Advice on drafting from a log or a trace: static lengths, the oracle, thresholds, and other engines' options.
 
-Times are a cost model's. An interval is over texts; where a log leaves positions open, it reaches from the lower bound
+Times are those of a cost model. Intervals are over texts; if a log has open positions, they extend from the lower bound
 with all of them rejected to the upper bound with all accepted, and the estimate draws them (`replay.acceptance_log`).
 """
 
@@ -25,22 +25,22 @@ THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 
 class Choice(NamedTuple):
-    """A setting and what it brings."""
+    """A setting and its speed-up."""
 
     setting: float  # a draft length, or a threshold
-    speedup: Interval  # over plain decoding, total over total
-    seconds: np.ndarray  # [N] float64, of each text
+    speedup: Interval  # over plain decoding, of total times
+    seconds: np.ndarray  # [N] float64, time of each text
 
 
 class Advice(NamedTuple):
-    """For one batch size. Length 0 is plain decoding."""
+    """Advice for one batch size. Length 0 is plain decoding."""
 
     batch: int
     lengths: list[Choice]  # 0, 1, ... to the longest
-    best: Choice  # of these
-    as_good: list[int]  # lengths that the texts do not tell from the best
-    oracle: Interval  # never drafts a token that will be rejected
-    curve: list[float]  # of the best length: how often the first i + 1 drafts are all accepted; [] for length 0
+    best: Choice  # the best of `lengths`
+    as_good: list[int]  # lengths that are not significantly slower than the best
+    oracle: Interval  # speed-up without drafts that will be rejected
+    curve: list[float]  # for the best length: share of rounds whose first i + 1 drafts are accepted; [] for length 0
 
     @property
     def verdict(self) -> str:
@@ -54,7 +54,7 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     """The best static length for a log at these costs, up to the longest that both can follow.
 
     Raises:
-        ValueError: that is below 1.
+        ValueError: that length is below 1.
     """
     limit = min(longest, costs.widths[-1] - 1, log.low.max_draft_length)
     if limit < 1:
@@ -83,7 +83,7 @@ def static_rounds(trace: Trace, length: int) -> list[Steps]:
 
 
 def best_threshold(trace: Trace, costs: CostModel, rule: StoppingPolicy, longest: int) -> Choice:
-    """The best threshold of a confidence rule, with the speed-up at the one that the other half of the texts chose.
+    """The best threshold of a confidence policy, with the speed-up by two-fold cross-validation over texts.
 
     Raises:
         ValueError: a trace without distributions, or with a single text.
@@ -100,7 +100,7 @@ def best_threshold(trace: Trace, costs: CostModel, rule: StoppingPolicy, longest
 
 
 def thresholds(trace: Trace, costs: CostModel, longest: int) -> dict[str, Choice]:
-    """By engine: transformers keeps the unconfident token and stops after it, llama.cpp stops before it."""
+    """The best threshold per engine: transformers keeps the low-confidence token, llama.cpp stops before it."""
     rules = {"transformers": hf_confidence(refit=False), "llama.cpp": max_confidence(adaptive=False)}
     return {engine: best_threshold(trace, costs, rule, longest) for engine, rule in rules.items()}
 
@@ -126,10 +126,10 @@ def engine_options(
     chosen: Mapping[str, Choice] | None = None,
     longest: int = 16,
 ) -> dict[str, str]:
-    """What to paste into each engine for a static length and a table by batch size; length 0: nothing.
+    """The options of each engine for a static length and a table by batch size; length 0: none.
 
     Args:
-        chosen: thresholds by engine (`thresholds`) to set instead of a length, for drafts of up to `longest` tokens.
+        chosen: thresholds by engine (`thresholds`) instead of a length, for drafts of up to `longest` tokens.
     """
     if length < 1:
         return {}
@@ -153,7 +153,7 @@ def engine_options(
 
 
 def _answers(log: Log) -> list[Trace]:
-    """The traces for the lower bound, the estimate and the upper one: once where nothing is open."""
+    """The traces for the lower bound, the estimate and the upper bound; a single one if no position is open."""
     return [log.likely] if log.exact else [log.low, log.likely, log.high]
 
 
@@ -174,10 +174,12 @@ def _joined(bounds: Sequence[Interval]) -> Interval:
     """The estimate of the middle one, from the lowest bound to the highest."""
     if len(bounds) == 1:
         return bounds[0]
-    numbers = [number for bound in bounds for number in bound if np.isfinite(number)]  # of one text only estimates
+    numbers = [
+        number for bound in bounds for number in bound if np.isfinite(number)
+    ]  # a single text has estimates only
     return Interval(bounds[len(bounds) // 2].estimate, min(numbers), max(numbers))
 
 
 def _slower(choice: Choice, best: Choice) -> bool:
-    """Whether the texts show it: the paired interval of its time over the best one's lies above 1."""
+    """Whether a choice is significantly slower: the paired interval of its time over the best one's is above 1."""
     return choice is not best and ratio_of_totals(choice.seconds, best.seconds).low > 1

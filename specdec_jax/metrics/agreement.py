@@ -1,7 +1,7 @@
-"""Where two decodings part, and by how little the target preferred one token to the other there.
+"""Where two outputs differ first, and the target's logit gap between the two tokens.
 
-And how far the next distributions of two models are from one another along a text, such as those of one model whose
-weights are kept in two ways.
+Also the differences between the next-token distributions of two models along a text, such as those of one model with
+weights in two precisions.
 """
 
 import functools
@@ -14,14 +14,14 @@ import numpy as np
 
 from specdec_jax.types import Array, LanguageModel, Params
 
-PADDED = 64  # a few shapes only: one more token must not compile anew
+PADDED = 64  # texts are padded to multiples of this, to compile few shapes
 
 
 class Difference(NamedTuple):
     """The first token at which two outputs differ."""
 
     position: int  # index into the new tokens
-    tokens: tuple[int | None, int | None]  # None: that output had ended
+    tokens: tuple[int | None, int | None]  # None: the output has ended
     logit_gap: float | None  # |logit difference| of the two tokens under the target, at temperature 1
 
 
@@ -36,10 +36,10 @@ def first_difference(first: Sequence[int], other: Sequence[int]) -> int | None:
 def compare_outputs(
     target: LanguageModel, params: Params, prompt: Sequence[int], first: Sequence[int], other: Sequence[int]
 ) -> Difference | None:
-    """How two outputs for one prompt part; None if they are equal.
+    """The first difference of two outputs for one prompt; None if they are equal.
 
-    In bfloat16 a pass of another width rounds differently, so a greedy choice between near-equal logits may flip: the
-    gap says whether that is what happened. It comes from one teacher-forced pass over the shared beginning.
+    In bfloat16 passes of different widths round differently, so a greedy choice between nearly equal logits may change;
+    a small gap indicates this case. It is computed by one teacher-forced pass over the common prefix.
     """
     at = first_difference(first, other)
     if at is None:
@@ -56,20 +56,20 @@ def compare_outputs(
 
 
 class Change(NamedTuple):
-    """How far a model's next distributions are from another's; entry t is about token t + 1 of a text of T tokens."""
+    """Differences of two models' next-token distributions; entry t is for token t + 1 of a text of T tokens."""
 
     divergence: Array  # [T-1] float32, nats, KL(one || other)
     same_top: Array  # [T-1] bool, the most probable token is the same
-    mean: Array  # [T-1] float32, of the sizes of all differences of logits
-    largest: Array  # [T-1] float32, of them
+    mean: Array  # [T-1] float32, mean absolute difference of logits
+    largest: Array  # [T-1] float32, largest absolute difference
 
 
 def changes_along(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], text: Sequence[int]
 ) -> Change:
-    """Differences of two models of one vocabulary, in one pass each over a text, as host arrays.
+    """Differences of two models with the same vocabulary, from one pass each over a text, as host arrays.
 
-    Raises ValueError for a text of one token or none, or other sizes of vocabularies.
+    Raises ValueError for texts of fewer than two tokens, or different sizes of vocabularies.
     """
     if len(text) < 2:
         raise ValueError(f"a text of {len(text)} tokens has no next one")
@@ -94,5 +94,5 @@ def _changes(models: tuple[LanguageModel, LanguageModel], params: tuple[Params, 
 
 
 def _padded(text: Sequence[int]) -> Array:
-    """[1, S] int32."""
+    """The padded text, [1, S] int32."""
     return jnp.asarray(np.pad(np.asarray(text, np.int32), (0, -len(text) % PADDED))[None])

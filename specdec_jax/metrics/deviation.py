@@ -1,12 +1,11 @@
-"""What a lossy verifier does to one drafted token: its distribution in closed form, against the target's.
+"""The distribution of a drafted token after a lossy verifier, in closed form, compared with the target's.
 
-A position at which nothing was drafted, the bonus token among them, has the target's own distribution. Where x was
-drafted from q, each function below gives the distribution of the token that is emitted there, given that everything
-before it was accepted; summing over x costs V, not V * V, because what follows a rejection does not depend on x, or
-does so by one entry.
+Positions without a draft, including bonus tokens, have the target's distribution. Where x was drafted from q, each
+function below returns the distribution of the emitted token, given that all earlier drafts were accepted; the sum over
+x costs V, not V * V, because the distribution after a rejection depends on x in at most one entry.
 
-`deviations` measures them along given texts of real models, by passes over the text: as if at every position a token
-had been drafted. How far whole texts go astray is not in it; on toys `lossless.prove_exactly` sums that.
+`deviations` measures them along texts with real models, as if a token had been drafted at every position. It does not
+measure the deviation of whole texts; on toys `lossless.prove_exactly` computes that.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,13 +28,13 @@ EmittedDistribution = Callable[..., Array]
 
 
 def rejection_distribution(target: Distribution, drafter: Distribution, is_sampled: Array) -> Array:
-    """p itself."""
+    """The distribution p of the target."""
     del drafter, is_sampled
     return jnp.exp(target.log_prob)
 
 
 def lenience_distribution(target: Distribution, drafter: Distribution, is_sampled: Array, lenience: Any = 0.5) -> Array:
-    """min(q, p / l) and what is missing from max(0, p - q); greedy (`is_sampled` False) by the raw one, l max p."""
+    """min(q, p / l), with the rest from max(0, p - q); for greedy rows (not `is_sampled`) by the raw one, l max p."""
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     assert target.raw_log_prob is not None
     near = jnp.exp(target.raw_log_prob) > lenience * target.raw_max_prob[..., None]
@@ -46,7 +45,7 @@ def lenience_distribution(target: Distribution, drafter: Distribution, is_sample
 def typical_distribution(
     target: Distribution, drafter: Distribution, is_sampled: Array, epsilon: Any = 0.09, delta: Any = 0.3
 ) -> Array:
-    """q where p exceeds the threshold, and what is missing from p."""
+    """q where p exceeds the threshold, with the rest from p."""
     del is_sampled
     p, q = jnp.exp(target.log_prob), jnp.exp(drafter.log_prob)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-target.entropy))[..., None]
@@ -82,9 +81,9 @@ DISTRIBUTIONS: Mapping[str, EmittedDistribution] = {
 
 
 class Deviations(NamedTuple):
-    """At each position of texts: how far the emitted token's distribution is from the target's, and the text itself.
+    """The deviation of the emitted token's distribution from the target's at each position of texts.
 
-    Entry t is about token t + 1 given tokens 0..t.
+    Entry t is for token t + 1 given tokens 0..t.
     """
 
     total_variation: Array  # [B, T-1] float32; [N, B, T-1] of N settings
@@ -113,9 +112,9 @@ def deviations(
 
     Args:
         verifier: a name among `DISTRIBUTIONS`.
-        hyperparameters: keyword arguments of its distribution; those that are numbers are traced, so that a sweep
-            compiles once. With [N] numbers each, N settings share the passes.
-        warp: how both distributions are sampled; temperature 1 unless given.
+        hyperparameters: keyword arguments of its distribution; numbers are traced, so that a sweep compiles once. With
+            arrays [N], N settings share the passes.
+        warp: warp of both distributions; default: temperature 1.
 
     Raises:
         ValueError: an unknown verifier, another shape, or a drafter without a model.
@@ -147,7 +146,7 @@ def _passes(
     warp: Warp,
     hyperparameters: Mapping[str, Any],
 ) -> Deviations:
-    """Only a number a position is kept, never [B, T, V]."""
+    """Passes that keep a number per position, never [B, T, V]."""
     batch, length = tokens.shape
     following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     is_sampled = (warp.temperature > 0)[:, None, None]

@@ -1,10 +1,10 @@
-"""An upper bound for stopping rules: all distributions of the draft are known before it begins, the coins are not.
+"""An upper bound for stopping policies: all distributions of the draft are known in advance, but not the acceptance.
 
-A rule sees a distribution after it has paid for the pass. With foresight the whole draft of the round, its
-distributions and its tokens, is known at once, and the length that brings most is drafted; whether a token is accepted
-stays random. Chances are those of `survival`, with a prior fitted on this very trace and an offset and a lapse rate
-fitted on each whole text. No rule that reads entropy, largest probability and the drawn token's probability, and learns
-from what it has decoded, should be faster but by luck. `replay.oracle`, which knows the coins too, lies far above.
+A policy sees a distribution only after its pass. With foresight the whole draft of the round, its distributions and
+tokens, is known in advance, and the best length is drafted; acceptance remains random. The acceptance probabilities are
+those of `survival`, with a prior fitted to the same trace, and an offset and a lapse rate fitted to each whole text. No
+policy that reads entropy, largest probability and the drawn token's probability, and learns from its own rounds, is
+expected to be faster. `replay.oracle`, which also knows the acceptance, is much faster.
 """
 
 import numpy as np
@@ -18,9 +18,9 @@ ROUNDS_OF_RATE = 12  # Dinkelbach's iteration converges in three or four
 
 
 def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None = None) -> Replay:
-    """The counts of the best draft lengths for known distributions and unknown coins. One setting.
+    """The counts of the best draft lengths for known distributions and unknown acceptance. One setting.
 
-    Each round drafts the n that maximises E[tokens] - R (n c + V(n)), and R is the rate that results (renewal reward).
+    Each round drafts the n that maximises E[tokens] - R (n c + V(n)), with R the resulting rate (renewal reward).
 
     Raises:
         ValueError: a trace without distributions, or one in which everything or nothing was accepted.
@@ -30,7 +30,9 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     longest = trace.max_draft_length if max_draft_length is None else max_draft_length
     prior, drafts = fit_prior(trace), drafts_from(trace, longest)
     chance = chances(prior, drafts, trace.temperature[:, None, None], learnt_by_text(prior, trace))
-    worth = np.pad(np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0)))  # tokens of n drafts
+    worth = np.pad(
+        np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0))
+    )  # expected tokens of n drafts
     budget = np.clip(trace.limit[:, None] - np.arange(worth.shape[1]) - 1, 0, longest)
     worth[np.arange(longest + 1) > budget[:, :, None]] = -np.inf
     time = costs.verification_times(longest) + np.arange(longest + 1) * costs.ratio
@@ -48,8 +50,8 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
 def drafts_from(trace: Trace, longest: int) -> np.ndarray:
     """The draft of a round that begins at each position, features [N, T+1, K, F].
 
-    They lie along the text while drafts are accepted and along the drafter's own continuation after that. Beyond a
-    text's end they mean nothing.
+    They follow the text while drafts are accepted and the drafter's own continuation after that. Beyond a text's end
+    they are meaningless.
     """
     if trace.chains is not None:
         return trace.chains[:, :, :longest]

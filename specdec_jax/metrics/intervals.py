@@ -1,7 +1,7 @@
 """Spread over prompts: quartiles and bootstrap intervals. numpy and scipy, never inside a generation.
 
-Prompts are what is resampled: rounds and tokens of one prompt depend on each other, and an interval over them would be
-far too narrow.
+Prompts are resampled, because rounds and tokens of one prompt are dependent, and an interval over them would be far too
+narrow.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ RESAMPLES = 4999
 
 
 class Interval(NamedTuple):
-    """An estimate and its confidence bounds, which are NaN for a single prompt: nothing can be resampled."""
+    """An estimate and its confidence bounds, which are NaN for a single prompt."""
 
     estimate: float
     low: float
@@ -22,7 +22,7 @@ class Interval(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How a figure varies over prompts."""
+    """Statistics of a metric over prompts."""
 
     count: int
     mean: Interval
@@ -34,7 +34,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0) -> Spread:
-    """Mean with its bootstrap interval, median, quartiles and range of one value a prompt.
+    """Mean with its bootstrap interval, median, quartiles and range of one value per prompt.
 
     Raises:
         ValueError: no values, or one that is not finite.
@@ -60,7 +60,7 @@ def ratio_of_totals(
     """sum(numerator) / sum(denominator) with a bootstrap interval; entry i of both belongs to prompt i.
 
     Raises:
-        ValueError: as `spread`, or lengths that differ, or a denominator that is not positive.
+        ValueError: as `spread`, different lengths, or a denominator that is not positive.
     """
     top, bottom = _paired(numerator, denominator)
     return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis), level, seed)
@@ -74,7 +74,7 @@ def total_speedup(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Total tokens/s over the baseline's total tokens/s; entry i of all four belongs to prompt i. Raises as above."""
+    """Ratio of total tokens/s to the baseline's; entry i of all four belongs to prompt i. Raises as `ratio_of_totals`."""
     tokens, seconds = _paired(tokens, seconds)
     baseline_tokens, baseline_seconds = _paired(baseline_tokens, baseline_seconds)
     if len(tokens) != len(baseline_tokens):
@@ -94,10 +94,10 @@ def bootstrap(
     *,
     paired: bool = True,
 ) -> Interval:
-    """Percentile bootstrap over prompts: BCa is undefined where a resample does not vary, as ties here often do not.
+    """Percentile bootstrap over prompts; BCa is undefined for resamples without variation, frequent here due to ties.
 
-    `statistic(*samples, axis)` works along an axis. Entry i of every sample belongs to prompt i; not `paired`, samples
-    are groups of prompts, each resampled by itself. Raises ValueError for a level outside (0, 1).
+    `statistic(*samples, axis)` works along an axis. Entry i of every sample belongs to prompt i; unless `paired`,
+    samples are groups of prompts that are resampled separately. Raises ValueError for a level outside (0, 1).
     """
     if not 0 < level < 1:
         raise ValueError(f"level must lie in (0, 1), got {level}")

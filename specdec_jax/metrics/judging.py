@@ -1,8 +1,7 @@
-"""A drafter judged along texts of its target: greedy agreement, and the mass its distribution shares with the target's.
+"""Evaluation of a drafter along texts of its target: greedy agreement, and overlap of the two distributions.
 
-The mass is that of the distributions as served, at the temperature of serving: `sum min(p, q)` is the probability that
-token rejection accepts (arXiv 2211.17192, corollary 3.6). Texts are fed to both models, so every position counts once,
-whatever a policy would have drafted.
+The overlap is that of the sampled distributions: `sum min(p, q)` is the acceptance rate of rejection sampling (arXiv
+2211.17192, corollary 3.6). Texts are fed to both models, so every position counts once, independent of a policy.
 """
 
 import functools
@@ -28,12 +27,12 @@ TEMPERATURES = (0.3, 0.7, 1.0)
 
 
 class Judgement(NamedTuple):
-    """What M texts say of a drafter; every text's figures are means over the positions before its answer's tokens."""
+    """The evaluation of a drafter on M texts; values per text are means over the positions of its answer."""
 
     agreement: np.ndarray  # [M] float64, share of positions at which both have the same most probable token
     acceptance: np.ndarray  # [M, N] float64, mean of sum min(p, q) at each of the temperatures
-    positions: np.ndarray  # [M] int64, tokens of the answer
-    temperatures: tuple[float, ...]  # N of them
+    positions: np.ndarray  # [M] int64, number of tokens of the answer
+    temperatures: tuple[float, ...]  # N temperatures
 
 
 class Programs(NamedTuple):
@@ -55,10 +54,10 @@ def answers(
     past_end: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
-    """The target's own answers to prompts of token ids (`generation.encode`), in their order.
+    """The target's answers to prompts of token ids (`generation.encode`), in order.
 
-    The token that ends an answer is its last one, unless answers go on `past_end`. `warp`: arguments of `make_warp`;
-    greedy unless given. Prompt i is sampled with seed[i], or seed + i; prompts of similar length share a pass.
+    Answers include the token that ends them, and continue after it with `past_end`. `warp`: arguments of `make_warp`;
+    default: greedy. Prompt i is sampled with seed[i], or seed + i; prompts of similar length share a batch.
     `progress(done, total)` counts prompts.
 
     Raises:
@@ -76,7 +75,7 @@ def answers(
     seeds = [(seed + index) % 2**32 for index in range(len(prompts))] if isinstance(seed, int) else list(seed)
     by_row: dict[int, list[int]] = {}
     for members in _alike([len(prompt) for prompt in prompts], batch):
-        rows = [members[0]] * (batch - len(members)) + members  # the last batch is filled up with rows that end at once
+        rows = [members[0]] * (batch - len(members)) + members  # the last batch is padded with rows that end at once
         state = pair.decoder.prefill(
             pair.params,
             [prompts[member] for member in rows],
@@ -106,10 +105,10 @@ def judge(
 ) -> Judgement:
     """Both models' distributions along (prompt, answer) texts, compared before every token of the answers, in float32.
 
-    At temperature 0 the distributions are one-hot, and the shared mass is the agreement. `batch` texts of similar
-    length share a pass; the logits of batch * chunk positions exist at a time, for either model. `progress(done,
-    total)` counts texts. Raises ValueError: vocabularies that differ, a drafter that reads another target, an empty
-    prompt or answer, a text longer than the target's context.
+    At temperature 0 the distributions are one-hot, and the overlap is the agreement. `batch` texts of similar length
+    share a pass; memory holds the logits of batch * chunk positions for both models. `progress(done, total)` counts
+    texts. Raises ValueError for different vocabularies, a drafter that reads another target, an empty prompt or answer,
+    or a text longer than the target's context.
     """
     check_same_vocabulary(target, drafter)
     if batch < 1 or chunk < 1:
@@ -137,7 +136,7 @@ def _means(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Means over each answer: agreement [rows] and mass [rows, N] of at most `batch` texts."""
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
-    slots = slots_for(longest, max(chunk, PREFILL), 0)  # whole passes, wherever a row stands
+    slots = slots_for(longest, max(chunk, PREFILL), 0)  # room for whole passes at any position of a row
     tokens, fed = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
     sizes = np.array([len(answer) for _, answer in rows])
     for row, (prompt, answer) in enumerate(rows):
@@ -159,7 +158,7 @@ def _means(
 
 @functools.lru_cache(maxsize=8)
 def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Programs:
-    """Programs for any weights of two models; they compile once a number of rows and slots."""
+    """Programs for any weights of two models, compiled once per number of rows and slots."""
     models = (target, with_vocabulary(drafter, target.spec.vocab_size))
 
     def fill(weights: tuple[Params, Params], tokens: Array, wanted: Array) -> PairCache:
@@ -183,7 +182,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
 
 
 def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-    """Indices in batches, in order of length: what is padded in a batch is little."""
+    """Batches of indices in order of length, to minimise padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return (order[begin : begin + batch] for begin in range(0, len(order), batch))
 

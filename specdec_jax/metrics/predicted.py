@@ -1,7 +1,7 @@
-"""Speed-ups of stopping rules, predicted by replaying a trace of a pair: what `generate` would gain by each of them.
+"""Speed-ups of `generate` with different stopping policies, predicted by replaying a trace of a pair.
 
-Every rule gets what it would get live: the pair's costs, and what a calibration has learnt. A replay's rounds
-have the distribution of live ones (`replay/replay.py`); their time is the cost model's, and so a prediction.
+Every policy gets the same inputs as in decoding: the pair's costs and calibrated hyperparameters. The rounds of a
+replay have the distribution of live ones (`replay/replay.py`); their time is predicted by the cost model.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from specdec_jax.types import StoppingPolicy
 
 
 class Predicted(NamedTuple):
-    """A rule over the texts of a trace."""
+    """The predictions for a policy over the texts of a trace."""
 
     policy: StoppingPolicy
-    speedup: Interval  # over plain decoding, total over total
-    break_even: float  # c at which these rounds would take as long as plain decoding; NaN: it never drafted
-    seconds: np.ndarray  # [N] float64, of each text
-    tokens: float  # a round
-    drafted: float  # a round
+    speedup: Interval  # over plain decoding, of total times
+    break_even: float  # c at which these rounds would take as long as plain decoding; NaN: no drafts
+    seconds: np.ndarray  # [N] float64, time of each text
+    tokens: float  # emitted tokens per round
+    drafted: float  # drafted tokens per round
     acceptance_rate: float  # accepted over drafted tokens; NaN: nothing was drafted
 
 
 def every_rule(longest: int) -> list[StoppingPolicy]:
-    """The files of stopping/ at their defaults, but those that only wrap others, and static lengths of 1 to longest.
+    """The policies of stopping/ with default options, except wrappers, and static lengths of 1 to longest.
 
-    Rules of chains: trees are verified in other widths (docs/combs.md).
+    Policies of chains only: trees are verified in other widths (docs/combs.md).
     """
     built = [build("policy", name, {}) for name in names("policy") if name != static().name]
     plain = [rule for rule in built if not any(isinstance(part, StoppingPolicy) for part in rule.options.values())]
@@ -46,7 +46,7 @@ def every_rule(longest: int) -> list[StoppingPolicy]:
 
 
 def costs_counted(pair: Pair) -> CostModel:
-    """The pair's costs; where they are estimated, c by the bytes read and a verification that is free in its width."""
+    """The pair's costs; if they are estimated, c by the bytes read and a pass time independent of the width."""
     if pair.costs is not None:
         return pair.costs
     return flat(pair.drafter_cost or 0.0, pair.decoder.parts.drafter.max_draft_length)
@@ -68,12 +68,12 @@ def predicted(
 
 
 def faster(first: Predicted, other: Predicted) -> Interval:
-    """How many times as fast one rule is as another on the same texts, total over total, with a paired interval."""
+    """The ratio of speeds of two policies on the same texts, of total times, with a paired interval."""
     return ratio_of_totals(other.seconds, first.seconds)
 
 
 def as_fast(predictions: Sequence[Predicted]) -> list[bool]:
-    """Whether each rule is as fast as the best of them, or no slower that these texts could show."""
+    """Whether each policy is the fastest one, or not significantly slower."""
     best = max(predictions, key=lambda prediction: prediction.speedup.estimate)
     return [prediction is best or not faster(prediction, best).high < 1 for prediction in predictions]
 

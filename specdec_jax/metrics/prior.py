@@ -1,6 +1,6 @@
-"""The survival rule's prior, learnt from a trace of a pair of models.
+"""Fits the survival policy's prior to traces of a pair of models.
 
-By likelihood: weights searched for the speed of replays themselves were no faster on other prompts (docs/survival.md).
+By maximum likelihood: weights optimised for the speed of replays were no faster on other prompts (docs/survival.md).
 """
 
 from typing import Any, NamedTuple
@@ -14,21 +14,21 @@ from specdec_jax.stopping.survival import SAMPLED
 
 RIDGE = 1e-4
 MOST_SURPRISE = 1.5
-ITERATIONS = 50  # of expectation maximisation
+ITERATIONS = 50  # iterations of expectation maximisation
 
 
 class Positions(NamedTuple):
-    """Every draft that a trace holds as the rule sees it, [M] each."""
+    """All drafts of a trace with the policy's inputs, [M] each."""
 
-    evidence: np.ndarray  # logits: of the largest probability where greedy, the negative log entropy where sampled
-    surprise: np.ndarray  # log q of the drafted token plus entropy; 0 where greedy
-    log_temperature: np.ndarray  # 0 where greedy
+    evidence: np.ndarray  # logits: that of the largest probability if greedy, the negative log entropy if sampled
+    surprise: np.ndarray  # log q of the drafted token plus entropy; 0 if greedy
+    log_temperature: np.ndarray  # 0 if greedy
     accepted: np.ndarray  # bool
 
 
 def positions(trace: Trace) -> Positions:
-    """The draft before every token of every text; of a drafter that reads its target, every chain's drafts up to the
-    first that is rejected, or to the text's end.
+    """The drafts at every token of every text; for a drafter that reads its target, every chain's drafts up to the
+    first rejected one, or to the text's end.
     """
     at, features, accepted = _evaluated(trace)
     return Positions(*_read(features[at], trace.temperature[np.nonzero(at)[0]].astype(np.float64)), accepted[at])
@@ -56,17 +56,17 @@ def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np
 
 
 class Learnt(NamedTuple):
-    """What a text teaches beyond the prior, as `survival` learns it; [N] each."""
+    """The parameters per text that `survival` learns in addition to the prior; [N] each."""
 
     offset: np.ndarray  # logits
     lapse: np.ndarray  # the lapse rate
 
 
-NOTHING_LEARNT = Learnt(np.zeros(1), np.zeros(1))  # of any number of texts
+NOTHING_LEARNT = Learnt(np.zeros(1), np.zeros(1))  # broadcasts to any number of texts
 
 
 def learnt_by_text(prior: Prior, trace: Trace) -> Learnt:
-    """The offset and the lapse rate of every whole text, by expectation maximisation with the rule's priors."""
+    """The offset and the lapse rate of every whole text, by expectation maximisation with the policy's priors."""
     at, features, accepted = _evaluated(trace)
     texts = len(at)
     at, accepted = at.reshape(texts, -1), accepted.reshape(texts, -1)
@@ -83,8 +83,8 @@ def learnt_by_text(prior: Prior, trace: Trace) -> Learnt:
 
 
 def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray, learnt: Learnt = NOTHING_LEARNT) -> np.ndarray:
-    """The chance that each drafted token is accepted: features [..., F] of a trace ([N, ..., F] where something was
-    `learnt` of each of N texts), a temperature that broadcasts."""
+    """The acceptance probability of each drafted token, for features [..., F] of a trace ([N, ..., F] with parameters
+    `learnt` for each of N texts) and a temperature that broadcasts."""
     logit = _logit(prior, features, temperature)
     offset, lapse = (values.reshape(-1, *[1] * (logit.ndim - 1)) for values in learnt)
     return (1 - lapse) / (1 + np.exp(-logit - offset))
@@ -96,14 +96,14 @@ def _logit(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.nd
 
 
 def fit_prior(*traces: Trace) -> Prior:
-    """The prior of greatest likelihood, by logistic regression; every trace weighs the same.
+    """The prior by maximum likelihood (logistic regression); all traces have equal weight.
 
-    The bias and what temperature does are learnt from the distributions before the draw, then the weight of the token's
-    surprise after it. Give greedy traces or sampled ones; several temperatures teach what temperature does, from one it
-    does what it did to the pairs of the default prior.
+    The bias and the weight of the temperature are fitted to the distributions before the draw, then the weight of the
+    token's surprise after it. Traces are either greedy or sampled; the weight of the temperature needs several
+    temperatures, otherwise it is that of the default prior.
 
     Raises:
-        ValueError: no traces, or such in which nothing, or everything, was accepted.
+        ValueError: no traces, or traces in which nothing, or everything, was accepted.
     """
     if not traces:
         raise ValueError("a prior needs at least one trace to learn from")
@@ -125,7 +125,7 @@ def fit_prior(*traces: Trace) -> Prior:
 def _logistic(
     columns: np.ndarray, logit: np.ndarray, labels: np.ndarray, weight: np.ndarray, bounds: Any
 ) -> np.ndarray:
-    """Weights of columns that are added to a logit, within bounds, with a little ridge; `weight` sums to 1."""
+    """Weights of columns that are added to a logit, within bounds, with a small ridge penalty; `weight` sums to 1."""
     signs = np.where(labels, 1.0, -1.0)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:

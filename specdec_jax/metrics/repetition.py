@@ -1,6 +1,6 @@
-"""Repeated text. Small targets loop under greedy decoding, and a loop flatters every drafter: it is easy to foretell.
+"""Detection of repeated text. Small targets loop in greedy decoding, which makes text easy to predict for any drafter.
 
-Definition: a token is repeated when it lies in an n-gram (8 tokens unless said) that already began earlier in the same
+Definition: a token is repeated when it is in an n-gram (default 8 tokens) that already began earlier in the same
 text. The first copy is not counted; copies may overlap (of "ha" twenty times, all but the first are repeated), need not
 be adjacent, and need not last to the end of the text. A common phrase of fewer than n tokens is not repetition, and
 neither is a loop that changes something in every n tokens (a counting list); lower n to see those.
@@ -18,7 +18,7 @@ def repeated_mask(tokens: Sequence[int] | np.ndarray, n: int = DEFAULT_N) -> np.
 
     Args:
         tokens: [T] token ids.
-        n: least number of tokens in a row that count as a repeat.
+        n: minimum number of consecutive tokens that count as a repeat.
 
     Returns:
         [T] bool.

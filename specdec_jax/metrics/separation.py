@@ -9,19 +9,19 @@ from scipy.stats import rankdata
 from specdec_jax.metrics.intervals import RESAMPLES, Interval
 
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95, 99)
-FACTORS, GRID = (1e-3, 5.0), 400  # least and most entropy factor; between them, for intervals: 2 % apart
+FACTORS, GRID = (1e-3, 5.0), 400  # range of entropy factors, and grid size for intervals (steps of 2 %)
 
 
 class Separation(NamedTuple):
     """The best single threshold: tokens at values above it count as rejected."""
 
     threshold: float
-    youden: float  # share of rejected tokens above it, less that of accepted ones (Youden's J); 0 is chance
-    area: float  # under the ROC curve: a rejected token's value exceeds an accepted one's; 0.5 is chance
+    youden: float  # share of rejected tokens above it minus that of accepted ones (Youden's J); 0: random
+    area: float  # area under the ROC curve, P(a rejected token's value exceeds an accepted one's); 0.5: random
 
 
 class Curve(NamedTuple):
-    """Acceptance by value, in bins of equally many tokens."""
+    """Acceptance rate by value, in bins of equally many tokens."""
 
     value: list[float]  # mean of each bin
     acceptance: list[float]
@@ -37,7 +37,9 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
     _check_both(accepted)
     order = np.argsort(values, kind="stable")
     sorted_values, sorted_accepted = values[order], accepted[order]
-    below_accepted = np.cumsum(sorted_accepted) / sorted_accepted.sum()  # shares at or below each value
+    below_accepted = (
+        np.cumsum(sorted_accepted) / sorted_accepted.sum()
+    )  # share of accepted tokens at or below each value
     below_rejected = np.cumsum(~sorted_accepted) / (~sorted_accepted).sum()
     gain = np.where(np.append(np.diff(sorted_values) > 0, True), below_accepted - below_rejected, -1.0)
     best = int(np.argmax(gain))
@@ -48,20 +50,20 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
 
 
 def youden(values: np.ndarray, accepted: np.ndarray, threshold: float) -> float:
-    """Youden's J of a threshold found elsewhere."""
+    """Youden's J of a given threshold."""
     _check_both(accepted)
     above = values > threshold
     return float(above[~accepted].mean() - above[accepted].mean())
 
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
-    """The customary ones, by their number."""
+    """The percentiles PERCENTILES, by number."""
     values_at = np.percentile(values, PERCENTILES)
     return {str(name): float(value) for name, value in zip(PERCENTILES, values_at, strict=True)}
 
 
 def acceptance_curve(values: np.ndarray, accepted: np.ndarray, bins: int = 12) -> Curve:
-    """Acceptance in bins of equally many tokens."""
+    """Acceptance rate in bins of equally many tokens."""
     parts = np.array_split(np.argsort(values, kind="stable"), min(bins, len(values)))
     return Curve(
         [float(values[part].mean()) for part in parts],
@@ -71,7 +73,7 @@ def acceptance_curve(values: np.ndarray, accepted: np.ndarray, bins: int = 12) -
 
 
 def fitted_entropy_factor(entropy: np.ndarray, accepted: np.ndarray) -> float:
-    """The factor with which AdaEDL's 1 - sqrt(factor * H), cut at 0, is nearest to what was accepted, by squares."""
+    """The factor with which AdaEDL's bound 1 - sqrt(factor * H), cut at 0, fits acceptance by least squares."""
 
     def loss(log_factor: float) -> float:
         return float(np.mean(_squares(np.exp(log_factor), entropy, accepted)))
@@ -81,9 +83,9 @@ def fitted_entropy_factor(entropy: np.ndarray, accepted: np.ndarray) -> float:
 
 
 def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np.ndarray, seed: int = 0) -> Interval:
-    """`fitted_entropy_factor` with its 95 % bootstrap interval; texts [M]: which text each token is of, from 0.
+    """`fitted_entropy_factor` with its 95 % bootstrap interval; texts [M]: index of each token's text.
 
-    Texts are resampled: each counts as often as it is drawn, which leaves a product of matrices over a grid of factors.
+    Texts are resampled by weights, which reduces to a matrix product over a grid of factors.
     """
     estimate, count = fitted_entropy_factor(entropy, accepted), int(texts.max()) + 1
     if count < 2:
@@ -96,7 +98,7 @@ def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np
 
 
 def _squares(factor: float, entropy: np.ndarray, accepted: np.ndarray) -> np.ndarray:
-    """By how much AdaEDL's bound misses what was accepted, squared, token by token."""
+    """Squared error of AdaEDL's bound per token."""
     return (accepted - np.maximum(0.0, 1.0 - np.sqrt(factor * entropy))) ** 2
 
 

@@ -90,7 +90,7 @@ TRUNCATIONS = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
-}  # in the order of `truncation`, with the values that disable them
+}  # values that disable them
 WHOLE = ("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run", "candidate", "prompt_hash")
 KINDS = {"accepted": "b", **dict.fromkeys(WHOLE, "iu")}
 KINDS |= {name: "f" for name in Trace._fields if name not in (*KINDS, "about")}
