@@ -1,4 +1,4 @@
-"""From a name to a model with its weights and its tokenizer, and back to a folder."""
+"""Loading of models with weights and tokenizer by name, and saving to folders."""
 
 from specdec_jax.loading.across import check_same_vocabulary, for_target, needs_translation
 from specdec_jax.loading.draft_vocabulary import with_draft_vocabulary

@@ -1,8 +1,8 @@
-"""How a drafter drafts for a target with another vocabulary: by which of two ways.
+"""Drafters for targets with another vocabulary, by one of two methods.
 
-- `tokens`: the tokens that both have, as in drafters/draft_models/intersection.py;
-- `text`: all of its own, whose text is tokenised again, by contrib/retokenized. Taken where the tokens that both
-  have are fewer than `ENOUGH` of the target's, or where the drafter's source ends in `@text`.
+- `tokens`: proposes the common tokens only, as in drafters/draft_models/intersection.py;
+- `text`: proposes all tokens of the drafter, and tokenises their text again, by contrib/retokenized. Used if the common
+  tokens are a smaller share than `ENOUGH` of the target's, or if the drafter's source ends in `@text`.
 """
 
 import importlib
@@ -18,16 +18,16 @@ from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.types import DraftModel
 
 RETOKENIZED = "specdec_jax.contrib.retokenized"
-"""What drafts by text; imported where it is needed."""
+"""The module for `text`, imported on use."""
 ENOUGH = 0.8
-"""Share of a sample text's tokens from which the tokens that both have are enough (docs/drafters.md)."""
-SHOWN = 3  # tokens of a message
+"""Minimum share of common tokens in a sample text for the method `tokens` (docs/drafters.md)."""
+SHOWN = 3  # maximum number of tokens in a message
 
 
 def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = None) -> Any:
-    """The drafter, a `LoadedModel`, as it is, or drafting the target's tokens if an id means another token to it.
+    """The drafter, a `LoadedModel`, translated to the target's token ids if the vocabularies differ.
 
-    Then `report` is called with a line that says how, and why.
+    In that case `report` is called with a line on the method and the reason.
 
     Raises:
         ValueError: as `needs_translation` and `translate_vocabulary`.
@@ -43,11 +43,11 @@ def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = 
 
 
 def needs_translation(target: Any, drafter: Any) -> bool:
-    """Whether an id means one token to the target and another to the drafter.
+    """Whether an id stands for different tokens in target and drafter.
 
     Raises:
-        ValueError: fewer embeddings than tokens; and where it does, a drafter that reads its target or has a draft
-            vocabulary, a model with an encoder, or `@text` with a target whose text is not tokenised by merges.
+        ValueError: fewer embeddings than tokens; if translation is needed, a drafter that reads its target or has a
+            draft vocabulary, a model with an encoder, or `@text` with a target whose tokenizer is not BPE.
     """
     if same_tokens(target, drafter):
         return False
@@ -64,7 +64,7 @@ def needs_translation(target: Any, drafter: Any) -> bool:
 
 
 def way_for(target: Any, drafter: Any) -> str:
-    """`tokens` or `text`: what the drafter's source asks for, or what suits the vocabularies."""
+    """`tokens` or `text`: as specified by the drafter's source, or by the vocabularies."""
     if way := asked_for(drafter):
         return way
     few = share_of(target.tokenizer, drafter.tokenizer, SAMPLE_TEXT) < ENOUGH
@@ -72,13 +72,13 @@ def way_for(target: Any, drafter: Any) -> str:
 
 
 def asked_for(drafter: Any) -> str:
-    """The way that the drafter's source ends in, empty without."""
+    """The method specified at the end of the drafter's source, or an empty string."""
     suffix = split_source(drafter.name)[1]
     return suffix if suffix in WAYS else ""
 
 
 def describe_join(way: str, target: Tokenizer, drafter: Tokenizer, count: int | None = None) -> str:
-    """In words, how it drafts and what both have: `count` tokens, where they are counted already."""
+    """A description of the method and the number of common tokens (`count`, if already known)."""
     count = int((translation(target, drafter, target.vocab_size)[0] >= 0).sum()) if count is None else count
     both = f"{count:,} tokens that both have, {share_of(target, drafter, SAMPLE_TEXT):.0%} of those of a sample text"
     return f"it drafts the {both}" if way == TOKENS else f"what it drafts is tokenised again, not only the {both}"
@@ -88,8 +88,8 @@ def translate_vocabulary(target: Any, drafter: Any, way: str) -> Any:
     """The drafter, a `LoadedModel`, in the target's token ids, by `tokens` or by `text`.
 
     Raises:
-        ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or by `text` a
-            target whose text is not tokenised by merges.
+        ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or for `text` a
+            target whose tokenizer is not BPE.
     """
     rows, own_rows = target.model.spec.vocab_size, drafter.model.spec.vocab_size
     drafter_ids, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)
@@ -106,7 +106,7 @@ def translate_vocabulary(target: Any, drafter: Any, way: str) -> Any:
 
 
 def same_tokens(target: Any, drafter: Any) -> bool:
-    """Whether no id means one token to one `LoadedModel` and another to the other; either may have tokens more.
+    """Whether all common ids of two `LoadedModel`s stand for the same tokens; either may have further tokens.
 
     Raises ValueError for a model with fewer embeddings than tokens.
     """
@@ -116,7 +116,7 @@ def same_tokens(target: Any, drafter: Any) -> bool:
 
 
 def check_same_vocabulary(target: Any, drafter: Any) -> None:
-    """Raises ValueError, saying how they differ, unless both `LoadedModel`s give every token the same id.
+    """Raises ValueError with the differences unless both `LoadedModel`s have the same ids for all tokens.
 
     Embeddings may be padded to different sizes; each must have a row for every token.
     """

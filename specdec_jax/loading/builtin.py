@@ -1,4 +1,4 @@
-"""The models that come with a name: the demo's target and its drafters."""
+"""The built-in models: the demo's target and its drafters."""
 
 import functools
 import importlib.metadata
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-DRAFTERS = {  # in specdec_jax/weights: the one place to change a built-in drafter
+DRAFTERS = {  # in specdec_jax/weights
     "smollm2-drafter": "smollm2-drafter/drafter.gguf",
     "smollm2-drafter-reading": "smollm2-drafter-reading/drafter.gguf",
     "smollm2-drafter-nano": "smollm2-drafter-nano/drafter.gguf",
@@ -25,9 +25,9 @@ def drafter_file(name: str = "smollm2-drafter") -> Path:
 
 
 def target_file() -> Path:
-    """The GGUF of `smollm2`: where the environment variable says, in the installed wheel, or in the cache folder.
+    """The GGUF of `smollm2`: as set by the environment variable, in the installed wheel, or in the cache folder.
 
-    The wheel is never imported: its package imports llama.cpp. Raises FileNotFoundError with the command that helps.
+    The wheel is not imported, because its package imports llama.cpp. Raises FileNotFoundError with a command to fix it.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:

@@ -1,6 +1,6 @@
-"""ByT5's tokenizer, which has no file: a token is a byte (arXiv 2105.13626, section 3.1; transformers' ByT5Tokenizer).
+"""ByT5's tokenizer, which has no file: tokens are bytes (arXiv 2105.13626, section 3.1; transformers' ByT5Tokenizer).
 
-As a byte-level one of the library that reads all others: so streams cut it at whole characters, and it can be saved.
+Built as a byte-level tokenizer of the `tokenizers` library, so that streams respect characters and it can be saved.
 """
 
 import functools
@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-CLASS = "ByT5Tokenizer"  # as tokenizer_config.json or config.json names it
-DEFAULTS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # by id, from 0; bytes come after them
+CLASS = "ByT5Tokenizer"  # its name in tokenizer_config.json or config.json
+DEFAULTS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # in order of id, from 0, before the bytes
 SENTINELS = 125
 
 
@@ -31,7 +31,7 @@ def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str] | None =
 
 
 def sentinels_of(config: Mapping[str, Any]) -> list[str] | None:
-    """The extra tokens that a tokenizer_config.json lists or counts; None where it does neither."""
+    """The extra tokens that a tokenizer_config.json lists or counts; None without either."""
     listed = config.get("additional_special_tokens") or config.get("extra_special_tokens")
     if listed:
         return [token if isinstance(token, str) else token["content"] for token in listed]
@@ -41,7 +41,7 @@ def sentinels_of(config: Mapping[str, Any]) -> list[str] | None:
 
 @functools.cache
 def bytes_by_letter() -> dict[str, int]:
-    """GPT-2's letter of every byte: printable ones are themselves, the others follow from U+0100 on."""
+    """GPT-2's letter for every byte: printable ones are themselves, the others start at U+0100."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""What every loader hands over before a model family has looked at it."""
+"""The result of every loader, before conversion by a model family."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -7,9 +7,9 @@ from specdec_jax.loading.tokenizer import Tokenizer
 
 
 class Checkpoint(NamedTuple):
-    """Weights named as Hugging Face names them, read one at a time."""
+    """Weights with Hugging Face's names, read one at a time."""
 
     where: str  # the file or folder, for messages
-    config: dict[str, Any]  # as config.json has it, `model_type` included
-    named: Iterable[tuple[str, Any]]  # (name, array), each read when asked for
+    config: dict[str, Any]  # as in config.json, including `model_type`
+    named: Iterable[tuple[str, Any]]  # (name, array), each read on access
     tokenizer: Tokenizer

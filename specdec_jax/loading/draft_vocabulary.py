@@ -1,7 +1,7 @@
-"""`smollm2-drafter@8192`: a drafter that proposes only the 8,192 most frequent tokens, and reads no others' rows.
+"""Draft vocabularies: `smollm2-drafter@8192` proposes only the 8,192 most frequent tokens, and reads only their rows.
 
-The ranking is a file beside the drafter's weights, token ids in a numpy array, the most frequent first; `@FILE.npy`
-takes all tokens of another one. `python -m experiments.distill rank_tokens` counts them. Source: FR-Spec
+The ranking is a file next to the drafter's weights, token ids in a numpy array, the most frequent first; `@FILE.npy`
+uses all tokens of another file. `python -m experiments.distill rank_tokens` creates it. Source: FR-Spec
 (arXiv 2502.14856).
 """
 
@@ -20,12 +20,12 @@ TOKENS, TEXT = WAYS = "tokens", "text"  # to draft for a target with another voc
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """A model's source and what follows its last @, a draft vocabulary or one of `WAYS`, empty if there is none.
+    """A model's source without and with its suffix after the last @: a draft vocabulary or one of `WAYS`, or empty.
 
-    Existing paths are whole.
+    Existing paths are not split.
 
     Raises:
-        ValueError: a model, and behind it something else.
+        ValueError: a model with another suffix.
     """
     base, _, vocabulary = source.rpartition("@")
     if not base or Path(source).expanduser().exists():
@@ -44,7 +44,7 @@ def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> An
     """The same `LoadedModel`, a drafter that proposes only these tokens.
 
     Raises:
-        ValueError: as `reduce_params`, or a model whose family does not offer its head.
+        ValueError: as `reduce_params`, or a model whose family does not expose its head.
     """
     try:
         return loaded._replace(
@@ -55,11 +55,11 @@ def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> An
 
 
 def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
-    """The tokens that `@8192` or `@FILE.npy` means for a model whose weights lie at `weights`, a file or folder.
+    """The tokens for `@8192` or `@FILE.npy` and a model whose weights are at `weights`, a file or folder.
 
     Raises:
-        FileNotFoundError: no such file, or no ranking beside the weights.
-        ValueError: no array of token ids, or a ranking of fewer tokens.
+        FileNotFoundError: no such file, or no ranking next to the weights.
+        ValueError: not an array of token ids, or a ranking of fewer tokens.
     """
     if not vocabulary.isdecimal():
         return _array(Path(vocabulary).expanduser())

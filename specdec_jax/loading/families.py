@@ -1,4 +1,4 @@
-"""Which module serves a `model_type`: the file of that name, so a fork's file needs no registering."""
+"""The module of a `model_type` is the file of that name; there is no registry."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ NEEDED = ("language_model", "parameter_table", "params_from_named", "named_from_
 
 
 def family(model_type: Any) -> ModuleType:
-    """`specdec_jax.models.<model_type>`. Raises ValueError naming the type and those there are."""
+    """`specdec_jax.models.<model_type>`. Raises ValueError naming the type and the supported ones."""
     name = str(model_type).replace("-", "_")
     files = [f"{folder.__name__}.{name}" for folder in FOLDERS] if name.isidentifier() else []
     module = next((importlib.import_module(file) for file in files if importlib.util.find_spec(file)), None)
@@ -49,6 +49,6 @@ def _is_family(module: ModuleType) -> bool:
 
 
 def family_names() -> list[str]:
-    """Every model_type that is served."""
+    """All supported model_types."""
     files = [f"{folder.__name__}.{info.name}" for folder in FOLDERS for info in pkgutil.iter_modules(folder.__path__)]
     return sorted(name.rpartition(".")[2] for name in files if _is_family(importlib.import_module(name)))

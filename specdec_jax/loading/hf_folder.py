@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json, one or many .safetensors, tokenizer.json; read and written."""
+"""Reading and writing of Hugging Face folders: config.json, .safetensors files, tokenizer.json."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"BF16": "bfloat16", "F64": "float64", "F32": "float32", "F16": "float16", "BOOL": "bool"} | {
     f"{short}{bits}": f"{name}{bits}" for short, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
-"""Safetensors' names of types, but for floating ones of eight bits and less: those need scales, which are not read."""
+"""Safetensors' names of types, except floating types of eight bits or less, whose scales are not supported."""
 
 
 def open_hf_folder(folder: str | Path) -> Checkpoint:
-    """Reads config and tokenizer and looks into every weight file; tensors are read one by one as they are asked for.
+    """Reads config and tokenizer and the headers of all weight files; tensors are read one by one on access.
 
-    Raises FileNotFoundError for a missing file and ValueError for a damaged one or a family there is none of, naming
-    it, before any tensor is read. Weights come before the tokenizer: without them no tokenizer helps.
+    Raises FileNotFoundError for a missing file and ValueError for a damaged one or an unsupported family, naming it,
+    before any tensor is read. Weights are checked before the tokenizer.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -46,7 +46,7 @@ def open_hf_folder(folder: str | Path) -> Checkpoint:
 
 
 def check_served(folder: Path) -> None:
-    """Refuses a config.json that no weights could be loaded for. Raises as `read_config`, or ValueError naming it."""
+    """Checks that a config.json is supported. Raises as `read_config`, or ValueError naming it."""
     config = read_config(folder)
     try:
         config_class(family(config["model_type"])).from_hf(config)
@@ -55,7 +55,7 @@ def check_served(folder: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json with the end ids that generation_config.json states, where it does: they are what `generate` obeys.
+    """config.json with the end ids of generation_config.json, if it has any, as used by `generate`.
 
     Raises FileNotFoundError or ValueError.
     """
@@ -72,7 +72,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The .safetensors files, all there. Raises FileNotFoundError naming the first that is missing."""
+    """The existing .safetensors files. Raises FileNotFoundError naming the first missing one."""
     names = weight_names(folder)
     for name in names:
         if not (folder / name).is_file():
@@ -83,9 +83,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_names(folder: Path) -> list[str]:
-    """The .safetensors files that the weights are in: those of the index, or the one.
+    """The .safetensors files with the weights: those of the index, or the single one.
 
-    Raises ValueError for an index that names something else than files in the folder.
+    Raises ValueError for an index with names that are not files in the folder.
     """
     if not (folder / INDEX).is_file():
         return [SINGLE]
@@ -101,10 +101,10 @@ def weight_names(folder: Path) -> list[str]:
 def save_hf_folder(
     path: str | Path, config: Any, params: Any, tokenizer: Tokenizer, *, overwrite: bool = False
 ) -> None:
-    """Writes a folder that transformers and `load_model` read: in the parameters' dtype, complete or not at all.
+    """Writes a folder for transformers and `load_model` atomically, in the parameters' dtype.
 
     `config` is a family's config, `params` its parameter tree. Raises FileExistsError unless `overwrite`, ValueError
-    when the parameters do not fit the config.
+    if the parameters do not match the config.
     """
     check_whole(params)
     module = family_of(config)
@@ -118,7 +118,7 @@ def save_hf_folder(
 
 
 class _Stored:
-    """A tensor of a .safetensors file, read as its parts are asked for: what was mapped of a file counts as memory."""
+    """A tensor of a .safetensors file, whose parts are read on access: memory-mapped parts would count as memory."""
 
     def __init__(self, path: Path, name: str, shape: Sequence[int], dtype: np.dtype):
         self.path, self.name, self.shape, self.dtype = path, name, tuple(shape), dtype

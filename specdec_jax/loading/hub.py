@@ -1,6 +1,6 @@
-"""Hub ids, through huggingface_hub: its cache, its token, its mirror (HF_ENDPOINT), its HF_HUB_OFFLINE.
+"""Hub ids, by huggingface_hub with its cache, token, mirror (HF_ENDPOINT) and HF_HUB_OFFLINE.
 
-Small files come first: a model that is not served is refused before its weights are downloaded.
+Small files are downloaded first, so that an unsupported model is refused before its weights are downloaded.
 """
 
 import contextlib
@@ -18,24 +18,24 @@ from specdec_jax.loading.tokenizer import TOKENIZER, TOKENIZER_FILES, needs_file
 T = TypeVar("T")
 HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^@\s]+))?")
 WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".json")
-FILES = (*WEIGHT_FILES, ".py")  # what is written like a hub id and is a file that is not there
+FILES = (*WEIGHT_FILES, ".py")  # suffixes of missing files that look like hub ids
 SMALL = (CONFIG, GENERATION, INDEX, RANKING, *TOKENIZER_FILES)
 OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".safetensors")
 WRITTEN = "a folder that transformers wrote (save_pretrained of model and tokenizer)"
-SHOWN = 300  # characters of a reason
+SHOWN = 300  # maximum characters of a reason
 PAUSE = 1.0  # seconds between tries
-TRIES = 3  # where the connection breaks, which huggingface_hub goes on from for some ways of breaking only
+TRIES = 3  # for broken connections, of which huggingface_hub retries only some kinds
 
 
 class HubId(NamedTuple):
-    """A repository, and a branch, tag or commit of it; None: main."""
+    """A repository, and its branch, tag or commit; None: main."""
 
     repo: str
     revision: str | None
 
 
 def hub_id(source: str) -> HubId | None:
-    """What `org/name` or `org/name@revision` names; None: it is no hub id, or a file or folder of that name is here."""
+    """Parses `org/name` or `org/name@revision`; None: not a hub id, or a local file or folder has that name."""
     match = HUB_ID.fullmatch(source)
     if match is None or match["repo"].lower().endswith(FILES) or Path(source).exists():
         return None
@@ -45,22 +45,22 @@ def hub_id(source: str) -> HubId | None:
 def hub_folder(
     repo_id: str, *, revision: str | None = None, cache_dir: str | Path | None = None, weights: bool = True
 ) -> Path:
-    """The local snapshot of a hub repository; what it lacks of the files that are read is downloaded.
+    """The local snapshot of a hub repository; missing files that are needed are downloaded.
 
-    Without `weights` only the small files are, such as config.json, as far as there are any.
+    Without `weights` only small files such as config.json are downloaded.
 
-    After a download its checksums are compared, and a warning names the licence of a gated model.
-    Raises FileNotFoundError naming the id and what to do: no such repository or revision, no access, no network and
-    no copy, no weights that are read. Raises ValueError for a model that is not served, before its weights are
-    downloaded, and for a file that is not what the hub says, which does not stay.
+    After a download checksums are compared, and a warning names the licence of a gated model.
+    Raises FileNotFoundError with the id and a remedy: no such repository or revision, no access, no network and no
+    copy, no supported weights. Raises ValueError for an unsupported model, before its weights are downloaded, and for a
+    file with a wrong checksum, which is removed.
     """
-    import huggingface_hub  # here, because it takes 0.3 s that local models need not wait for
+    import huggingface_hub  # imported here, because it takes 0.3 s and local models do not need it
 
     def request(call: Callable[[], T], missing: str, tries: int = TRIES) -> T:
         try:
             return call()
         except Exception as error:
-            if tries > 1 and not isinstance(error, (OSError, ValueError)):  # not an answer of the hub or of the disk
+            if tries > 1 and not isinstance(error, (OSError, ValueError)):  # not an error of the hub or the disk
                 time.sleep(PAUSE)
                 return request(call, missing, tries - 1)
             raise FileNotFoundError(_explanation(error, repo_id, revision, missing)) from None
@@ -100,7 +100,7 @@ def hub_folder(
 
 
 def _check_there(repo_id: str, lacking: Iterable[str], names: set[str]) -> None:
-    """Raises FileNotFoundError if the repository, of these files, has not what is read of it."""
+    """Raises FileNotFoundError if the repository with these files lacks a required one."""
     absent = next((name for name in lacking if name not in names), None)
     if absent is None:
         return
@@ -122,7 +122,7 @@ def _check_there(repo_id: str, lacking: Iterable[str], names: set[str]) -> None:
 
 
 def _remove_damaged(repo_id: str, folder: Path, names: list[str]) -> None:
-    """Raises ValueError if there are any, and they are gone from the cache."""
+    """Removes damaged files from the cache and raises ValueError if there are any."""
     for name in names:
         for path in ((folder / name).resolve(), folder / name):  # a link in the snapshot, and what it points to
             path.unlink(missing_ok=True)
@@ -135,9 +135,9 @@ def _remove_damaged(repo_id: str, folder: Path, names: list[str]) -> None:
 
 @contextlib.contextmanager
 def _bars(*, seen: bool) -> Iterator[Any]:
-    """huggingface_hub's progress bars, or none: small files are nothing to wait for.
+    """huggingface_hub's progress bars, or none for small files.
 
-    All are closed behind the block: some would be only when memory is tidied up, and be drawn again over what follows.
+    All are closed after the block; some would be closed by garbage collection only, and drawn over later output.
     """
     from huggingface_hub.utils import tqdm
 
@@ -145,7 +145,7 @@ def _bars(*, seen: bool) -> Iterator[Any]:
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "disable": None if seen else True})  # None: on terminals alone
+            super().__init__(*arguments, **{**options, "disable": None if seen else True})  # None: on terminals only
             drawn.append(self)
 
     try:
@@ -156,12 +156,12 @@ def _bars(*, seen: bool) -> Iterator[Any]:
 
 
 def _explanation(error: Exception, repo_id: str, revision: str | None, missing: str) -> str:
-    """One sentence for what a call of huggingface_hub raised, and what to do; `missing` says what the cache lacks."""
+    """One sentence for an error of huggingface_hub, with a remedy; `missing` describes what the cache lacks."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # why it was looked for in the cache
+        error = error.__cause__  # the reason for searching the cache
     if isinstance(error, HFValidationError):
         return f"{repo_id!r} is no valid hub id: {error}"
     if isinstance(error, HfHubHTTPError):
@@ -180,7 +180,7 @@ def _explanation(error: Exception, repo_id: str, revision: str | None, missing: 
 
 
 def _refusal(error: Any, repo_id: str, revision: str | None) -> str:
-    """For an answer of the hub that is an error."""
+    """The explanation of an HTTP error of the hub."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import (
         DisabledRepoError,
@@ -192,7 +192,7 @@ def _refusal(error: Any, repo_id: str, revision: str | None) -> str:
 
     status, page, token = error.response.status_code, f"{constants.ENDPOINT}/{repo_id}", get_token()
     login = "run `hf auth login` or set HF_TOKEN"
-    unnamed = repo_id not in str(error.response.url)  # where the hub sends for large files
+    unnamed = repo_id not in str(error.response.url)  # redirects for large files
     if isinstance(error, (DisabledRepoError, RemoteEntryNotFoundError)) or (unnamed and status != 429):
         return f"cannot download {repo_id!r}: {_reason(error)}"
     if isinstance(error, RevisionNotFoundError):

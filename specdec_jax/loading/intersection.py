@@ -1,7 +1,7 @@
-"""Which tokens two tokenizers share, and how one spells the tokens of the other (drafters/draft_models/).
+"""The common tokens of two tokenizers, and the spelling of one's tokens by the other (drafters/draft_models/).
 
-Tokens are compared by the bytes that they stand for: byte-level ones (GPT-2's letters for bytes) and those of
-SentencePiece (U+2581 for a space, <0x0A> for a byte) alike; special tokens by their text and by their role.
+Tokens are compared by the bytes that they stand for, both byte-level ones (GPT-2's letters for bytes) and those of
+SentencePiece (U+2581 for a space, <0x0A> for a byte); special tokens by their text and by their role.
 """
 
 import functools
@@ -17,7 +17,7 @@ from specdec_jax.loading.token_keys import SPACE, Key, ids_by_key, ids_in, is_by
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.types import Array, LanguageModel, Params
 
-MOST_PIECES = 8  # a token that is spelled longer is read as its last pieces
+MOST_PIECES = 8  # longer spellings are truncated to their last pieces
 
 SAMPLE_TEXT = """The committee met on 14 March 2019 to decide how the money should be spent. "It isn't enough," she
 said, and left.
@@ -28,7 +28,7 @@ El informe fue publicado ayer; les résultats sont encourageants, und die Zahlen
 
 
 def share_of(target: Tokenizer, drafter: Tokenizer, text: str) -> float:
-    """The share of the target's tokens of a text that the drafter has too."""
+    """The share of the target's tokens of a text that the drafter also has."""
     drafter_keys = set(ids_by_key(drafter))
     keys = keys_of(target)
     tokens = target.encode(text)
@@ -36,9 +36,9 @@ def share_of(target: Tokenizer, drafter: Tokenizer, text: str) -> float:
 
 
 def probability_shared(target: Any, drafter: Any) -> float | None:
-    """The target's probability, at temperature 1, of the tokens that both have: a mean over a sample text's positions.
+    """The target's probability of the common tokens at temperature 1, averaged over a sample text.
 
-    One pass of the target, a `LoadedModel`. None: `drafter`, parameters, is of the target's own vocabulary.
+    Takes one pass of the target, a `LoadedModel`. None if `drafter`, its parameters, has the target's vocabulary.
     """
     if not isinstance(drafter, SharedParams):
         return None
@@ -48,13 +48,13 @@ def probability_shared(target: Any, drafter: Any) -> float | None:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _mean_probability(model: LanguageModel, params: Params, tokens: Array, shared: Array) -> Array:
-    """The probability of the `shared` tokens [N] after each of tokens [1, T], its mean []."""
+    """The mean [] over tokens [1, T] of the probability of the `shared` tokens [N]."""
     logits, _ = model.apply(params, tokens, model.init_cache(params, 1, tokens.shape[1]))
     return jnp.mean(jnp.sum(jax.nn.softmax(logits, axis=-1)[:, :, shared], axis=-1))
 
 
 def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(own [V], pieces [V, P], count [V]) int32 for the target's V = `rows` ids, as `shared_params` takes them."""
+    """(own [V], pieces [V, P], count [V]) int32 for the target's V = `rows` ids, the arguments of `shared_params`."""
     ids = ids_in(drafter, target)
     keys, spell, first = keys_of(target), _speller(drafter), set(ids_by_key(target).values())
     drafter_ids, pieces = np.full(rows, -1, np.int32), np.zeros((rows, MOST_PIECES), np.int32)
@@ -62,7 +62,7 @@ def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.nd
     for token, key in keys.items():
         if token >= rows:
             continue
-        if key in ids and token in first:  # of two tokens that stand for the same one is drafted
+        if key in ids and token in first:  # one of two tokens with the same bytes is drafted
             drafter_ids[token] = ids[key]
         spelled = [ids[key]] if key in ids else spell(key)[-MOST_PIECES:] or [0]
         pieces[token, : len(spelled)], count[token] = spelled, len(spelled)
@@ -70,7 +70,7 @@ def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.nd
 
 
 def _speller(tokenizer: Tokenizer) -> Any:
-    """key -> the ids that spell it."""
+    """A function from a key to the ids that spell it."""
     letters = {byte: letter for letter, byte in bytes_by_letter().items()}
     byte_level, vocabulary, model = is_byte_level(tokenizer), tokenizer.vocabulary(), tokenizer.backend.model
     unknown = tokenizer.special.get("unk_token") or tokenizer.special.get("eos_token")

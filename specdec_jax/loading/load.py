@@ -1,4 +1,4 @@
-"""`load_model`: one name, whatever it names."""
+"""`load_model`: loading of models by name or path."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,18 +20,18 @@ from specdec_jax.strategy import nearest
 from specdec_jax.types import LanguageModel, Params
 
 SHARE_DRAFTER = 1e9
-"""Bytes of weights from which devices share a drafter. A guess: fewer may be read sooner than two sums a layer, each
-of a few microseconds, cross the links."""
+"""Minimum bytes of weights for sharding a drafter. An estimate: smaller ones may be read faster than two all-reduces
+per layer take, a few microseconds each."""
 
 
 class LoadedModel(NamedTuple):
     """A model with its weights and its tokenizer."""
 
-    model: LanguageModel  # a `DraftModel` where it drafts in a way that any language model does not
+    model: LanguageModel  # a `DraftModel` if it drafts by other means than `apply`
     params: Params
     tokenizer: Tokenizer
-    name: str  # what it was asked for by
-    config: Any  # the family's, e.g. models.llama.LlamaConfig
+    name: str  # the requested source
+    config: Any  # the family's config, e.g. models.llama.LlamaConfig
 
 
 def load_model(
@@ -42,23 +42,23 @@ def load_model(
     cache_dir: str | Path | None = None,
     share_from: float = 0,
 ) -> LoadedModel:
-    """Loads a model by its source: the first of these that it is.
+    """Loads a model by its source, the first match of the following.
 
-    A built-in name (`smollm2`, `smollm2-drafter`, this with `-reading` or `-nano` behind it), a .gguf file, a folder
-    (Hugging Face's with config.json, or what `save_orbax` wrote), a hub id (`org/name`, or `org/name@revision` with a
-    branch, tag or commit, which `revision` may give too; `cache_dir` is huggingface_hub's). A drafter's source with
-    `@8192` behind it drafts only the 8,192 most frequent tokens and the text's own rare ones, with `@FILE.npy` those of
-    the file (`loading/draft_vocabulary.py`).
+    A built-in name (`smollm2`, `smollm2-drafter`, the latter also with suffix `-reading` or `-nano`), a .gguf file, a
+    folder (Hugging Face's with config.json, or one written by `save_orbax`), a hub id (`org/name`, or
+    `org/name@revision` with a branch, tag or commit, also as `revision`; `cache_dir` is huggingface_hub's). A drafter
+    with suffix `@8192` proposes only the 8,192 most frequent tokens and the text's own rare ones, with `@FILE.npy`
+    those of the file (`loading/draft_vocabulary.py`).
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'; or
-    'int8': as 'bfloat16', and matrices in eight bits with a scale for every row (`models/int8.py`), rounded one by one
-    as they are read, never of an Orbax checkpoint.
-    Where a mesh was set (`sharding.make_mesh`), its devices share the weights, and each reads its part of safetensors;
-    those of a model with fewer bytes than `share_from` are whole on every device, as suits small drafters.
-    Raises FileNotFoundError or ValueError, one message that names the file, tensor or value at fault.
+    'int8': as 'bfloat16', with matrices in eight bits with a scale for every row (`models/int8.py`), rounded while they
+    are read; not for Orbax checkpoints.
+    On a mesh (`sharding.make_mesh`) the weights are sharded, and each device reads its part of safetensors; models with
+    fewer bytes than `share_from` are replicated, which suits small drafters.
+    Raises FileNotFoundError or ValueError with a message that names the file, tensor or value.
     """
     name, stored = str(source), precision(dtype)
-    mesh_here()  # refuses one of other axes, whatever is loaded
+    mesh_here()  # refuses a mesh with other axes, for any model
     whole, vocabulary = split_source(name)
     if vocabulary in WAYS:
         loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
@@ -78,10 +78,10 @@ def load_model(
 
 
 def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
-    """What `load_model` gives but for the weights, which are not read: `params` is None, and so is a draft vocabulary.
+    """As `load_model` without reading the weights: `params` is None, and a draft vocabulary is ignored.
 
-    For who wants to know what a model is, and what it would take, before it is loaded. Raises as `load_model`, as far
-    as config and tokenizer tell.
+    For inspecting a model and its size before it is loaded. Raises as `load_model`, as far as determined by config and
+    tokenizer.
     """
     name, stored = str(source), precision(dtype)
     path = _locate(split_source(name)[0], None, None)
@@ -91,9 +91,9 @@ def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
 
 
 def refuse_encoders(caller: str, *sources: str | Path) -> None:
-    """Refuses models with an encoder, which `caller` does not serve, by their configs alone: weights come later.
+    """Refuses models with an encoder, which `caller` does not support, by their configs, before weights are loaded.
 
-    Of hub ids no weights are downloaded. A config that cannot be read is for who loads the model to say.
+    No weights of hub ids are downloaded. A config that cannot be read is ignored; loading will report it.
 
     Raises:
         ValueError: names the model.
@@ -110,25 +110,25 @@ def refuse_encoders(caller: str, *sources: str | Path) -> None:
 
 
 def weight_bytes(config: Any, dtype: Any, share_from: float = 0) -> int:
-    """What the weights of a family's config take on one device in that dtype, where `load_model` would lay them."""
+    """Number of bytes per device of the weights of a family's config in a dtype, as sharded by `load_model`."""
     table, stored = family_of(config).parameter_table(config), precision(dtype)
     return num_bytes(table, stored.dtype, _layout(stored, share_from)(table), stored.int8)
 
 
 def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
-    """Target and drafter; on a mesh devices share the target, and a drafter that is large. Raises as `load_model`."""
+    """Loads target and drafter; on a mesh the target and large drafters are sharded. Raises as `load_model`."""
     return load_model(target, dtype=dtype), load_drafter(drafter, dtype=dtype)
 
 
 def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
-    """As `load_model`; on a mesh a small one is whole on every device."""
+    """As `load_model`; on a mesh a small drafter is replicated."""
     return load_model(source, dtype=dtype, share_from=SHARE_DRAFTER)
 
 
 def download(*sources: str | Path) -> None:
-    """Brings the models of hub ids among the sources into the cache, with progress bars where there is a terminal.
+    """Downloads the models of hub ids among the sources to the cache, with progress bars on a terminal.
 
-    For callers that show something else there while models load. Raises as `load_model`.
+    For callers with their own output while models load. Raises as `load_model`.
     """
     for source in sources:
         whole, _ = split_source(str(source))
@@ -137,7 +137,7 @@ def download(*sources: str | Path) -> None:
 
 
 def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weights: bool = True) -> Path:
-    """The existing file or folder a source names; for a hub id the snapshot, its weights only if they are wanted."""
+    """The existing file or folder of a source; for a hub id the snapshot, with weights only if `weights`."""
     hub = hub_id(name)
     if revision is not None:
         if hub is None:
@@ -166,7 +166,7 @@ def _gguf_hint(folder: Path) -> str:
 
 
 def _layout(stored: Precision, share_from: float) -> Layout:
-    """Devices share a model's weights from that many bytes on; fewer are whole on every device."""
+    """The sharding of a model's weights: replicated below `share_from` bytes."""
 
     def layout(table: Table) -> Place | None:
         return placement(replicate=num_bytes(table, stored.dtype, int8=stored.int8) < share_from)
@@ -175,7 +175,7 @@ def _layout(stored: Precision, share_from: float) -> Layout:
 
 
 def _opened(path: Path) -> Checkpoint | None:
-    """The file or the folder, its weights not yet read; None: it is Orbax's. Raises FileNotFoundError for neither."""
+    """Opens the file or folder without reading weights; None: an Orbax folder. Raises FileNotFoundError for neither."""
     if path.is_file():
         return open_gguf(path)
     if (path / CONFIG).is_file():
@@ -186,7 +186,7 @@ def _opened(path: Path) -> Checkpoint | None:
 
 
 def _config(checkpoint: Checkpoint) -> Any:
-    """As its family reads it. Raises ValueError naming the checkpoint."""
+    """The checkpoint's config as its family's class. Raises ValueError naming the checkpoint."""
     try:
         return _as_read(checkpoint.config)
     except ValueError as error:
@@ -194,7 +194,7 @@ def _config(checkpoint: Checkpoint) -> Any:
 
 
 def _config_at(path: Path) -> Any:
-    """As its family reads it, of a file or a folder; its tokenizer is not read. Raises ValueError, OSError."""
+    """The config of a file or folder as its family's class, without its tokenizer. Raises ValueError, OSError."""
     if path.is_file():
         return _as_read(config_from_gguf(read_gguf(path)))
     return marked_config(path) if (path / MARKER).is_file() else _as_read(read_config(path))

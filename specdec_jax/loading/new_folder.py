@@ -1,4 +1,4 @@
-"""Folders and files that appear complete or not at all."""
+"""Atomic creation of folders and files."""
 
 import os
 import secrets
@@ -11,9 +11,9 @@ from pathlib import Path
 
 @contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Gives a temporary folder beside `path`, renamed to it when the block ends well and removed when it does not.
+    """Yields a temporary folder next to `path`, renamed to it if the block succeeds and removed otherwise.
 
-    Raises FileExistsError if `path` exists and is not to be overwritten.
+    Raises FileExistsError if `path` exists, unless `overwrite`.
     """
     path = Path(path)
     if path.exists() and not overwrite:
@@ -31,14 +31,14 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary name beside the file `path`, renamed to it when the block ends well and else removed.
+    """Yields a temporary name next to the file `path`, renamed to it if the block succeeds and removed otherwise.
 
-    The name ends as the file's does: what writes pictures chooses their format by it.
+    The name has the file's suffix, which determines the format of pictures.
 
     Raises OSError naming `path`, for instance on a full disk.
     """
     path = Path(path)
-    suffix = f"{os.getpid()}-{secrets.token_hex(3)}"  # other hosts have processes of the same number
+    suffix = f"{os.getpid()}-{secrets.token_hex(3)}"  # processes on other hosts may have the same number
     temporary = path.with_name(f".{path.stem}.{suffix}.tmp{path.suffix}")
     try:
         yield temporary
@@ -50,10 +50,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuses a file that could not be written.
+    """Checks that a file can be written.
 
     Raises:
-        ValueError: a folder of that name, no folder to hold it, no right to write there, or another suffix.
+        ValueError: a folder of that name, a missing parent folder, no permission, or another suffix.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -68,7 +68,7 @@ def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
 
 
 def writable_folder(path: Path, kind: str) -> None:
-    """Makes the folder unless it is there. Raises ValueError naming it and its kind where nothing can be written."""
+    """Creates the folder if necessary. Raises ValueError naming it and its kind if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -78,7 +78,7 @@ def writable_folder(path: Path, kind: str) -> None:
 
 
 def _move(temporary: Path, path: Path) -> None:
-    """Renames over an old folder by way of a second name: a folder that is not empty cannot be replaced in one step."""
+    """Replaces an old folder through a second name, because a non-empty folder cannot be replaced in one step."""
     if not path.exists():
         temporary.rename(path)
         return

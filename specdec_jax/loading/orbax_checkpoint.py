@@ -1,6 +1,6 @@
-"""Orbax checkpoints of a model: parameters in Orbax's own format, config and tokenizer beside them.
+"""Orbax checkpoints of a model: parameters in Orbax's format, with config and tokenizer.
 
-folder/specdec_jax.json   marker: format number and the config as Hugging Face writes it
+folder/specdec_jax.json   marker: format number and the config in Hugging Face's format
 folder/params/            Orbax
 folder/tokenizer/         tokenizer.json, tokenizer_config.json, chat_template.jinja
 """
@@ -21,12 +21,12 @@ from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_f
 from specdec_jax.models.weights import Layout, placed_shapes
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
-FORMAT = 2  # of 1, fused weights had another layout
-SHOWN = 3  # parameters an error lists
+FORMAT = 2  # in version 1 fused weights had another layout
+SHOWN = 3  # maximum number of parameters in an error
 
 
 class Restored(NamedTuple):
-    """What `save_orbax` was given, the parameters in the dtype asked for."""
+    """The contents of a checkpoint, with the parameters in the requested dtype."""
 
     config: Any
     params: Any
@@ -34,18 +34,18 @@ class Restored(NamedTuple):
 
 
 def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer, *, overwrite: bool = False) -> None:
-    """Writes a checkpoint, complete or not at all.
+    """Writes a checkpoint atomically.
 
     Raises FileExistsError unless `overwrite`, ValueError for a drafter with a draft vocabulary.
     """
     check_whole(params)
-    import orbax.checkpoint as ocp  # here, because it takes over a second that other formats need not wait for
+    import orbax.checkpoint as ocp  # imported here, because it takes over a second and other formats do not need it
 
     marker = {"format": FORMAT, "model_type": family_of(config).__name__.rpartition(".")[2], "config": config.to_hf()}
     with new_folder(path, overwrite=overwrite) as folder:
-        if jax.process_count() > 1:  # Orbax takes arrays of devices from all processes at once or not at all
+        if jax.process_count() > 1:  # Orbax accepts device arrays only from all processes
             params = jax.tree.map(np.asarray, params)
-        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as writer:  # leaving it waits for the last byte
+        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as writer:  # leaving it waits for completion
             writer.save((folder / PARAMS).absolute(), params)
         (folder / TOKENIZER).mkdir()
         tokenizer.save(folder / TOKENIZER)
@@ -53,7 +53,7 @@ def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer,
 
 
 def alone() -> Any:
-    """Orbax's options for what this process does without the others of its launch."""
+    """Orbax's options for a process that works independently of the others of its launch."""
     import orbax.checkpoint as ocp
 
     index, several = jax.process_index(), jax.process_count() > 1
@@ -61,10 +61,10 @@ def alone() -> Any:
 
 
 def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) -> Restored:
-    """Reads a checkpoint, every parameter in `dtype` on the default device, or where `layout` says.
+    """Reads a checkpoint, every parameter in `dtype` on the default device, or sharded by `layout`.
 
     Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
-    damaged, not finite or of another shape than the config says.
+    damaged, not finite or of a shape that differs from the config.
     """
     folder = Path(path)
     config, tokenizer = read_marker(folder)
@@ -88,13 +88,13 @@ def _is_finite(leaf: jax.Array) -> jax.Array:
 
 
 def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:
-    """A checkpoint's config and tokenizer, its parameters unread. Raises as `restore_orbax` does of these."""
+    """A checkpoint's config and tokenizer, without its parameters. Raises as `restore_orbax`."""
     config = marked_config(path)
     return config, tokenizer_from_folder(Path(path) / TOKENIZER)
 
 
 def marked_config(path: str | Path) -> Any:
-    """A checkpoint's config alone. Raises as `restore_orbax` does of it."""
+    """A checkpoint's config only. Raises as `restore_orbax`."""
     folder = Path(path)
     if not (folder / MARKER).is_file():
         raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
@@ -108,7 +108,7 @@ def marked_config(path: str | Path) -> Any:
 
 
 def _restore(path: Path, wanted: Any) -> Any:
-    """Parameters of the wanted shapes and dtypes, where they lie. Shapes are compared before anything is read."""
+    """Parameters with the wanted shapes, dtypes and shardings. Shapes are compared before anything is read."""
     import orbax.checkpoint as ocp
 
     try:
@@ -117,7 +117,7 @@ def _restore(path: Path, wanted: Any) -> Any:
             wrong = _differences(stored, _shapes(wanted))
             if not wrong:
                 return checkpointer.restore(path.absolute(), wanted)
-    except Exception as error:  # tensorstore and orbax raise what they like for a damaged file
+    except Exception as error:  # tensorstore and orbax raise various errors for a damaged file
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} is damaged: {reason}") from None
     raise ValueError(f"{path} does not fit its config: {wrong}")
@@ -129,6 +129,6 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _differences(stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
-    """'name is a instead of b, ...' of the first few, or nothing."""
+    """'name is a instead of b, ...' for the first few differences, or an empty string."""
     wrong = [name for name in sorted(stored | wanted) if stored.get(name) != wanted.get(name)]
     return ", ".join(f"{name} is {stored.get(name)} instead of {wanted.get(name)}" for name in wrong[:SHOWN])

@@ -12,19 +12,19 @@ PRECISIONS = (*DTYPES, INT8)
 
 
 class Precision(NamedTuple):
-    """The types of a model's numbers."""
+    """The number types of a model."""
 
-    dtype: Any  # the cache, inputs of matrix products, and weights (int8: but for matrices)
-    int8: bool = False  # matrices are (models.int8)
+    dtype: Any  # of the cache, inputs of matrix products, and weights (with int8: except matrices)
+    int8: bool = False  # whether matrices are int8 (models.int8)
 
 
 def check_dtype(dtype: Any) -> Any:
-    """A name or a dtype as numpy's. Raises ValueError for what no weights are written in."""
+    """A name or a dtype as a numpy dtype. Raises ValueError for unsupported types of weights."""
     return jnp.dtype(_checked_name(dtype, DTYPES))
 
 
 def precision(dtype: Any) -> Precision:
-    """What `load_model` makes of its `dtype`, a name or a dtype. Raises ValueError for what no weights are kept in."""
+    """The Precision for the argument `dtype` of `load_model`, a name or a dtype. Raises ValueError for others."""
     name = _checked_name(dtype, PRECISIONS)
     return Precision(jnp.dtype("bfloat16" if name == INT8 else name), name == INT8)
 

@@ -13,24 +13,24 @@ from specdec_jax.loading.tokenizer import ROLES, Tokenizer
 SPACE = "\u2581"
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
-Key = bytes | str  # what a token stands for; of special ones their text
+Key = bytes | str  # the bytes that a token stands for; for special tokens their text
 
 
 def ids_in(tokenizer: Tokenizer, other: Tokenizer) -> dict[Key, int]:
-    """Its id of everything that a token stands for; of special tokens that only the other has, by their role."""
+    """The tokenizer's id for every key; special tokens that only the other one has are matched by role."""
     return {**dict(_by_role(other, tokenizer)), **ids_by_key(tokenizer)}
 
 
-@functools.lru_cache(maxsize=2)  # of a pair; a quarter of a million tokens take a second
+@functools.lru_cache(maxsize=2)  # for a pair; a quarter of a million tokens take a second
 def ids_by_key(tokenizer: Tokenizer) -> Mapping[Key, int]:
-    """The id of everything that a token stands for: of several the first, a byte by its number (<0x68>) last."""
+    """The id for every key; if there are several the first, and bytes by number (<0x68>) last."""
     by_number = {token for text, token in tokenizer.vocabulary().items() if BYTE.fullmatch(text)}
     keys = sorted(keys_of(tokenizer).items(), key=lambda item: (item[0] in by_number, item[0]), reverse=True)
     return {key: token for token, key in keys}
 
 
 def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]]:
-    """The other's special tokens that the tokenizer has by another name: beginning, end, padding, unknown."""
+    """The other's special tokens with another name in the tokenizer: beginning, end, padding, unknown."""
     for role in ROLES:
         theirs, ours = other.special.get(role), tokenizer.special.get(role)
         token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
@@ -42,7 +42,7 @@ def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]
 
 @functools.lru_cache(maxsize=2)
 def keys_of(tokenizer: Tokenizer) -> Mapping[int, Key]:
-    """What each id stands for."""
+    """The key of each id."""
     special = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
     added = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special}
     plain = bytes_by_letter() if is_byte_level(tokenizer) else None
@@ -61,6 +61,6 @@ def keys_of(tokenizer: Tokenizer) -> Mapping[int, Key]:
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether its tokens are written in GPT-2's letters for bytes."""
+    """Whether the tokens are in GPT-2's letters for bytes."""
     decoder = tokenizer.backend.decoder
     return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()

@@ -1,7 +1,7 @@
-"""Text to tokens and back: one class over `tokenizers.Tokenizer`, however it was loaded.
+"""Tokenizers: one class around `tokenizers.Tokenizer`, for all sources.
 
-What transformers adds to that one (chat templates) is imported when it is first asked for: its import takes longer than
-reading a tokenizer does (0.95 against 0.35 s), and replays, proofs and plain prompts never ask.
+transformers, for chat templates, is imported on first use: its import takes longer than reading a tokenizer (0.95
+instead of 0.35 s), and replays, proofs and plain prompts do not need it.
 """
 
 import copy
@@ -27,15 +27,15 @@ MODEL_CONFIG = "config.json"
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, SPECIAL, TEMPLATE, TOOL_TEMPLATE)
-NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # its environment variable
+NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # environment variable of transformers
 
 
 class Tokenizer:
-    """A tokenizer with its chat template and the ids that mean something to decoding.
+    """A tokenizer with its chat template and the special ids for decoding.
 
-    `special` maps `bos_token`, `eos_token`, ... to their text; `tool_template` is that of conversations with tools,
-    where it is not the same. Built by `tokenizer_from_folder` and `tokenizer_from_gguf`; `for_model` ties it to a
-    model's end ids and embedding.
+    `special` maps `bos_token`, `eos_token`, ... to their text; `tool_template` is the template for conversations with
+    tools, if it differs. Built by `tokenizer_from_folder` and `tokenizer_from_gguf`; `for_model` adapts it to a model's
+    end ids and embedding.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Tokenizer:
         self._rows: int | None = None
 
     def for_model(self, eos_ids: Sequence[int], rows: int) -> "Tokenizer":
-        """A copy that ends where the model says (unless it says nothing) and refuses ids beyond its `rows`."""
+        """A copy with the model's end ids (if it has any) that refuses ids beyond its `rows`."""
         tied = copy.copy(self)
         tied.eos_ids = tuple(eos_ids) or self.eos_ids
         tied._rows = rows
@@ -66,16 +66,16 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens known, added ones included; a model's embedding may be padded beyond it."""
+        """Number of tokens, including added ones; a model's embedding may be padded beyond it."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, added ones included."""
+        """Token -> id, including added tokens."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Token ids. Special tokens written out in `text` become their ids; `add_special` adds what the model's own
-        post-processor adds (a beginning of sequence, for those that want one).
+        """Token ids. Special tokens in `text` become their ids; `add_special` adds the tokens of the model's
+        post-processor (such as a beginning of sequence).
 
         Raises ValueError if the text needs a token the model has no embedding for.
         """
@@ -86,7 +86,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of the ids; bytes that are no UTF-8 become U+FFFD, ids of embedding padding nothing."""
+        """Text of the ids; invalid UTF-8 becomes U+FFFD, ids of embedding padding are dropped."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
 
     def chat(
@@ -96,11 +96,11 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The conversation as the model was trained to see it; encode it with `add_special=False`.
+        """The conversation in the model's chat format; encode it with `add_special=False`.
 
-        `tools` are JSON schemas of functions the model may call, for templates that name them. A system message is
-        never moved or left out: a template that has no place for one gives an error, as what it does with the text
-        differs by model. Raises ValueError if there is no template, or the template refuses the messages.
+        `tools` are JSON schemas of functions the model may call, for templates that support them. A system message is
+        never moved or omitted: templates without one raise an error, because their behaviour differs by model. Raises
+        ValueError if there is no template, or the template refuses the messages.
         """
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as plain text")
@@ -114,7 +114,7 @@ class Tokenizer:
         system = first.get("role") == "system"
         try:
             text = rendered(messages)
-        except Exception as error:  # a template is a program of a stranger, and may fail in any way
+        except Exception as error:  # templates are third-party programs and may raise any error
             hint = f". {NO_SYSTEM}" if system and _works(rendered, messages[1:]) else ""
             raise ValueError(f"the chat template refuses these messages: {error}{hint}") from None
         other = {**first, "content": f"{first.get('content')} {PROBE}"}
@@ -124,16 +124,16 @@ class Tokenizer:
 
     @cached_property
     def fast(self) -> "PreTrainedTokenizerFast":
-        """transformers' tokenizer around a copy of `backend`, so that both split words alike; made when first used."""
+        """transformers' tokenizer around a copy of `backend`, so that both are equal; created on first use."""
         templates: Any = self.chat_template
         if self.chat_template and self.tool_template:
-            templates = {"default": self.chat_template, "tool_use": self.tool_template}  # taken where tools are given
+            templates = {"default": self.chat_template, "tool_use": self.tool_template}  # used with tools
         return _transformers().PreTrainedTokenizerFast(
             tokenizer_object=self.backend, chat_template=templates, **self.special
         )
 
     def save(self, folder: str | Path) -> None:
-        """Writes tokenizer.json, tokenizer_config.json and the chat templates, as transformers reads them."""
+        """Writes tokenizer.json, tokenizer_config.json and the chat templates in transformers' format."""
         folder = Path(folder)
         (folder / TOKENIZER).write_text(self.backend.to_str(pretty=False), encoding="utf-8")
         config = {**self.special, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -148,11 +148,11 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Text as tokens come, never half a character: `DecodeStream` of tokenizers, and an end.
+    """Incremental decoding to whole characters: `DecodeStream` of tokenizers with a `flush`.
 
-    `push` returns what became certain, `flush` the rest; together they are `tokenizer.decode` of all tokens, unless a
-    tokenizer with byte fallback is given bytes that change what those before them decode to. DecodeStream gives up
-    there; this begins anew, and what was returned stands.
+    `push` returns completed text, `flush` the rest; together they equal `tokenizer.decode` of all tokens, except with a
+    byte-fallback tokenizer and bytes that change the decoding of earlier ones. DecodeStream fails in that case; this
+    class restarts, and text already returned is kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True):
@@ -160,11 +160,11 @@ class StreamDecoder:
         self._begin()
 
     def push(self, ids: Sequence[int]) -> str:
-        """Takes new tokens, returns the text they complete (often all of theirs, sometimes nothing)."""
+        """Adds tokens and returns the text that they complete, which may be empty."""
         return "".join([self._step(int(i)) for i in ids])
 
     def flush(self) -> str:
-        """What is still held back, half a character as U+FFFD; the decoder is then as new."""
+        """Returns the remaining text, with an incomplete character as U+FFFD, and resets the decoder."""
         rest = self._tokenizer.decode(self._ids, skip_special=self._skip)[self._returned :]
         self._begin()
         return rest
@@ -172,12 +172,12 @@ class StreamDecoder:
     def _begin(self) -> None:
         self._stream = DecodeStream(skip_special_tokens=self._skip)
         self._ids: list[int] = []
-        self._returned = 0  # characters
+        self._returned = 0  # number of returned characters
 
     def _step(self, id_: int) -> str:
         try:
             text = self._stream.step(self._tokenizer.backend, id_) or ""
-        except Exception:  # the Rust side raises bare Exception, and goes on doing so
+        except Exception:  # the Rust side raises bare Exception, also in later calls
             return self.flush() + self._step(id_)
         self._ids.append(id_)
         self._returned += len(text)
@@ -187,8 +187,8 @@ class StreamDecoder:
 def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates.
 
-    Raises FileNotFoundError without tokenizer.json, unless it is one of bytes (`needs_file`), and ValueError naming a
-    file that cannot be read.
+    Raises FileNotFoundError without tokenizer.json, unless it is a byte tokenizer (`needs_file`), and ValueError naming
+    a file that cannot be read.
     """
     folder = Path(folder)
     path = folder / TOKENIZER
@@ -210,13 +210,13 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
 
 
 def needs_file(folder: Path) -> bool:
-    """Whether a folder's tokenizer is in tokenizer.json: all are but ByT5's, which its configs name."""
+    """Whether a folder's tokenizer is in tokenizer.json: all except ByT5's, which its configs name."""
     configs = read_json(folder / MODEL_CONFIG), read_json(folder / CONFIG)
     return all(config.get("tokenizer_class") != byte_tokenizer.CLASS for config in configs)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} when there is no such file. Raises ValueError naming a file that holds something else."""
+    """A JSON object, {} if there is no such file. Raises ValueError naming a file with other contents."""
     if not path.is_file():
         return {}
     try:
@@ -229,7 +229,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _transformers() -> Any:
-    """The library, imported without its advice to install PyTorch: none of what is used here needs it."""
+    """Imports transformers without its advice to install PyTorch, which is not needed here."""
     before = os.environ.get(NO_ADVICE)
     os.environ[NO_ADVICE] = "1"
     try:
@@ -243,7 +243,7 @@ def _transformers() -> Any:
 
 
 def _text(folder: Path, role: str, token: Any) -> str:
-    """A special token's text. Raises ValueError for something else."""
+    """A special token's text. Raises ValueError for other values."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {role} must be a text, got {token!r}")
@@ -258,9 +258,9 @@ def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]
 
 
 def _templates(folder: Path, inside: Any) -> tuple[str | None, str | None]:
-    """The template, and that of conversations with tools. Files take the place of all that the config has.
+    """The template, and that for conversations with tools. Files replace those in the config.
 
-    Raises ValueError for something else than a text, or a list of texts by name.
+    Raises ValueError for anything else than a text, or a list of texts by name.
     """
     files = {"default": folder / TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
     templates = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}

@@ -74,7 +74,7 @@ def total_speedup(
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval:
-    """Ratio of total tokens/s to the baseline's; entry i of all four belongs to prompt i. Raises as `ratio_of_totals`."""
+    """Ratio of total tokens/s to the baseline's; entry i of all four belongs to prompt i. Raises as above."""
     tokens, seconds = _paired(tokens, seconds)
     baseline_tokens, baseline_seconds = _paired(baseline_tokens, baseline_seconds)
     if len(tokens) != len(baseline_tokens):

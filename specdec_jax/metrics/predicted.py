@@ -55,12 +55,12 @@ def costs_counted(pair: Pair) -> CostModel:
 def predicted(
     pair: Pair, trace: Trace, rule: StoppingPolicy, slots: int, calibration: Calibration | str | None = None
 ) -> Predicted:
-    """A rule over a trace of that pair, its texts decoded in so many cache slots. Raises ValueError as `replay`."""
+    """The predictions for a policy over a trace of the pair, with `slots` cache slots. Raises as `replay`."""
     costs, longest = costs_counted(pair), pair.decoder.parts.drafter.max_draft_length
     watched = pair._replace(policy=rule, monitor=PHASES if rule.needs_phases else None)
     learnt = learnt_hyperparameters(watched, calibration, float(trace.temperature.max()), slots)
     phases = phase_path(trace, **learnt.get("monitor_hyperparameters", {})) if rule.needs_phases else None
-    # `replay` takes a vector for as many settings as it is long: here it is one.
+    # `replay` interprets a vector as one value per setting: here it is one setting.
     values = learnt.get("policy_hyperparameters", {}).items()
     hyperparameters = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in values}
     replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)

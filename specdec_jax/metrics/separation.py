@@ -37,9 +37,7 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
     _check_both(accepted)
     order = np.argsort(values, kind="stable")
     sorted_values, sorted_accepted = values[order], accepted[order]
-    below_accepted = (
-        np.cumsum(sorted_accepted) / sorted_accepted.sum()
-    )  # share of accepted tokens at or below each value
+    below_accepted = np.cumsum(sorted_accepted) / sorted_accepted.sum()  # cumulative shares, by value
     below_rejected = np.cumsum(~sorted_accepted) / (~sorted_accepted).sum()
     gain = np.where(np.append(np.diff(sorted_values) > 0, True), below_accepted - below_rejected, -1.0)
     best = int(np.argmax(gain))

@@ -1,7 +1,7 @@
-"""The architectures of GGUF files that are served: names of tensors, their order, and hyper-parameters.
+"""The supported architectures of GGUF files: names of tensors, their order, and hyper-parameters.
 
-One entry each. Sources: llama.cpp's converters (`conversion/*.py`) for what files hold, its `src/models/*.cpp` for what
-is derived and not stored.
+Sources: llama.cpp's converters (`conversion/*.py`) for the contents of files, its `src/models/*.cpp` for values that
+are derived and not stored.
 """
 
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ import numpy as np
 from specdec_jax.loading.gguf.reader import GGUF, architecture_name, number
 from specdec_jax.strategy import nearest
 
-READING = "llama_reading"  # ours: a llama that reads its target (drafters/draft_models/); llama.cpp refuses its files
+READING = "llama_reading"  # a llama that reads its target (drafters/draft_models/); not supported by llama.cpp
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}  # the last of this many layers is global, the others have windows
-LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales queries by another width than a head's
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, whose query scale is not that of the head's width
 
 
 class Number(NamedTuple):
-    """A hyper-parameter of a file (without the architecture before its name) and the config's field of its value."""
+    """A hyper-parameter of a file (without the architecture prefix) and the config's field for its value."""
 
     stored: str
     field: str
     kind: type = int
-    default: Any = None  # where a file has none: a value, or the name of another hyper-parameter; 0 is None in a config
+    default: Any = None  # if missing: a value, or the name of another hyper-parameter; 0 becomes None in a config
 
 
 class Architecture(NamedTuple):
-    """What files of one `general.architecture` hold, and how it becomes a checkpoint in Hugging Face's names.
+    """The contents of files with one `general.architecture`, and their conversion to Hugging Face's names.
 
-    Names are without `.weight` and `.bias`. One with `{}` in it, the number of an expert, is a stack of experts.
+    Names are without `.weight` and `.bias`. A name with `{}`, the number of an expert, is a stack of experts.
     """
 
     model_type: str
@@ -39,11 +39,11 @@ class Architecture(NamedTuple):
     outside: dict[str, str]
     in_a_layer: dict[str, str]
     layers: str = "model.layers"
-    biases: Mapping[str, str] = MappingProxyType({})  # flag of the config -> the tensor of files that have it set
-    constants: Mapping[str, Any] = MappingProxyType({})  # fields that llama.cpp takes for granted
-    interleaved: bool = False  # rows of q and k: the halves of a head
-    norm_offset: float = 0.0  # what norms of a file are above those of the checkpoint
-    turned: tuple[str, ...] = ()  # matrices of a layer that the checkpoint has as [in, out]
+    biases: Mapping[str, str] = MappingProxyType({})  # flag of the config -> the tensor whose presence sets it
+    constants: Mapping[str, Any] = MappingProxyType({})  # fields that are constant in llama.cpp
+    interleaved: bool = False  # whether the halves of a head are interleaved in the rows of q and k
+    norm_offset: float = 0.0  # difference of norms between file and checkpoint
+    turned: tuple[str, ...] = ()  # matrices of a layer that are [in, out] in the checkpoint
 
     def hugging_face_name(self, stored: str) -> tuple[str, str]:
         """(`blk.3.attn_q.weight`) -> (`model.layers.3.self_attn.q_proj.weight`, `attn_q`); unknown: (itself, "")."""
@@ -55,7 +55,7 @@ class Architecture(NamedTuple):
         return stored, ""
 
     def from_file(self, array: np.ndarray, part: str, heads: Mapping[str, int]) -> np.ndarray:
-        """A tensor as the checkpoint has it. `heads` are those of `attn_q` and `attn_k`."""
+        """A tensor converted to the checkpoint's layout. `heads` are the numbers of heads of `attn_q` and `attn_k`."""
         if self.interleaved and part in heads:
             rows, count = array.shape[0], heads[part]
             if rows % (2 * count):
@@ -66,11 +66,11 @@ class Architecture(NamedTuple):
         return self.turn(array, part)
 
     def turn(self, array: np.ndarray, part: str) -> np.ndarray:
-        """[in, out] as [out, in], or the other way round, where checkpoint and file have it differently: a view."""
+        """Transposes a matrix (as a view) whose layouts in checkpoint and file differ."""
         return array.T if part in self.turned and array.ndim == 2 else array
 
 
-EVERY = (  # of every architecture
+EVERY = (  # hyper-parameters of all architectures
     Number("embedding_length", "hidden_size"),
     Number("feed_forward_length", "intermediate_size"),
     Number("block_count", "num_hidden_layers"),
@@ -162,7 +162,7 @@ ARCHITECTURES = {
     "gpt2": GPT2,
 }
 CHOSEN = Number("expert_used_count", "num_experts_per_tok")
-MIXTURES = {  # the probabilities of the experts chosen sum to one, as in llama.cpp
+MIXTURES = {  # the chosen experts' probabilities are normalised, as in llama.cpp
     "llama": LLAMA._replace(
         model_type="mixtral",
         numbers=(*ROTARY, Number("expert_count", "num_local_experts"), CHOSEN),
@@ -187,7 +187,7 @@ SERVED = {*ARCHITECTURES, *MIXTURES}
 
 
 def architecture_of(file: GGUF) -> Architecture:
-    """The file's. Raises ValueError naming the file and its architecture, unless it is served."""
+    """The file's architecture. Raises ValueError naming the file and an unsupported architecture."""
     name = architecture_name(file)
     experts = int(number(file, "expert_count", 0))
     served = MIXTURES if experts else ARCHITECTURES
@@ -202,12 +202,12 @@ def architecture_of(file: GGUF) -> Architecture:
 
 
 def has_window(layers: int, global_every: int) -> list[bool]:
-    """By layer, when the last of every `global_every` has no window; 0: all have one."""
+    """Whether each layer has a window, if the last of every `global_every` has none; 0: all have one."""
     return [global_every == 0 or (i + 1) % global_every > 0 for i in range(layers)]
 
 
 def query_scale(name: str, fields: Mapping[str, Any]) -> int:
-    """Gemma's queries are divided by the root of this, which llama.cpp derives from the number of layers."""
+    """Gemma's queries are divided by the square root of this, derived from the number of layers as in llama.cpp."""
     if fields["num_hidden_layers"] == LARGEST[name]:
         return fields["hidden_size"] // fields["num_attention_heads"]
     return fields["head_dim"]

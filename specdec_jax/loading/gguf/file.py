@@ -23,7 +23,7 @@ from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rope import inverse_frequencies
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
-LLAMA3_SCALINGS = tuple(  # what Llama 3.1 and 3.2 were published with; the file keeps only the resulting divisors
+LLAMA3_SCALINGS = tuple(  # scalings of Llama 3.1 and 3.2; files store only the resulting divisors
     {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
      "original_max_position_embeddings": 8192}
     for factor in (8.0, 16.0, 32.0)
@@ -31,17 +31,17 @@ LLAMA3_SCALINGS = tuple(  # what Llama 3.1 and 3.2 were published with; the file
 
 
 def open_gguf(path: str | Path) -> Checkpoint:
-    """Reads config and tokenizer; tensors are dequantised one by one as they are asked for.
+    """Reads config and tokenizer; tensors are dequantised one by one on access.
 
-    Raises FileNotFoundError or ValueError naming the file: missing, truncated, an architecture that is not served, a
-    rope scaling that cannot be recognised, a tokenizer that cannot be rebuilt.
+    Raises FileNotFoundError or ValueError naming the file: missing, truncated, an unsupported architecture, an
+    unrecognised rope scaling, a tokenizer that cannot be rebuilt.
     """
     file = read_gguf(path)
     return Checkpoint(str(path), config_from_gguf(file), tensors_from_gguf(file), tokenizer_from_gguf(file))
 
 
 def config_from_gguf(file: GGUF) -> dict[str, Any]:
-    """The file's hyper-parameters under the names of Hugging Face's config.json."""
+    """The file's hyper-parameters with the names of Hugging Face's config.json."""
     name, architecture = architecture_name(file), architecture_of(file)
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight")
@@ -70,7 +70,7 @@ def eos_ids(file: GGUF) -> list[int]:
 
 
 def tensors_from_gguf(file: GGUF) -> Iterator[tuple[str, np.ndarray]]:
-    """(Hugging Face's name, float32 array) of every tensor; a name without a counterpart is passed on as it is."""
+    """(Hugging Face's name, float32 array) of every tensor; a name without a counterpart is not changed."""
     architecture, heads = architecture_of(file), int(number(file, "attention.head_count"))
     rows = {"attn_q": heads, "attn_k": int(number(file, "attention.head_count_kv", heads))}
     for stored in file.tensors:
@@ -85,7 +85,7 @@ def tensors_from_gguf(file: GGUF) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _value(file: GGUF, entry: Number) -> Any:
-    """A hyper-parameter as a config has it."""
+    """A hyper-parameter converted to its value in a config."""
     stored, _, kind, default = entry
     if kind is list:
         return np.atleast_1d(file.metadata.get(f"{architecture_name(file)}.{stored}", default)).astype(int).tolist()
@@ -95,12 +95,12 @@ def _value(file: GGUF, entry: Number) -> Any:
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal of a float32: 1e-05 and not 9.999999747378752e-06."""
+    """The shortest decimal for a float32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
 def _head_dim(file: GGUF) -> int:
-    """Raises ValueError for heads of several widths."""
+    """The width of a head. Raises ValueError for different widths."""
     heads, width = number(file, "attention.head_count"), number(file, "embedding_length")
     head_dim = int(number(file, "attention.key_length", width // heads))
     for name in ("attention.value_length", "rope.dimension_count"):
@@ -111,7 +111,7 @@ def _head_dim(file: GGUF) -> int:
 
 
 def _layer_types(file: GGUF, name: str, fields: dict[str, Any]) -> list[str]:
-    """Gemma's; without a window every layer is global."""
+    """Gemma's kinds of layers; without a window every layer is global."""
     layers, pattern = fields["num_hidden_layers"], file.metadata.get(f"{name}.{PATTERN}", GLOBAL_EVERY[name])
     local = pattern.astype(bool).tolist() if isinstance(pattern, np.ndarray) else has_window(layers, int(pattern))
     if len(local) != layers:
@@ -120,8 +120,8 @@ def _layer_types(file: GGUF, name: str, fields: dict[str, Any]) -> list[str]:
 
 
 def _rope_scaling(file: GGUF, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """In Hugging Face's terms. Metadata state a linear one. Llama 3's is a tensor of divisors, from which only those
-    of the published models can be recognised.
+    """The rope scaling in Hugging Face's format. Linear scaling is in the metadata. Llama 3's is a tensor of divisors,
+    from which only those of the published models are recognised.
 
     Raises ValueError naming the file for any other.
     """
@@ -137,7 +137,7 @@ def _rope_scaling(file: GGUF, head_dim: int, theta: float) -> dict[str, Any] | N
             "load the Hugging Face folder, whose config.json states the scaling"
         )
     architecture = architecture_name(file)
-    factor = file.metadata.get(f"{architecture}.rope.scale_linear")  # what files of 2023 call it
+    factor = file.metadata.get(f"{architecture}.rope.scale_linear")  # its name in files of 2023
     kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none" if factor is None else "linear")
     if kind not in ("none", "linear"):
         raise ValueError(f"{file.path} has the rope scaling {kind!r}, which is not served in GGUF files")

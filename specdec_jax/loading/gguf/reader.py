@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and where each tensor lies.
+"""The GGUF container: metadata and the location of each tensor.
 
 The header is parsed here because `gguf.GGUFReader` wraps each of 98,000 vocabulary strings in numpy arrays (2.8 s for
 SmolLM2 against 0.2 s) and reads past the end of a truncated file. Dequantisation is the `gguf` package's.
@@ -23,7 +23,7 @@ BLOCKS_TOGETHER = 4096
 
 
 class TensorInfo(NamedTuple):
-    """One tensor as stored: shape slowest axis first, as numpy has it; offset and size in bytes of the file."""
+    """A stored tensor: shape with the slowest axis first, as in numpy; offset and size in bytes."""
 
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
@@ -43,8 +43,8 @@ class GGUF(NamedTuple):
 def read_gguf(path: str | Path) -> GGUF:
     """Parses the header of a GGUF file, little-endian, version 2 or 3.
 
-    Raises FileNotFoundError when there is no such file, and ValueError naming it when it is no GGUF file, of another
-    version, damaged, or shorter than its tensors need.
+    Raises FileNotFoundError if there is no such file, and ValueError naming it if it is not a GGUF file, has another
+    version, is damaged, or shorter than its tensors require.
     """
     path = Path(path)
     if not path.is_file():
@@ -78,7 +78,7 @@ def dequantise(file: GGUF, name: str) -> np.ndarray:
     info = file.tensors[name]
     stored = np.frombuffer(file.buffer, np.uint8, info.size, info.offset)
     block = gguf.GGML_QUANT_SIZES[info.kind][1]  # bytes
-    # The package takes sixteen rows at a time. Blocks know nothing of rows, and long rows take two thirds of the time.
+    # The package converts sixteen rows at a time. Blocks are independent of rows, and long rows take 2/3 of the time.
     row = block * math.gcd(info.size // block, BLOCKS_TOGETHER)
     try:
         array = gguf.quants.dequantize(stored.reshape(-1, row), info.kind)
@@ -88,20 +88,20 @@ def dequantise(file: GGUF, name: str) -> np.ndarray:
 
 
 def architecture_name(file: GGUF) -> str:
-    """`general.architecture`, which stands before the names of the file's hyper-parameters."""
+    """`general.architecture`, the prefix of the names of the file's hyper-parameters."""
     return str(file.metadata.get("general.architecture"))
 
 
 def number(file: GGUF, name: str, default: Any = None) -> Any:
-    """A hyper-parameter, without the architecture before its name.
+    """A hyper-parameter by its name without the architecture prefix.
 
-    Raises ValueError naming the file when it is missing and has no default, or differs between layers.
+    Raises ValueError naming the file if it is missing and has no default, or differs between layers.
     """
     key = f"{architecture_name(file)}.{name}"
     value = file.metadata.get(key, default)
     if value is None:
         raise ValueError(f"{file.path} lacks the hyper-parameter {key}")
-    if isinstance(value, np.ndarray):  # one number a layer
+    if isinstance(value, np.ndarray):  # one number per layer
         if len(set(value.tolist())) != 1:
             raise ValueError(f"{file.path}: {key} differs between layers, which is not served")
         return value.tolist()[0]

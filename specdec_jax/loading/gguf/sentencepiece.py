@@ -1,7 +1,7 @@
 """A SentencePiece tokenizer (Llama 2's, Gemma's) from GGUF metadata: pieces and their scores.
 
-SentencePiece's BPE merges the two neighbours whose union has the highest score, whatever pieces they are, and so does
-llama.cpp (`llm_tokenizer_spm`). As merges of `tokenizers` that is every way to cut a piece in two, by its score.
+SentencePiece's BPE merges the two neighbours whose union has the highest score, and so does llama.cpp
+(`llm_tokenizer_spm`). For `tokenizers` the merges are all splits of every piece in two, in order of its score.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers
 from specdec_jax.loading.gguf.reader import GGUF
 
 SPACE = "▁"
-NORMAL = 1  # of tokenizer.ggml.token_type
+NORMAL = 1  # value of tokenizer.ggml.token_type
 SCORES, KINDS, ADD_PREFIX = (f"tokenizer.ggml.{name}" for name in ("scores", "token_type", "add_space_prefix"))
 
 
@@ -35,7 +35,7 @@ def sentencepiece_backend(file: GGUF, tokens: list[str], vocabulary: dict[str, i
 
 
 def merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
-    """Every two pieces that make up a third, those of the highest score first."""
+    """All pairs of pieces whose union is a piece, highest score first."""
     ranked = [
         (score, piece[:i], piece[i:])
         for piece, score in pieces.items()
@@ -47,13 +47,13 @@ def merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def normalizer(prefix: bool) -> Any:
-    """Spaces as `▁`, and one in front where the model was trained so."""
+    """Replaces spaces by `▁`, with a prefix for models trained with one."""
     replace = normalizers.Replace(" ", SPACE)
     return normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
 
 
 def decoder(prefix: bool) -> Any:
-    """The way back: bytes become characters, and the space in front goes."""
+    """The inverse: bytes become characters, and the prefix is removed."""
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
 

@@ -1,7 +1,7 @@
 """A tokenizer from GGUF metadata: byte-level BPE with the pre-tokenizer by its name, or SentencePiece's pieces.
 
-transformers cannot: without torch it reads no GGUF, and with it it builds every `gpt2` tokenizer with GPT-2's
-pre-tokenizer, so that two spaces before a digit get other tokens than the model was trained on.
+transformers is not usable: without torch it does not read GGUF, and with torch it builds every `gpt2` tokenizer with
+GPT-2's pre-tokenizer, so that two spaces before a digit get tokens that differ from training.
 The table of names follows llama.cpp's `llama-vocab.cpp`.
 """
 
@@ -14,14 +14,14 @@ from specdec_jax.loading.gguf.reader import GGUF
 from specdec_jax.loading.gguf.sentencepiece import sentencepiece_backend
 from specdec_jax.loading.tokenizer import Tokenizer
 
-BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # of tokenizer.ggml.model
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 CHAT_TEMPLATE, TOOL_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
 
 def _words(digits: str) -> str:
-    """GPT-4's pattern, which Llama 3 and Qwen 2 share but for how many digits stay together."""
+    """GPT-4's pattern, which Llama 3 and Qwen 2 share except for the number of grouped digits."""
     return (
         CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
@@ -41,9 +41,9 @@ NAMES = {
     "qwen 2": ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"),
 }
 PRE_TOKENIZERS = {name: kind for kind, names in NAMES.items() for name in names}
-WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # a word in the vocabulary is never merged up to
-NORMALISED = ("qwen2",)  # Qwen's tokenizer.json has NFC, which no entry says and llama.cpp leaves out
-ADD_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # where the file does not say
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # words in the vocabulary are not split
+NORMALISED = ("qwen2",)  # Qwen's tokenizer.json has NFC, which has no GGUF entry and is omitted by llama.cpp
+ADD_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # default if the file has no entry
 
 
 def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
@@ -106,7 +106,7 @@ def _byte_level(file: GGUF, tokens: list[str], vocabulary: dict[str, int]) -> Ba
 
 
 def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
-    """Control tokens and the unknown are special, user-defined ones only whole; in order of id, so that none moves."""
+    """Adds control and unknown tokens as special, user-defined ones as whole tokens, in order of their ids."""
     kinds = file.metadata.get("tokenizer.ggml.token_type")
     if kinds is None:
         return
