@@ -1,1 +1,1 @@
-"""What a person uses: the command line, the chat, and what they show."""
+"""The user interface: the command line, the chat, and their views."""

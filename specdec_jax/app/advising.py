@@ -1,4 +1,4 @@
-"""The `advise` command: how many tokens to draft, by a log of any engine or a trace."""
+"""The `advise` command: how many tokens to draft, from a log of any engine or a trace."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.readers import Log, read_log
 from specdec_jax.replay.writers import synthetic_acceptance
 
-BATCHES = (1, 4, 16, 64)  # for costs that hold at any
+BATCHES = (1, 4, 16, 64)  # for costs that apply to any batch size
 
 
 def advise_on(command: Advise) -> bool:
-    """Prints the page; whether drafting pays, or may, at some batch size.
+    """Prints the page; returns whether drafting pays, or may pay, at some batch size.
 
     Raises:
-        FileNotFoundError, ValueError: bad input.
+        FileNotFoundError, ValueError: invalid input.
     """
     if command.max_draft_length < 1:
         raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
@@ -53,7 +53,7 @@ def advise_on(command: Advise) -> bool:
 
 
 def costs_of(command: Advise) -> list[CostModel]:
-    """The costs by batch size, ascending. Raises ValueError for two of one batch size, and as `costs_named`."""
+    """The costs by batch size, ascending. Raises ValueError for duplicate batch sizes, and as `costs_named`."""
     models: list[CostModel] = []
     if any(size < 1 for size in command.batch_sizes):
         raise ValueError(f"batch sizes must be 1 or more, got {command.batch_sizes}")
@@ -67,7 +67,7 @@ def costs_of(command: Advise) -> list[CostModel]:
 
 
 def options_of(advices: Sequence[Advice], chosen: Mapping[str, Choice], longest: int) -> dict[str, str]:
-    """Each engine's options: the length of the smallest batch, and a threshold where that is faster there."""
+    """Each engine's options: the length for the smallest batch, and a threshold if it is faster there."""
     first = advices[0]
     better = {name: choice for name, choice in chosen.items() if choice.speedup.estimate > first.best.speedup.estimate}
     length = int(next((advice.best.setting for advice in advices if advice.best.setting), 0))

@@ -1,4 +1,4 @@
-"""`python -m specdec_jax ...`: what a person types; commands.py and options.py say what can be asked for."""
+"""The command line `python -m specdec_jax ...`; its commands and options are in commands.py and options.py."""
 
 import contextlib
 import os
@@ -30,20 +30,20 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (bad input), 3 (not shown), 70 (a defect of
+    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (invalid input), 3 (not shown), 70 (a bug of
     this program), 130 (Ctrl-C), 141.
 
-    What cannot be parsed, and --help, end the program as argparse does it (2 and 0).
+    Parsing errors and --help end the program as in argparse (2 and 0).
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat}
         runs |= {Doctor: run_doctor, Advise: run_advise, VerifyLossless: run_verify}
-        if not getattr(command, "distributed", False):  # else first of all the other processes must be found
+        if not getattr(command, "distributed", False):  # otherwise the other processes must be connected first
             _use_mesh(command)
         with warnings_in_one_line():
             return runs[type(command)](command)
-    except BrokenPipeError:  # the reader of our output is gone: nothing more can be written, at exit neither
+    except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from specdec_jax.decoding.user_code import describe_error, location
 
-        # A defect of ours is not 1, which says that something is not lossless.
+        # A bug is not 1, which means that something is not lossless.
         if not isinstance(error, ValueError) and not location(error):
             traceback.print_exc()
             return DEFECT
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Within the block every warning is one line on standard error: `warning: ` and its text, without its source."""
+    """Prints warnings in the block as lines `warning: TEXT` on standard error, without their source."""
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
         del place, more
@@ -78,7 +78,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 
 def _use_mesh(command: Any) -> None:
-    """Several devices, where the command asks for them."""
+    """Sets the mesh, if the command has one."""
     if isinstance(command, Advise):
         return
     mesh = command.mesh if isinstance(command, VerifyLossless) else command.models.mesh
@@ -89,7 +89,7 @@ def _use_mesh(command: Any) -> None:
 
 
 def _use_all_devices(mesh: str | None) -> None:
-    """A mesh of the devices of all processes, which share the target's weights unless it says otherwise."""
+    """A mesh of the devices of all processes; by default the target's weights are sharded over all."""
     import jax
 
     from specdec_jax.sharding import use_mesh
@@ -98,7 +98,7 @@ def _use_all_devices(mesh: str | None) -> None:
 
 
 def _parsed(arguments: list[str]) -> Any:
-    """The command's dataclass. Without a command's name the program ends with the list of them, a line each."""
+    """The command's dataclass. Without a command the program ends with a list of commands."""
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
@@ -183,7 +183,7 @@ def _generate(command: Generate) -> int:
 
 
 def run_file(command: GenerateFile) -> int:
-    """The `generate-file` command; 1: lines of the input were refused."""
+    """The `generate-file` command; returns 1 if lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
     options["cite"] = command.cite
     if command.distributed != command.spanning:
@@ -210,7 +210,7 @@ def run_chat(command: Chat) -> int:
 
 
 def run_doctor(command: Doctor) -> int:
-    """The `doctor` command; 1: the pair does not work, or drafting will not pay."""
+    """The `doctor` command; returns 1 if the pair does not work, or drafting will not pay."""
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.doctor import examine
 
@@ -219,7 +219,7 @@ def run_doctor(command: Doctor) -> int:
 
 
 def run_advise(command: Advise) -> int:
-    """The `advise` command; 1: drafting pays at no batch size."""
+    """The `advise` command; returns 1 if drafting pays at no batch size."""
     from specdec_jax.app.advising import advise_on
 
     return 0 if advise_on(command) else FAILED
@@ -266,13 +266,13 @@ def _prompt(prompt: str) -> str:
             raise ValueError(f"standard input is not UTF-8: {error}") from None
     if not text.strip():
         raise ValueError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in text):  # how Python keeps bytes it cannot decode
+    if any("\ud800" <= character <= "\udfff" for character in text):  # Python's representation of undecodable bytes
         raise ValueError(f"the prompt is not valid UTF-8: {text!r}")
     return text
 
 
 def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any, Any]:
-    """Settings, the policy and the verifier; refuses what needs no weights to be refused."""
+    """Settings, policy and verifier, after the checks that need no weights."""
     from specdec_jax.app.settings import Settings, check
 
     rules = Rules() if isinstance(command, Doctor) else command.rules

@@ -1,4 +1,4 @@
-"""A request by several methods in turns, with the same seed: plain decoding and rules, by the clock."""
+"""Timing of a request by several methods with the same seed, alternating: plain decoding and policies."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from rich.table import Table
 
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode
 
-REPEATS = 2  # passes over the methods, in turn: what slows the machine down for a while then meets all of them
+REPEATS = 2  # repeats, alternating between methods, so that slow moments of the machine affect all of them
 
 
 class Compared(NamedTuple):
@@ -15,14 +15,14 @@ class Compared(NamedTuple):
     name: str
     result: Generation
     tokens_per_second: float  # total tokens over total seconds, without prefill and compilation
-    identical: bool  # to plain decoding's tokens
+    identical: bool  # whether the tokens equal those of plain decoding
 
 
 def against_plain(pair: Pair, request: Request) -> str:
-    """A sentence on how much faster a request is decoded than plainly, measured in turns."""
+    """A sentence about the measured speed-up of a request over plain decoding."""
     ids, options = request.prompts[0], dict(request.options)
     for name in [name for name in options if name.startswith(("policy", "verifier", "monitor"))]:
-        del options[name]  # plain decoding has none
+        del options[name]  # not for plain decoding
     plain, drafted = measure(
         [("plain", build_pair(pair.target, None), Request([ids], options, request.stop)), ("drafted", pair, request)]
     )
@@ -32,7 +32,7 @@ def against_plain(pair: Pair, request: Request) -> str:
 
 
 def measure(methods: list[tuple[str, Pair, Request]]) -> list[Compared]:
-    """The methods by name, each compiled before it is timed, in turn; the first is what texts are compared with."""
+    """Times the methods alternately, after compilation; their texts are compared with the first one's."""
     decoded = [[decode(pair, request).results[0] for _, pair, request in methods] for _ in range(REPEATS)]
     plain = decoded[0][0].tokens
     rows = []
@@ -44,7 +44,7 @@ def measure(methods: list[tuple[str, Pair, Request]]) -> list[Compared]:
 
 
 def table(rows: list[Compared], temperature: float, lossless: bool = True) -> Table:
-    """The rows for a terminal; says why sampled texts differ."""
+    """A table for a terminal, with a note on why sampled texts differ."""
     grid = Table(title="The last prompt, again", title_style="bold", caption_justify="left")
     if not lossless:
         grid.caption = "The verifier is lossy, so its texts may differ from the target's."

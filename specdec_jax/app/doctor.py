@@ -1,6 +1,6 @@
 """The `doctor` command: whether a pair of models works and pays here, on one page.
 
-What is taken from this machine or from answers is called measured, and what is computed from that, predicted.
+Values from this machine or from answers are called measured, values computed from them predicted.
 """
 
 import dataclasses
@@ -49,20 +49,20 @@ from specdec_jax.text.pair import Pair, check_pair, split_drafters, without_mode
 from specdec_jax.text.prompt_file import read_prompts
 from specdec_jax.types import DraftModel, StoppingPolicy, Verifier
 
-PROMPT = "Why is the sky blue?"  # of the recommended command
-DEFAULT_CONTEXT = 2048  # tokens that a row's caches are counted for
-MOST_ROWS = 256  # more rows are not counted
-SHOWN_DRAFTS = 8  # of the acceptance by draft: what fits into 80 columns
+PROMPT = "Why is the sky blue?"  # prompt of the recommended command
+DEFAULT_CONTEXT = 2048  # tokens per row for the memory of caches
+MOST_ROWS = 256  # maximum number of rows considered
+SHOWN_DRAFTS = 8  # columns of the acceptance by draft position, to fit 80 characters
 SOURCES = {MEASURED: "measured", ESTIMATED: "predicted"}
 DTYPES = ("float32", "bfloat16", INT8)
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-ALWAYS = ("target", "drafter", "policy")  # in the recommended command; the others where they are not the default
+ALWAYS = ("target", "drafter", "policy")  # always in the recommended command; others if not the default
 CHANGED = ("dtype", "costs", "mesh", "calibration", "max_draft_length", "system", *SAMPLING)
-PROMPTS = Path(__file__).with_name("doctor_prompts.jsonl")  # eight kinds of text: acceptance differs by kind
+PROMPTS = Path(__file__).with_name("doctor_prompts.jsonl")  # eight kinds of text, because acceptance differs by kind
 
 
 class Conclusion(NamedTuple):
-    works: bool  # the pair can be decoded, and fits
+    works: bool  # whether the pair can be decoded and fits in memory
     pays: bool
     why: str
     command: str | None = None
@@ -70,13 +70,13 @@ class Conclusion(NamedTuple):
 
 @dataclass
 class Page:
-    """The console, and the numbers of the sections so far."""
+    """The console, and the report of the sections so far."""
 
     console: Console
     report: dict[str, Any] = field(default_factory=dict)
 
     def section(self, title: str, about: str, *shown: Any) -> None:
-        """A heading and what stands below it."""
+        """Prints a heading and the content of a section."""
         self.console.print()
         self.console.print(Text(title, "bold").append(about, "not bold"))
         for each in shown:
@@ -92,10 +92,10 @@ def examine(
     context: int | None = None,
     report: Path | None = None,
 ) -> Conclusion:
-    """Prints the page to standard output, a section as soon as it is known; `report` is a file for its numbers.
+    """Prints the page to standard output, section by section; `report` is a file for its numbers.
 
     Raises:
-        ValueError, OSError: bad input; a model or a file that cannot be read or written.
+        ValueError, OSError: invalid input; a model or a file that cannot be read or written.
     """
     if report is not None:
         check_file(report)
@@ -122,7 +122,7 @@ def examine(
 def _sections(
     page: Page, settings: Settings, rules: tuple[StoppingPolicy, Verifier], texts: Sequence[str], context: int | None
 ) -> Conclusion:
-    """The sections, until one says no."""
+    """The sections, up to the first one that fails."""
     refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
     prompts = [encode(target, text, chat=settings.chat, system=settings.system) for text in texts]
@@ -153,7 +153,7 @@ def _sections(
 
 
 def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
-    """Two outlines (`loading.outline`) and how their vocabularies join. Returns why they cannot decode together."""
+    """Shows two outlines (`loading.outline`) and their vocabularies. Returns why they cannot be used together."""
     facts, refusal = [_facts(model) for model in (target, drafter)], ""
     try:
         check_pair(target, drafter)
@@ -188,7 +188,7 @@ def _facts(model: LoadedModel) -> dict[str, Any]:
 
 
 def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: LoadedModel) -> str:
-    """Predicts the bytes of the weights by dtype, of each device. Returns why they cannot be loaded."""
+    """Predicts the bytes of the weights per device by dtype. Returns why they cannot be loaded."""
     dtype, mesh, free = "bfloat16" if settings.dtype == "auto" else settings.dtype, mesh_here(), free_memory()
     taken, devices = {}, 1 if mesh is None else mesh.size
     for name in dict.fromkeys((*DTYPES, dtype)):
@@ -205,7 +205,7 @@ def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: Loade
 
 
 def _caches(page: Page, pair: Pair, context: int) -> str:
-    """Counts the caches of rows of `context` slots. Returns why not even one row fits."""
+    """Predicts the memory of caches with `context` slots per row. Returns why not even one row fits."""
     free, rows, refusal = free_memory(), 0, ""
     try:
         rows = rows_that_fit(pair, MOST_ROWS, context, free)
@@ -242,7 +242,7 @@ def _show_memory(page: Page) -> None:
 
 
 def show_costs(page: Page, costs: CostModel, how: str) -> None:
-    """Times of passes; `how` they are known: measured, given or predicted."""
+    """Shows times of passes; `how` they were obtained: measured, given or predicted."""
     page.report["costs"] = {"how": how, "ratio": costs.ratio, **costs._asdict()}
     if how == "predicted":
         text = f"A drafter step, by the bytes both models read: c = {costs.ratio:.3f} passes of plain decoding."
@@ -259,9 +259,9 @@ def show_costs(page: Page, costs: CostModel, how: str) -> None:
 
 
 def _acceptance(page: Page, settings: Settings, pair: Pair, prompts: Sequence[list[int]]) -> Trace:
-    """The trace of the target's answers, and how many drafts are accepted along them."""
+    """The trace of the target's answers, and the acceptance of drafts along them."""
     drafter, limit = pair.decoder.parts.drafter, settings.max_new_tokens
-    assert drafter.model is not None  # examine refuses the others
+    assert drafter.model is not None  # checked by examine
     warp = {name: getattr(settings, name) for name in SAMPLING}
     seeds = [(settings.seed + index) % 2**32 for index in range(len(prompts))]
     with status(f"Decoding {len(prompts)} answers, and drafting along them"):
@@ -289,7 +289,7 @@ def _acceptance(page: Page, settings: Settings, pair: Pair, prompts: Sequence[li
 
 
 def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -> None:
-    """All rules, the fastest first; of static lengths the table has the best, and a line all. `fast`: by `as_fast`."""
+    """Shows all policies, fastest first; the table has the best static length, and a line all. `fast`: by `as_fast`."""
     static = [rule for rule in predictions if rule.policy.name == "static"]
     best = max(static, key=_speedup)
     table = _table("rule", "speed-up", "95 %", "tokens", "drafted", "accepted")
@@ -309,7 +309,7 @@ def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -
 
 
 def _engines(page: Page, trace: Trace, costs: CostModel, longest: int) -> None:
-    """What to set elsewhere for the same models, as `advise` says it."""
+    """Shows the options of other engines for the same models, as in `advise`."""
     options = engine_options(int(advise(log_of_trace(trace), costs, longest).best.setting))
     page.report["engines"] = options
     if options:
@@ -320,7 +320,7 @@ def _engines(page: Page, trace: Trace, costs: CostModel, longest: int) -> None:
 def conclude(
     settings: Settings, predictions: Sequence[Predicted], fast: Sequence[bool], costs: CostModel
 ) -> Conclusion:
-    """The default rule unless another is faster, `fast` says whether it is, and the command that decodes with it."""
+    """Recommends the default policy unless another one is faster (`fast`), with the command to decode with it."""
     best, usual = max(predictions, key=_speedup), Settings().policy
     fast_rules = [rule for rule, marked in zip(predictions, fast, strict=True) if marked and _speedup(rule) > 1]
     chosen = next((rule for rule in fast_rules if repr(rule.policy) == usual), best)
@@ -336,7 +336,7 @@ def conclude(
 
 
 def command(settings: Settings, policy: StoppingPolicy) -> str:
-    """The command line that decodes with these settings and that policy."""
+    """The command line for decoding with these settings and this policy."""
     chosen, default = dataclasses.replace(settings, policy=repr(policy)), Settings()
     words = ["python", "-m", "specdec_jax", "generate", PROMPT]
     for name in (*ALWAYS, *CHANGED):

@@ -1,4 +1,4 @@
-"""`generate-file`: requests from a JSONL file through one batch, results appended line by line."""
+"""The `generate-file` command: decodes requests from a JSONL file in a batch and appends results line by line."""
 
 import contextlib
 import functools
@@ -35,13 +35,13 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
 
-MEANS = 1e-4  # relative, by which the order of sums may change a mean
+MEANS = 1e-4  # relative tolerance for means, whose order of summation may differ
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
 @dataclass
 class _Run:
-    """The options that all lines share."""
+    """The options common to all lines."""
 
     settings: Settings
     policy: StoppingPolicy
@@ -54,21 +54,21 @@ class _Run:
 
 @dataclass
 class _Lines:
-    """The input's lines and their counts; results wait here until all lines before theirs are written."""
+    """The input's lines and their counts; results wait here until all earlier lines are written."""
 
-    numbers: list[int]  # of each request in the file, from 1
+    numbers: list[int]  # line number of each request, from 1
     lines: list[bytes]
-    fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of requests that are being decoded
+    fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests in decoding
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
     done: int = 0
-    undrafted: int = 0  # of those done, in which no round drafted
+    undrafted: int = 0  # finished requests in which no round drafted
     rounds: int = 0
     drafts: int = 0  # rounds that drafted
-    compiling: float = 0.0  # seconds
+    compiling: float = 0.0  # seconds of compilation
 
 
 def generate_file(
@@ -84,20 +84,20 @@ def generate_file(
     cite: bool = False,
     share: Share | None = None,
 ) -> int:
-    """Decode what `output` does not have yet; returns how many lines of the input were refused.
+    """Decode the lines that `output` does not have yet; returns the number of refused lines.
 
-    `cite`: print the BibTeX of what is decoded with to standard error.
+    `cite`: print the BibTeX of the parts used to standard error.
 
-    `share`: which of several processes this is, on a mesh that spans them (processes.py): all decode every line, and
-    the first one writes. None: there are no others.
+    `share`: the index of this process on a mesh that spans several (processes.py): all decode every line, and the first
+    one writes. None: a single process.
 
     Raises:
-        ValueError, OSError: bad options, an input that cannot be read, an output that cannot be written.
+        ValueError, OSError: invalid options, an input that cannot be read, an output that cannot be written.
     """
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     check_rows(batch)
-    output = output.resolve()  # by whatever name: it has one lock
+    output = output.resolve()  # one lock for all names of a file
     if source.resolve() in (output, output.with_name(output.name + SETTINGS)):
         raise ValueError(f"the output would overwrite the input {str(source)!r}")
     content = source.read_bytes()
@@ -113,7 +113,7 @@ def generate_file(
 
 
 def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
-    """All lines, which all processes decode at once."""
+    """Decodes all lines by all processes together."""
     with together(output.with_name(f".{output.name}.processes"), share), contextlib.ExitStack() as stack:
         results: ResultFile | Unwritten | None = None
         facts: dict[str, Any] = {"options": digest(json.dumps(wanted, sort_keys=True).encode())}
@@ -126,7 +126,7 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
         first = from_first(facts | {"input": digest(content)})
         if "error" in first:
             raise ValueError(first["error"])
-        content = content[: first["input"]["bytes"]]  # an input may have grown since
+        content = content[: first["input"]["bytes"]]  # the input may have grown
         if (first["options"], first["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
         results = results or Unwritten(output, first["lines"], first["refused"], first["decided"])
@@ -134,12 +134,12 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
-    """Decodes the lines that the results lack. Returns how many were refused."""
+    """Decodes the missing lines. Returns the number of refused ones."""
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
     enable()
-    with interrupts_end_here():  # every line is written in one piece: nothing is lost
+    with interrupts_end_here():  # lines are written atomically, so nothing is lost
         pair = _pair(run, results)
         if run.cite:
             run.console.print(citations(pair))
@@ -148,7 +148,7 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
 
 
 def _wanted(settings: Settings) -> dict[str, Any]:
-    """What the content of the output depends on; of files of rules and settings what they hold, too."""
+    """The settings that determine the output, including the contents of files of rules and settings."""
     wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
     for name in ("policy", "verifier", "drafter", "calibration", "costs"):
         path = Path(name_in(getattr(settings, name) or ""))
@@ -158,13 +158,13 @@ def _wanted(settings: Settings) -> dict[str, Any]:
 
 
 def _lines(content: bytes) -> _Lines:
-    """Every line that is not blank, with its number."""
+    """The non-blank lines with their numbers."""
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
     return _Lines([number for number, _ in numbered], [line for _, line in numbered])
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
-    """The pair; what the machine decides is in the output's settings, from which a later run reads it."""
+    """The pair; choices of the machine are stored in the output's settings, from which a later run reads them."""
     decided = results.decided
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
@@ -196,7 +196,7 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
 
 
 def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether fingerprints are of the same weights. Their means differ a little by the devices they were taken on."""
+    """Whether fingerprints are of the same weights. Their means differ slightly between devices."""
 
     def same(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         near = math.isclose(first["scale"], other["scale"], rel_tol=MEANS)
@@ -209,9 +209,9 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
-    request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # what no line could be decoded with
+    request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # raises for options that fail for all lines
     first, began = results.lines, time.perf_counter()
-    indices: list[int] = []  # of the requests handed out, which line each is
+    indices: list[int] = []  # line index of each request
     free = free_memory()
 
     @functools.cache
@@ -263,7 +263,7 @@ def _shape(pair: Pair, done: Completed) -> str:
 
 
 def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
-    """What is ready, as far as no line before it is missing."""
+    """Writes results in order, up to the first missing line."""
     while results.lines in lines.ready:
         results.append(lines.ready.pop(results.lines))
 
@@ -281,7 +281,7 @@ def _count(lines: _Lines, done: Completed) -> None:
 
 
 def _turned_off(lines: _Lines, policy: str) -> str:
-    """The end of the closing line if the rule drafted nothing in some lines, else empty."""
+    """The end of the final message if the policy drafted nothing in some lines, else empty."""
     if not lines.undrafted:
         return ""
     if not lines.drafts:
@@ -293,6 +293,6 @@ def _turned_off(lines: _Lines, policy: str) -> str:
 
 
 def _progress_text(lines: _Lines, seconds: float) -> str:
-    """Tokens/s are without compiling."""
+    """Progress in tokens and tokens/s, without compilation."""
     accepted = f", {lines.accepted / lines.drafted:.0%} of drafts accepted" if lines.drafted else ""
     return f"{lines.tokens:,} tokens, {lines.tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{accepted}"

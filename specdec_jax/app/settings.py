@@ -1,4 +1,4 @@
-"""What a session decodes with, and the one check of it that needs no weights."""
+"""The settings of a session, and their check without weights."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
 
-LONGEST = 64  # most tokens drafted in a round; verification would be wider than a prefill chunk
+LONGEST = 64  # maximum draft length; beyond it verification would be wider than a prefill chunk
 
 
 @dataclass(frozen=True)
 class Settings(Decoding, Drafting, Rules, Models):
-    """Everything a command can change. A changed session has a changed copy, so what fails changes nothing."""
+    """All settings that a command can change. A session replaces them by a copy, so that failures change nothing."""
 
     phases: bool = False
     """Watch them, also where no rule reads them."""
@@ -30,10 +30,10 @@ class Settings(Decoding, Drafting, Rules, Models):
 
 
 def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
-    """The policy and the verifier; refuses what needs no weights to be refused.
+    """The policy and the verifier, after the checks that need no weights.
 
     Raises:
-        ValueError: an unknown name or option, a number out of range, or a file that is no calibration.
+        ValueError: an unknown name or option, a number out of range, or a file that is not a calibration.
         FileNotFoundError: there is no such calibration.
     """
     policy, verifier = choose("policy", settings.policy), choose("verifier", settings.verifier)
@@ -54,7 +54,7 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
 
 
 def download_models(settings: Settings) -> None:
-    """Brings models of the hub into the cache. Before a spinner: the progress bars would be drawn into it.
+    """Downloads models of the hub to the cache. To be called before a spinner, because of the progress bars.
 
     Raises:
         ValueError, OSError: as `build`.
@@ -63,9 +63,9 @@ def download_models(settings: Settings) -> None:
 
 
 def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more: Any) -> Pair:
-    """Loads what is not loaded yet and joins it. Equal static options give one decoder; hyperparameters compile none.
+    """Loads models and builds the pair. Decoders are shared for equal static options, for any hyperparameters.
 
-    `more` are other arguments of `measured_pair`, or others than the settings'.
+    `more` are further arguments of `measured_pair`, which override the settings.
 
     Raises:
         ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.

@@ -1,1 +1,1 @@
-"""The tool people talk to: a conversation that keeps its cache, slash commands, and a terminal around both."""
+"""The chat: a session that keeps its cache, slash commands, and a terminal."""

@@ -1,4 +1,4 @@
-"""Slash commands: what they do to a session, their help, and what can be completed."""
+"""Slash commands: their actions on a session, help, and completion."""
 
 import difflib
 import re
@@ -21,30 +21,30 @@ from specdec_jax.text.strategies import parse_call
 
 @dataclass
 class Chat:
-    """A session and what the commands switch around it."""
+    """A session and the display options set by commands."""
 
     session: Session
-    tokens: str | None = None  # of TOKENS; None: "all" for the first answer, then "on"
+    tokens: str | None = None  # one of TOKENS; None: "all" for the first answer, then "on"
     ended: bool = False
 
 
 TOKENS = ("all", "on", "off")  # coloured with rejected drafts, coloured without, not coloured
 
 
-LOADING = "Loading"  # what is slow about a command that other models come with
+LOADING = "Loading"  # status of commands that load models
 
 
 class Command(NamedTuple):
-    """`run` takes the rest of the line and returns what to show; a ValueError or OSError of it changed nothing."""
+    """`run` takes the rest of the line and returns the output; after a ValueError or OSError nothing has changed."""
 
     usage: str
     help: str
     run: Callable[[Chat, str], RenderableType | None]
-    slow: str = ""  # what it is doing, where that takes its time
+    slow: str = ""  # status message of slow commands
 
 
 def run(chat: Chat, line: str) -> RenderableType | None:
-    """Runs the command of a line that begins with a slash.
+    """Runs the command in a line that begins with a slash.
 
     Raises:
         ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
@@ -67,7 +67,7 @@ def find(line: str) -> tuple[Command, str]:
 
 
 def _set(field: str, kind: Callable[[str], Any], usage: str, about: str, slow: str = "") -> Command:
-    """A command for one number or text of the settings; alone it shows the value."""
+    """A command for a number or text in the settings; without an argument it shows the value."""
 
     def change(chat: Chat, text: str) -> RenderableType:
         if text:
@@ -92,7 +92,7 @@ def _shown(chat: Chat, *fields: str) -> Text:
 
 
 def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
-    """/policy and /verifier: a strategy, or only options of the one that is there: key=value, key=value."""
+    """/policy and /verifier: a strategy, or only options of the current one: key=value, key=value."""
 
     def change(chat: Chat, text: str) -> RenderableType:
         if re.match(r"[\w-]+\s*=", text):
@@ -105,7 +105,7 @@ def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
 
 
 def _with_options(kind: str, words: str, options: str) -> str:
-    """The strategy in words, with other options."""
+    """The text of a strategy with other options."""
     _, changes = parse_call(kind, f"{kind}({options})")
     name, arguments = parse_call(kind, words)
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**arguments, **changes}.items())})"
@@ -140,7 +140,7 @@ def _gamma(chat: Chat, text: str) -> RenderableType | None:
 
 
 def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
-    """A hyperparameter of the policy, where the policy has it."""
+    """A command for a hyperparameter of the policy, if the policy has it."""
 
     def change(chat: Chat, text: str) -> RenderableType:
         settings = chat.session.settings
@@ -215,7 +215,7 @@ def _help(chat: Chat, text: str) -> RenderableType:
 
 
 def _alone(name: str, about: str, action: Callable[[Chat], RenderableType | None]) -> Command:
-    """A command that takes nothing after it."""
+    """A command without arguments."""
 
     def run(chat: Chat, text: str) -> RenderableType | None:
         if text:

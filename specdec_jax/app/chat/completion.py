@@ -1,4 +1,4 @@
-"""What Tab offers: commands, names of strategies and models, and the options of a strategy."""
+"""Tab completion: commands, names of strategies and models, and the options of a strategy."""
 
 import inspect
 import re
@@ -15,12 +15,12 @@ CALL = re.compile(r"(?P<name>[^(]+)\((?P<given>.*)$")  # a call that is being ty
 
 class Completion(NamedTuple):
     text: str
-    start: int  # where it begins, counted back from the cursor
+    start: int  # its beginning relative to the cursor
     about: str = ""
 
 
 def complete(before: str) -> list[Completion]:
-    """Completions of a line, of which `before` stands before the cursor. None for what is no command."""
+    """Completions of a line with the text `before` the cursor; empty if it is not a command."""
     if not before.startswith("/") or "\n" in before:
         return []
     command, space, rest = before.partition(" ")
@@ -32,7 +32,7 @@ def complete(before: str) -> list[Completion]:
 
 
 def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], Iterator[str]]:
-    """A name, and once its bracket is open what the strategy takes and was not given."""
+    """Completions of a name, or after an opening bracket those of its remaining options."""
 
     def offers(rest: str) -> Iterator[str]:
         call = CALL.fullmatch(rest)
@@ -46,14 +46,14 @@ def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], It
 
 
 def _options(kind: str, name: str) -> list[str]:
-    """The static options and the hyperparameters that a strategy takes; none while its name is not finished."""
+    """The static options and hyperparameters of a strategy; empty for an unknown name."""
     try:
         options = inspect.signature(find_factory(kind, name)).parameters.keys()
     except ValueError:
         return []
     try:
         return sorted({*options, *choose(kind, name).hyperparameters})
-    except ValueError:  # an option that must be given
+    except ValueError:  # an option without a default
         return sorted(options)
 
 

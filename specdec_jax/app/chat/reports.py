@@ -1,4 +1,4 @@
-"""What /stats, /phases and /save show of the last answer."""
+"""The output of /stats, /phases and /save for the last answer."""
 
 import dataclasses
 from itertools import groupby
@@ -22,9 +22,9 @@ PHASES = {0: "routine", 1: "reasoning"}
 
 
 def describe(settings: Settings, all_rules: bool = True) -> str:
-    """The settings on one line: models, rules, and of the rest what is not the default.
+    """The settings on one line: models, rules, and other settings that differ from the defaults.
 
-    Without `all_rules` the verifier is also left out where it is the default.
+    Without `all_rules` a default verifier is also omitted.
     """
     parts = [f"{settings.target} + {settings.drafter}", settings.policy]
     if all_rules or settings.verifier != Settings().verifier:
@@ -41,7 +41,7 @@ def describe(settings: Settings, all_rules: bool = True) -> str:
 def fitted(settings: Settings, width: int) -> str:
     """`describe` in at most `width` columns.
 
-    What is too long loses the default verifier, then the folders of the models, then the drafter; else it is cut.
+    If too long, it omits the default verifier, then the folders of the models, then the drafter, and is cut at last.
     """
     target, drafter = (
         ",".join(Path(name).name for name in split_drafters(words)) for words in (settings.target, settings.drafter)
@@ -55,7 +55,7 @@ def fitted(settings: Settings, width: int) -> str:
 
 
 def stats(session: Session) -> RenderableType:
-    """The settings, and of the last answer its speed, its drafts and what was read of the prompt."""
+    """The settings, and for the last answer its speed, its drafts and the prefilled part of the prompt."""
     grid = Table.grid(padding=(0, 2))
     grid.add_row("settings", describe(session.settings))
     if session.settings.system is not None:
@@ -98,7 +98,7 @@ def _number(value: float | None) -> str:
 
 
 def phases(session: Session) -> RenderableType:
-    """The text of the last answer, coloured by the phases that were recorded with it, and their lengths."""
+    """The text of the last answer, coloured by its recorded phases, and their lengths."""
     result, rounds = _recorded(session)
     watched = session.pair.decoder.parts.monitor.init(1) != ()
     if not watched and not any(int(round_["phase"]) for round_ in rounds):

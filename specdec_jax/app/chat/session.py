@@ -1,4 +1,4 @@
-"""A conversation and its models, without a terminal. It keeps the cache of what was said from turn to turn."""
+"""A conversation and its models, without a terminal. It keeps the caches between turns."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,27 +13,27 @@ from specdec_jax.text.generation import Generation, Pair, Request, build_pair, p
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
-SPARE = 3  # answers that new caches have room for
+SPARE = 3  # new caches have slots for this many answers
 LEAST_SLOTS = 256
 
 
 class Turn(NamedTuple):
-    """One question and its answer, as far as it came."""
+    """One question and its answer so far."""
 
-    ids: list[int]  # the prompt: all of the conversation up to the answer
-    text: str  # what those ids stand for
+    ids: list[int]  # the prompt: the conversation up to the answer
+    text: str  # the text of those ids
     result: Generation
-    slots: int  # of the caches
-    reused: int  # tokens of the prompt that the cache held from the turn before
-    prefilled: int  # tokens of the prompt that were read
-    why: str  # why they were read
-    settings: Settings  # what it was decoded with
+    slots: int  # cache slots
+    reused: int  # tokens of the prompt that were in the cache from the previous turn
+    prefilled: int  # tokens of the prompt that were prefilled
+    why: str  # the reason for prefilling them
+    settings: Settings  # the settings of the turn
 
 
 class Session:
     """Messages, settings and the state of the last turn.
 
-    `answer` decodes a turn, `change` other settings, `reset` forgets the messages. What raises leaves all as it was.
+    `answer` decodes a turn, `change` sets settings, `reset` deletes the messages. After an error nothing has changed.
 
         >>> session = Session(Settings(policy="static"))
         >>> for chunk in session.answer("Why is the sky blue?"):
@@ -41,7 +41,7 @@ class Session:
         >>> session.last.result.statistics
 
     Raises:
-        ValueError, OSError: settings that cannot be, models that cannot be loaded, a target without a chat template.
+        ValueError, OSError: invalid settings, models that cannot be loaded, a target without a chat template.
     """
 
     def __init__(self, settings: Settings):
@@ -54,12 +54,12 @@ class Session:
 
     @property
     def longest(self) -> int:
-        """Tokens drafted a round at most, as set or as chosen for this machine."""
+        """Maximum draft length, as set or as chosen for this machine."""
         return self.settings.max_draft_length or self.pair.decoder.parts.drafter.max_draft_length or DRAFTS
 
     def methods(self, length: int) -> list[tuple[str, Pair, Request]]:
         """The last prompt by plain decoding, static drafts of `length` and the session's own policy: name, models and
-        request of each. Plain decoding has no verifier to be changed by.
+        request of each. Plain decoding has no verifier.
 
         Raises:
             ValueError: there is no answer yet, or the length is out of range.
@@ -78,24 +78,24 @@ class Session:
         return [*methods, (repr(self.pair.policy), self.pair, self.request(ids))]
 
     def change(self, **values: Any) -> None:
-        """Other settings, by the names of `Settings`; a new model is loaded here."""
+        """Changes settings by the names of `Settings`; new models are loaded here."""
         settings = dataclasses.replace(self.settings, **values)
         if settings.target != self.settings.target:
             refuse_encoders("chat", settings.target)
         pair = _built(settings)
         if settings.target != self.settings.target and self.last is not None:
-            self.last = self.last._replace(ids=[], text="")  # another tokenizer's ids
+            self.last = self.last._replace(ids=[], text="")  # ids of another tokenizer
         self.settings, self.pair = settings, pair
 
     def reset(self) -> None:
-        """Forget the messages. The cache stays: a system prompt need not be read again."""
+        """Deletes the messages. The cache is kept, so that a system prompt need not be prefilled again."""
         self.messages, self.last = [], None
 
     def answer(self, text: str) -> Iterator[Chunk]:
-        """The chunks of the answer to `text`. Leaving the loop early, by Ctrl-C too, keeps what came until then.
+        """The chunks of the answer to `text`. Leaving the loop early, also by Ctrl-C, keeps the answer so far.
 
         Raises:
-            ValueError: an empty text, or a conversation that fills the target's context; at the call.
+            ValueError: an empty text, or a conversation that exceeds the target's context; raised by the call.
         """
         if not text.strip():
             raise ValueError("the message is empty")
@@ -104,10 +104,10 @@ class Session:
         return self._play(messages, rendered, self.request(self._ids(rendered)))
 
     def request(self, ids: list[int], pair: Pair | None = None) -> Request:
-        """A prompt's ids with this session's settings, for `pair` (the session's own unless given).
+        """The request of a prompt's ids with this session's settings, for `pair` (default: the session's).
 
         Raises:
-            ValueError: no room for an answer.
+            ValueError: not enough context for an answer.
         """
         pair, settings = pair or self.pair, self.settings
         context = pair.target.model.spec.context
@@ -130,19 +130,19 @@ class Session:
         return request._replace(prompts=[ids])
 
     def _slots(self, prompt: int, new_tokens: int, widest: int) -> int:
-        """As many cache slots as there are, or with more room than is needed: every size compiles anew."""
+        """The present number of cache slots, or more than needed, because every size needs compilation."""
         present = 0 if self._state is None else self._state.tokens.shape[1]
         needed = slots_for(prompt, new_tokens, widest)
         return present if needed <= present else max(slots_for(prompt, SPARE * new_tokens, widest), LEAST_SLOTS)
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
-        state, self._state = self._state, None  # donated from here on: if the start is interrupted, there is none
+        state, self._state = self._state, None  # donated below: if the start is interrupted, no state is left
         state, why = self._usable(state, request)
         chunks = None
         try:
             chunks = Stream(self.pair, request, 1, state)
             yield from chunks
-        except Exception:  # while it ran: its state was donated and is gone
+        except Exception:  # in decoding: the state was donated and is lost
             chunks = None
             raise
         finally:
@@ -151,7 +151,7 @@ class Session:
                     self._keep(messages, rendered, request, chunks, why)
 
     def _usable(self, state: DecodeState | None, request: Request) -> tuple[DecodeState | None, str]:
-        """The kept state if this turn can go on from it, and why tokens are read."""
+        """The kept state if this turn can continue from it, and the reason for prefilling."""
         if state is None:
             return None, "nothing was kept"
         if self._models() != self._kept_models:
@@ -171,14 +171,14 @@ class Session:
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:
-            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # an answer goes on
+            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # answers follow
             return "".join(lines).removeprefix("\n")
         if self.settings.system is not None:
             messages = [{"role": "system", "content": self.settings.system}, *messages]
         return self.pair.target.tokenizer.chat(messages)
 
     def _ids(self, rendered: str) -> list[int]:
-        """The text's ids. What was decoded keeps the ids it was decoded as, which may not be how it is encoded."""
+        """The text's ids. Decoded text keeps its ids, which may differ from those of encoding it."""
         tokenizer, last = self.pair.target.tokenizer, self.last
         if last is not None and last.ids:
             before = last.text + tokenizer.decode(last.result.tokens, skip_special=False)

@@ -1,4 +1,4 @@
-"""After an answer: what its acceptance rate suggests. Above 0.8 longer drafts, below 0.5 shorter or adaptive ones."""
+"""Suggestions after an answer by its acceptance rate: above 0.8 longer drafts, below 0.5 shorter or adaptive ones."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,33 +7,33 @@ from typing import Any, NamedTuple
 from specdec_jax.app.settings import Settings
 from specdec_jax.text.strategies import choose, name_in
 
-HIGH, LOW = 0.8, 0.5  # the rates people tune by hand with
-MOST = 16  # beyond it a draft is hardly ever accepted whole
-STEP = 0.2  # of lambda
-LOW_THRESHOLD = 0.3  # the least lambda of the paper's grid (arXiv 2410.18351)
+HIGH, LOW = 0.8, 0.5  # common thresholds of manual tuning
+MOST = 16  # maximum suggested length; longer drafts are rarely accepted completely
+STEP = 0.2  # step of lambda
+LOW_THRESHOLD = 0.3  # the smallest lambda of the paper's grid (arXiv 2410.18351)
 
 
 def same_drafts(before: Settings, now: Settings) -> bool:
-    """Whether the two settings draft alike, so that figures of the one hold for the other."""
+    """Whether the two settings draft in the same way, so that statistics of one apply to the other."""
     without = {"max_new_tokens": 1, "seed": 0, "stop": (), "phases": False}
     return dataclasses.replace(before, **without) == dataclasses.replace(now, **without)
 
 
 class Suggestion(NamedTuple):
-    """`command` is the line that does what `advice` says; `/gamma auto` runs it."""
+    """`command` is the line that implements `advice`; `/gamma auto` runs it."""
 
     advice: str
     command: str
 
 
 def suggest(settings: Settings, longest: int, figures: Mapping[str, Any]) -> Suggestion | None:
-    """What to change after an answer with these statistics (of `statistics.summarise`); None: nothing, or no drafts.
+    """The suggestion after an answer with these statistics (`statistics.summarise`); None: no change, or no drafts.
 
     Args:
-        longest: tokens drafted a round at most, also where the settings leave that to the machine.
+        longest: maximum draft length, also if it is not in the settings.
 
-    Static lengths are changed themselves. AdaEDL's lambda is, unless drafts fill `max_draft_length`, which then grows.
-    Drafts of other rules are limited, or replaced by longer static ones.
+    For static policies the length is changed, for AdaEDL lambda, or `max_draft_length` if drafts reach it. Drafts of
+    other policies are limited, or replaced by longer static ones.
     """
     rate, mean = figures["draft_acceptance_rate"], figures["mean_draft_length"]
     if rate is None:

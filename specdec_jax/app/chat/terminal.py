@@ -1,4 +1,4 @@
-"""The terminal around a session: reads lines, prints tokens as they are accepted, runs slash commands."""
+"""The terminal of a session: reads lines, prints tokens as they are accepted, runs slash commands."""
 
 import contextlib
 import os
@@ -38,12 +38,12 @@ HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
 
 
 def talk(settings: Settings, cite: bool = False) -> int:
-    """The `chat` command: loads the models and talks until the end. 2: a line of a script was refused.
+    """The `chat` command: loads the models and runs the chat. Returns 2 if a line of a script was refused.
 
     Raises:
-        ValueError, OSError: models that cannot be loaded, or a standard input that is closed.
+        ValueError, OSError: models that cannot be loaded, or a closed standard input.
     """
-    if sys.stdin is None:  # Python's own sign of it
+    if sys.stdin is None:  # standard input is closed
         raise ValueError("standard input is closed: a chat reads its messages from it")
     folder = enable()
     with interrupts_end_here():
@@ -59,10 +59,10 @@ def talk(settings: Settings, cite: bool = False) -> int:
 
 
 class Terminal:
-    """Prints what a Chat says: text to standard output, errors to standard error, in a script statistics too."""
+    """Output of a Chat: text to standard output, errors (and in scripts statistics) to standard error."""
 
     def __init__(self, chat: Chat, cache_note: str):
-        self._chat, self._cache_note = chat, cache_note  # where compiled programs are, for a status
+        self._chat, self._cache_note = chat, cache_note  # location of compiled programs, for status messages
         self._console = Console(highlight=False)
         self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
         self._colours = shows_colours(self._console)
@@ -89,7 +89,7 @@ class Terminal:
         return 0
 
     def from_script(self, lines: Iterable[str]) -> int:
-        """A line at a time, without colours or prompts. Ctrl-C ends it."""
+        """Runs the lines without colours or prompts. Ctrl-C ends it."""
         good = True
         for line in lines:
             good = self._obey(line.rstrip("\n"), script=True) and good
@@ -98,7 +98,7 @@ class Terminal:
         return 0 if good else BAD_INPUT
 
     def _obey(self, line: str, script: bool = False) -> bool:
-        """Runs a command or asks; False: it was refused, and nothing has changed."""
+        """Runs a command or sends a message; False: it was refused, and nothing has changed."""
         try:
             if line.startswith("/"):
                 command, rest = find(line)
@@ -110,7 +110,7 @@ class Terminal:
                     self._console.print(shown)
             elif line.strip():
                 self._decode(line, script)
-        except Exception as error:  # a user's file may fail in any way while it decodes: the conversation goes on
+        except Exception as error:  # a user's file may raise any error in decoding; the chat continues
             message = str(error) if isinstance(error, OSError) else describe_error(error)
             self._errors.print(Text(" ".join(f"error: {message}".split()), "red" if self._colours else ""))
             return False
@@ -141,7 +141,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def _waiting(self, message: str) -> Iterator[None]:
-        """A spinner, which answers a Ctrl-C that has to wait."""
+        """A spinner that acknowledges a delayed Ctrl-C."""
         with status(message) as spinner:
             answer = self._note if spinner is None else spinner.update
             with interrupts_watched(lambda: answer(STOPPING)):
@@ -159,7 +159,7 @@ class Terminal:
         print(text, end="", flush=True)
 
     def _conclude(self, script: bool) -> None:
-        """After an answer: its figures, and what its acceptance suggests."""
+        """Prints the statistics of an answer and the suggestion."""
         session = self._chat.session
         assert session.last is not None
         result, console = session.last.result, self._errors if script else self._console
@@ -209,7 +209,7 @@ def prompt_session(toolbar: Callable[[], str]) -> PromptSession[str]:
 
 
 def open_history() -> History:
-    """Earlier lines, from a file in the user's state folder ($XDG_STATE_HOME); where it cannot be written, none."""
+    """Earlier lines, from a file in the user's state folder ($XDG_STATE_HOME); none if it cannot be written."""
     folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(folder).expanduser() / "specdec_jax" / "chat_history"
     try:
@@ -222,7 +222,7 @@ def open_history() -> History:
 
 
 class _FileHistory(FileHistory):
-    """A full disk is no reason to lose a conversation."""
+    """A FileHistory that ignores errors of writing."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):

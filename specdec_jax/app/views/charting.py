@@ -8,16 +8,16 @@ from typing import Any
 from specdec_jax.app.views.tokens import Token, bound, phases_of
 
 LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
-WIDTH, NARROWEST, WIDEST = 900, 10, 22  # of the chart, and of a token's column in it
+WIDTH, NARROWEST, WIDEST = 900, 10, 22  # width of the chart, and range of a token's column
 TICKS = 4
 
 
 def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, Any]:
-    """What the template draws: bars, crosses and paths, in pixels from the top left."""
+    """The elements for the template: bars, crosses and paths, in pixels from the top left."""
     top = nice(max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=1.0))
     highest = max([1.0, *(t.threshold for t in tokens if math.isfinite(t.threshold))])
     column = max(NARROWEST, min(WIDEST, WIDTH // max(len(tokens), 1)))
-    lower = TOP + STRIP + GAP  # the second strip begins
+    lower = TOP + STRIP + GAP  # top of the second strip
     up = lambda value: round(TOP + STRIP * (1 - value / top), 1)  # noqa: E731
     down = lambda value: round(lower + STRIP * (1 - value / highest), 1)  # noqa: E731
     bars = [
@@ -47,7 +47,7 @@ def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, An
 
 
 def nice(value: float) -> float:
-    """The least of 1, 2, 4, 6, 8, 10 times a power of ten that is no smaller: ticks at quarters are short numbers."""
+    """The smallest of 1, 2, 4, 6, 8, 10 times a power of ten that is at least `value`, for short tick labels."""
     if not value > 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -63,7 +63,7 @@ def _cross(x: float, y: float, size: float = 3.5) -> str:
 
 
 def _steps(values: Sequence[float], place: Callable[[float], float], column: int) -> str:
-    """A line that is level over each token's column and broken where a value is unknown."""
+    """A path that is constant over each token's column and interrupted at unknown values."""
     path, before = [], False
     for index, value in enumerate(values):
         finite = math.isfinite(value)

@@ -1,4 +1,4 @@
-"""A recorded generation on a terminal: its text coloured by kind, and a strip of entropies under it."""
+"""A recorded generation on a terminal: text coloured by kind, with a strip of entropies below."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from specdec_jax.text.streaming import Piece
 BLOCKS = "▁▂▃▄▅▆▇█"
 REASONING = "underline"
 BOUNDARY = "▏"  # before the first token of a round
-LABELS = 9  # characters left of the strips
+LABELS = 9  # width of the labels left of the strips
 
 
 def render(
@@ -47,7 +47,7 @@ def render(
 
 
 class Strips:
-    """One column a token, in lines as wide as the console: entropy H, largest probability, the policy's threshold."""
+    """One column per token, in lines as wide as the console: entropy H, largest probability, the policy's threshold."""
 
     def __init__(self, tokens: Sequence[Token]):
         self._tokens = tokens
@@ -77,7 +77,7 @@ class Strips:
 
 
 def block(value: float, top: float) -> str:
-    """A block as high as `value` is between 0 and `top`; a dot where it is unknown."""
+    """A block with the height of `value` between 0 and `top`; a dot if it is unknown."""
     if not math.isfinite(value):
         return "·"
     share = min(max(value / top, 0.0), 1.0) if top else 0.0

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 EXIT_CODE = 130
-PATIENCE = 0.5  # seconds for KeyboardInterrupt to do it
+PATIENCE = 0.5  # seconds to wait for KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def interrupts_end_here() -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt; if that has not left the block after PATIENCE, the process ends (130).
+    """Ctrl-C raises KeyboardInterrupt; if that has not ended the block after PATIENCE, the process exits with 130.
 
-    The cursor, which a rich status hides, is restored. Only for work that has nothing to save.
+    Restores the cursor, which a rich status hides. Only for work without unsaved results.
     """
     with interrupts_watched(_leave):
         yield
@@ -25,11 +25,11 @@ def interrupts_end_here() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_watched(late: Callable[[], None]) -> Iterator[None]:
-    """Inside, Ctrl-C raises KeyboardInterrupt; `late` is called if that has not left the block after PATIENCE.
+    """Ctrl-C raises KeyboardInterrupt; `late` is called if that has not ended the block after PATIENCE.
 
-    The kernel's signal reaches a thread, which calls `late`, through the wake-up descriptor at once, while the main
-    thread may sit in a long call, or be where Python drops exceptions (jax has a callback of the garbage collector).
-    One that was dropped is raised at the end of the block. Off the main thread nothing is watched.
+    A thread receives the signal at once through the wake-up descriptor and calls `late`, while the main thread may be
+    in a long call, or where Python drops exceptions (jax has a callback of the garbage collector). A dropped
+    KeyboardInterrupt is raised at the end of the block. Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,7 +61,7 @@ def interrupts_watched(late: Callable[[], None]) -> Iterator[None]:
 
 
 def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A hook that reports everything but a KeyboardInterrupt that was dropped: the thread sees to it."""
+    """A hook that reports everything except a dropped KeyboardInterrupt, which the thread handles."""
     return lambda dropped: None if isinstance(dropped.exc_value, KeyboardInterrupt) else hook(dropped)
 
 

@@ -17,7 +17,7 @@ from specdec_jax.text.streaming import stream
 
 
 def progress(console: Console, **options: Any) -> Progress:
-    """A bar with a count, the time gone and the time left; `options` are rich's."""
+    """A progress bar with count, elapsed and remaining time; `options` are rich's."""
     return Progress(
         TextColumn("{task.description:44s}", markup=False),
         BarColumn(),
@@ -32,7 +32,7 @@ def progress(console: Console, **options: Any) -> Progress:
 def show_live(
     console: Console, pair: Pair, title: str, prompt: str, sampling: SamplingParams, **options: Any
 ) -> Generation:
-    """Decode `prompt` with its tokens coloured as they come; where there is no terminal the end is printed once."""
+    """Decode `prompt` with live coloured tokens; without a terminal the result is printed once."""
     text = Text()
     with interrupts_end_here(), console.status(f"Compiling the live view of {title}"):
         chunks = stream(prompt, sampling, pair=pair, **options)
@@ -55,6 +55,6 @@ def show_live(
 
 
 def _end_of(text: Text, console: Console, frame: int = 8) -> Text:
-    """The last lines that fit: a live view cuts what is too tall at its end, where the new tokens are."""
+    """The last lines that fit, because a live view would cut the new tokens at the end."""
     lines = text.wrap(console, max(console.width - 4, 1))
     return Text("\n").join(lines[-max(console.height - frame, 1) :])

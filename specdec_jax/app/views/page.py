@@ -1,4 +1,4 @@
-"""A recorded generation as one HTML file: its text token by token, a chart and a table. It asks the network nothing."""
+"""A recorded generation as one self-contained HTML file: its text token by token, a chart and a table."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ KINDS = {
 
 
 def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
-    """The page that the `generate` command asks for, with all that was decoded."""
+    """Writes the page of the `generate` command with the whole generation."""
     models, rules, decoding = command.models, command.rules, command.decoding
     details = {
         "prompt": prompt,
@@ -39,7 +39,7 @@ def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stre
         "temperature": f"{decoding.temperature:g}",
         "seed": str(decoding.seed),
     }
-    # Other rules than AdaEDL have no factor: their threshold is of another kind.
+    # Other policies than AdaEDL have no factor and other kinds of thresholds.
     factor = float(policy.hyperparameters["entropy_factor"]) if policy.name == "adaedl" else None
     drawn: dict[str, Any] = {"title": one_line(prompt), "details": details, "entropy_factor": factor}
     print("page:", save_page(command.output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
@@ -54,13 +54,12 @@ def save_page(
     entropy_factor: float | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes the page, whole or not at all, and returns its path. Light and dark, for screens of any width.
+    """Writes the page atomically and returns its path. It has light and dark modes and adapts to the screen's width.
 
     Args:
-        entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which is what AdaEDL
-            compares with lambda. Other policies have thresholds of their own kind: then the chart shows the threshold
-            with the drafter's largest probability, and the bound is left out.
-        details: more rows for the table: the prompt, the models, the policy.
+        entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which AdaEDL compares with
+            lambda. For other policies the chart shows the threshold with the drafter's largest probability instead.
+        details: further rows of the table: the prompt, the models, the policy.
 
     Raises:
         ValueError: the generation was not recorded, or the file cannot be written.
@@ -80,7 +79,7 @@ def page(
     entropy_factor: float | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> str:
-    """The HTML itself. What the model wrote is escaped, and no script but the page's own may run in it."""
+    """The HTML. The model's text is escaped, and only the page's own script may run."""
     tokens = tokens_of(generation, tokenizer)
     loader = PackageLoader("specdec_jax.app.views")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
@@ -102,7 +101,7 @@ def page(
 
 
 def _drawn(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A token as the template wants it. Without text it shows a sign: a stop for an end, a dot for half a character."""
+    """A token for the template. Without text it is a symbol: a stop for an end, a dot for part of a character."""
     return {
         "kind": token.kind,
         "first": token.first,
@@ -145,7 +144,7 @@ def _line(generation: Generation) -> str:
 
 
 def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    """The table: counts and rates by the field's names."""
+    """The rows of the table: counts and rates with their usual names."""
     rows = [("tokens", str(len(tokens)))]
     if generation.seconds > 0:
         rows.append(("tokens/s", f"{len(tokens) / generation.seconds:.1f}"))

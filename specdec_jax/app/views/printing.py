@@ -1,4 +1,4 @@
-"""The `generate` command's output: text as it comes, coloured on a terminal, or one JSON object."""
+"""The output of the `generate` command: streamed text, coloured on a terminal, or one JSON object."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ ENDS = {
 def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = True) -> bool:
     """Prints the text to standard output while it is decoded, then a line of statistics to standard error.
 
-    Returns whether it came to its end; False: Ctrl-C, and the text so far stands.
+    Returns whether it finished; False after Ctrl-C, with the text so far printed.
     """
     colours = shows_colours(Console())
     finished = False
@@ -46,9 +46,9 @@ def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = Tr
 
 
 def print_json(chunks: Stream, record: bool = False) -> bool:
-    """Decodes to the end and prints the Generation as one line of JSON, after Ctrl-C what there is of it.
+    """Decodes to the end and prints the Generation as one line of JSON, after Ctrl-C the part so far.
 
-    Returns whether it came to its end.
+    Returns whether it finished.
     """
     finished = False
     with contextlib.suppress(KeyboardInterrupt):
@@ -56,13 +56,13 @@ def print_json(chunks: Stream, record: bool = False) -> bool:
             pass
         finished = True
     result = chunks.result()._replace(**{} if record else {"rounds": None})
-    fields = {name: value for name, value in result._asdict().items() if value is not None}  # what was asked for
+    fields = {name: value for name, value in result._asdict().items() if value is not None}  # requested fields only
     print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
     return finished
 
 
 def plain(value: Any) -> Any:
-    """Python numbers, lists and dicts of it; what is not finite becomes None, since JSON has no NaN."""
+    """Converts to Python numbers, lists and dicts; non-finite numbers become None, because JSON has no NaN."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -73,9 +73,9 @@ def plain(value: Any) -> Any:
 
 
 def summary(result: Generation, drafter_cost: float | None = None) -> str:
-    """One line: tokens, speed, what became of the drafts, compile time, how it ended.
+    """One line: tokens, speed, acceptance of drafts, compile time, finish reason.
 
-    With `drafter_cost` (a drafter pass in target passes) also the speed-up over plain decoding that the passes predict.
+    With `drafter_cost` (a drafter pass in target passes) also the predicted speed-up over plain decoding.
     """
     figures, count = result.statistics, len(result.tokens)
     parts = [f"{count} tokens"]
@@ -101,13 +101,13 @@ def summary(result: Generation, drafter_cost: float | None = None) -> str:
 
 
 def one_line(text: str, width: int = 80) -> str:
-    """The text without line breaks, cut to so many characters."""
+    """The text without line breaks, cut to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def status(message: str) -> contextlib.AbstractContextManager[Any]:
-    """A spinner and a clock on standard error while something takes its time; nothing where that is no terminal."""
+    """A spinner with a clock on standard error; nothing if that is not a terminal."""
     console = Console(stderr=True)
     return console.status(_Timed(message, time.monotonic())) if console.is_terminal else contextlib.nullcontext()
 

@@ -1,4 +1,4 @@
-"""The `verify-lossless` command: the proofs of `lossless/` on a policy and a verifier, and what they tried."""
+"""The `verify-lossless` command: the proofs of `lossless/` on a policy and a verifier, and their coverage."""
 
 import contextlib
 import json
@@ -47,12 +47,12 @@ from specdec_jax.text.pair import measured_pair, without_model
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
-TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # drafts a round by default; 7 is what `generate` drafts
+TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # default maximum draft lengths; 7 is that of `generate`
 PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
-SEVERAL = 16_384  # sequences of the sampled tests of other drafters, at most
-QUOTES = (0, 1, 2, 0, 1, 2, 0, 1)  # a prompt in which lookups find something
-DRAFTER_VOCABULARY = 6  # of the toy that a user's drafter drafts for
-CLOSE = 0.5  # how far the drafter of the sampled toy is from its target: long drafts are accepted
+SEVERAL = 16_384  # maximum sequences of the sampled tests of other drafters
+QUOTES = (0, 1, 2, 0, 1, 2, 0, 1)  # a prompt in which lookups find matches
+DRAFTER_VOCABULARY = 6  # vocabulary size of the toy for a user's drafter
+CLOSE = 0.5  # distance of the sampled toy's drafter from its target, so that long drafts are accepted
 
 
 def verify(
@@ -70,12 +70,12 @@ def verify(
     seed: int | None = None,
     json: bool = False,
 ) -> str:
-    """Runs the proofs, prints them (as one line of JSON if asked), and returns the conclusion.
+    """Runs the proofs, prints them (optionally as one line of JSON), and returns the conclusion.
 
-    `seed` draws the temperatures; None: another one every time.
+    `seed` draws the temperatures; None: a random one.
 
-    Raises ValueError on unknown rules and options, hyperparameters out of range, and one of target and drafter alone,
-    but for a drafter without a model."""
+    Raises ValueError for unknown rules and options, hyperparameters out of range, and only one of target and drafter,
+    except for a drafter without a model."""
     rules = choose("policy", policy), choose("verifier", verifier)
     watches = None if monitor is None else choose("monitor", monitor)
     if (target is None) != (drafter is None) and not (target is None and without_model(drafter)):
@@ -88,7 +88,7 @@ def verify(
         raise ValueError(f"a seed must be 0 or more, got {seed}")
     draft_limit, seed = max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
     enable()
-    with jax.default_matmul_precision("highest"):  # accelerators multiply float32 in less by default
+    with jax.default_matmul_precision("highest"):  # accelerators use lower precision for float32 by default
         with interrupts_end_here():
             modelless, toy = None, {"vocab_size": DRAFTER_VOCABULARY}
             if drafter is not None and target is None:
@@ -101,7 +101,7 @@ def verify(
                 longest, few = modelless.max_draft_length, min(sequences, SEVERAL)
                 with status(f"Decoding {few} sequences with {modelless.name}"):
                     sizes = longest, longest + 1, few
-                    turns = in_turn(longest), rules[1]  # the rule itself may refuse what this drafter offers
+                    turns = in_turn(longest), rules[1]  # the policy itself may draft nothing with this drafter
                     report = _sampled_on_toy(*turns, watches, *sizes, QUOTES, drafter=modelless, **toy)
                 proof = proof._replace(drafter=report)
         if target is not None and drafter is not None:
@@ -119,7 +119,7 @@ def verify(
 def _on_toys(
     policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, longest: int, sequences: int, seed: int
 ) -> Proof:
-    """All but the pair."""
+    """All proofs except those on the pair."""
     strategies, to_the_end = (policy, verifier), (static(draft_length=longest), verifier)
     warps: dict[str, Any] = {"warps": drawn_warps(seed), "monitor": monitor}
     with status("Enumerating all rounds of short drafts"):
@@ -161,7 +161,7 @@ def _sampled_on_toy(
     prompt: Sequence[int] = (0, 1),
     **toy: Any,
 ) -> SampledReport:
-    """`toy`: further options of `toy_decoder`."""
+    """A sampled test on a toy; `toy`: further options of `toy_decoder`."""
     decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, distance=CLOSE, **toy)
     warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
     return test_by_sampling(decoder, params, prompt, warp=warp, tokens=tokens, sequences=sequences)
@@ -178,7 +178,7 @@ def _sampled_on_pair(
     longest: int,
     sequences: int,
 ) -> SampledReport:
-    """In float32: in bfloat16 one text's logits differ between batch shapes, and enough sequences show it."""
+    """A sampled test on the pair in float32, because in bfloat16 logits differ between batch shapes."""
     more: dict[str, Any] = {"max_draft_length": longest, "dtype": "float32", "costs": ESTIMATED}
     with interrupts_end_here():
         download(target, drafter)
@@ -204,9 +204,9 @@ def _sampled_on_pair(
 
 @contextlib.contextmanager
 def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
-    """A `progress` for `test_by_sampling` that says how long it will take, and ends it at Ctrl-C with what there is.
+    """A `progress` for `test_by_sampling` that shows the remaining time; Ctrl-C ends the test with the samples so far.
 
-    A second Ctrl-C interrupts as ever.
+    A second Ctrl-C interrupts as usual.
     """
     stopped = False
 
@@ -231,7 +231,7 @@ def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
 
 
 def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> None:
-    """The table of exact distances, that of the rule's answers, a line for every other finding, and the verdict."""
+    """Prints the table of exact distances, that of the policy's decisions, lines of other results, and the verdict."""
     exact, rounds = proof.exact, proof.rounds
     console.print(_table(exact.cases, title))
     console.print(
@@ -276,7 +276,7 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
 
 
 def _show_together(proof: Proof, console: Console, seed: int) -> None:
-    """Rows of several warps, the verifier alone, and float32."""
+    """Prints the results for rows of several warps, the verifier alone, and float32."""
     if proof.together is not None and proof.verifier is not None:
         temperatures = proof.together.cases[0].warp["temperature"]
         console.print(
@@ -310,7 +310,7 @@ def _tokens(tokens: Sequence[int]) -> str:
 
 
 def _coverage_table(report: RoundsReport) -> Table:
-    """A line a draft, a column a warp: times the rule said no of times it was asked."""
+    """A row per draft position, a column per warp: number of stops of the number of decisions."""
     title = "Times the rule said no to a draft / times it was asked"
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column("draft", justify="right")
@@ -325,7 +325,7 @@ def _coverage_table(report: RoundsReport) -> Table:
 
 
 def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> str:
-    """The same as one line of JSON."""
+    """The proof as one line of JSON."""
     example = proof.counterexample
     fields = {
         "policy": policy,
@@ -354,7 +354,7 @@ def _by_name(value: Any) -> Any:
 
 
 def _table(cases: Sequence[Case], title: str) -> Table:
-    """Total variation by warp and batch, a column a toy; drawn and chosen drafts as the worse of the two."""
+    """Total variation by warp and batch, a column per toy; the worse of drawn and chosen drafts."""
     table = Table(
         title=f"Total variation from the target's distribution: {title}", box=box.SIMPLE_HEAD, show_edge=False
     )

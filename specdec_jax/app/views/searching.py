@@ -1,4 +1,4 @@
-"""`generate --beams N`: what it refuses, the search, and how its hypotheses are printed."""
+"""`generate --beams N`: option checks, the search, and printing of hypotheses."""
 
 import json
 import os
@@ -20,17 +20,17 @@ NO_USE = (
     *("--calibration", "--costs", "--policy", "--verifier"),
     *("--max-draft-length", "--stop", "--record", "--log-probs", "--phases", "--profile", "--page", "--compare"),
 )
-DRAWING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # of no use but where they are off
+DRAWING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # only these values are allowed
 
 
 def check_beams(command: Any, words: Sequence[str]) -> None:
-    """Refuses, before weights are read, what makes no sense with `--beams` or without it.
+    """Checks the options that conflict with `--beams` or require it, before weights are read.
 
     Args:
         words: the command line, as typed.
 
     Raises:
-        ValueError: one such option, named.
+        ValueError: a conflicting option.
     """
     used = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
     beams = command.beams.beams
@@ -74,7 +74,7 @@ def search(command: Any, prompt: str) -> list[Hypothesis]:
 
 
 def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: bool = True) -> None:
-    """The best text on standard output and a table of all on standard error; or one line of JSON with all."""
+    """Prints the best text to standard output and a table of all to standard error; or all as one line of JSON."""
     if as_json:
         fields = {**beams[0]._asdict(), "beams": [beam._asdict() for beam in beams]}
         print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
@@ -86,12 +86,12 @@ def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: 
 
 
 def table(beams: Sequence[Hypothesis]) -> Table:
-    """A line a hypothesis: score, log-probability in nats, tokens, how it ended, and its text from where they part."""
+    """A row per hypothesis: score, log-probability in nats, tokens, finish reason, and text after the common prefix."""
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("beam", "score", "log p", "tokens"):
         grid.add_column(column, justify="right", no_wrap=True)
     grid.add_column("end", no_wrap=True)
-    grid.add_column("text")  # the one that gives way where lines are short
+    grid.add_column("text")  # the column that shrinks in narrow terminals
     texts = [" ".join(shown(beam.text).split()) for beam in beams]
     same = os.path.commonprefix(texts).rpartition(" ")[0] if len(beams) > 1 else ""
     for number, (beam, text) in enumerate(zip(beams, texts, strict=True), start=1):

@@ -28,17 +28,17 @@ LEGEND = {
 
 
 def shows_colours(console: Console) -> bool:
-    """Whether escape codes are wanted where the console writes: a terminal, not a dumb one, and NO_COLOR not set."""
+    """Whether the console supports escape codes: a terminal, not a dumb one, and NO_COLOR not set."""
     return console.is_terminal and not console.no_color and console.color_system is not None
 
 
 def shown(text: str) -> str:
-    """The text with escape codes that the model wrote shown, not obeyed."""
+    """The text with escape codes of the model made visible."""
     return text.replace("\x1b", "␛")
 
 
 def visible(piece: Piece) -> str:
-    """Its text, as `shown`; a rejected draft breaks no line."""
+    """A piece's text, as `shown`; line breaks in rejected drafts are replaced."""
     text = shown(piece.text)
     return text.replace("\n", "↵") if piece.kind == "rejected" else text
 
@@ -53,26 +53,26 @@ def coloured(pieces: Sequence[Piece], show_rejected: bool = True) -> Text:
 
 
 def ansi(pieces: Sequence[Piece], show_rejected: bool = True) -> str:
-    """Pieces with escape codes, to be written as they are: `Console.print` would expand tabs within each piece."""
+    """Pieces with escape codes, to be written directly: `Console.print` would expand tabs within each piece."""
     return "".join(
         _styled(visible(piece), piece.kind, True) for piece in pieces if show_rejected or piece.kind != "rejected"
     )
 
 
 class Wrapping:
-    """Text for a terminal as it comes, with line breaks between words.
+    """Streamed text for a terminal, with line breaks between words.
 
-    A word is written as far as it is known. If it then reaches the right edge, it is taken back and begins the next
-    line; one that is wider than a line is broken, as the terminal would.
+    A word is written as it arrives. If it reaches the right edge, it is erased and begins the next line; a word wider
+    than a line is broken, as by the terminal.
     """
 
     def __init__(self, width: Callable[[], int]):
-        self._width = width  # columns; asked for every piece, since windows change
+        self._width = width  # columns; evaluated for every piece, because windows change
         self._column = 0
-        self._word: list[Piece] = []  # what was written of the last word, a character a piece
+        self._word: list[Piece] = []  # the written part of the last word, one piece per character
 
     def add(self, pieces: Sequence[Piece], styled: bool = True) -> str:
-        """What to write for these pieces; without `styled`, in no colours."""
+        """The text to write for these pieces; without colours unless `styled`."""
         out: list[Piece | str] = []
         for piece in pieces:
             for character in visible(piece):
@@ -91,11 +91,11 @@ class Wrapping:
         size = 8 - self._column % 8 if piece.text == "\t" else cell_len(piece.text)
         if piece.text.isspace():
             self._word = []
-            if self._column + size <= width:  # one that does not fit is the line break
+            if self._column + size <= width:  # a space that does not fit becomes the line break
                 out.append(piece)
                 self._column += size
             return
-        if self._column + size >= width:  # the last column stays free: there the cursor is on neither line
+        if self._column + size >= width:  # the last column stays free, where the cursor's line is ambiguous
             written = sum(cell_len(each.text) for each in self._word)
             if written == self._column:  # a word wider than the line
                 self._word, written = [], 0
@@ -111,7 +111,7 @@ def _styled(text: str, kind: str, styled: bool) -> str:
 
 
 def legend(show_rejected: bool = True, branches: bool = False) -> Text:
-    """The colours and what they mean, on one line; `branches`: of a rule whose drafts are trees."""
+    """The colours with their meanings, on one line; `branches`: for policies whose drafts are trees."""
     hidden = {"rejected": not show_rejected, "branch": not branches}
     kinds = [kind for kind in LEGEND if not hidden.get(kind)]
     return Text("   ").join(Text(LEGEND[kind], STYLES[kind]) for kind in kinds)

@@ -1,4 +1,4 @@
-"""A recorded generation, token by token: what every view of a decoded text is drawn from."""
+"""A recorded generation, token by token: the data of all views of a decoded text."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ PHASES = ("routine", "reasoning")
 
 
 class Rejected(NamedTuple):
-    """A draft that did not survive."""
+    """A rejected draft."""
 
     id: int
     text: str
@@ -27,15 +27,15 @@ class Token(NamedTuple):
     """One emitted token. `entropy` and `max_prob` are of the drafter's distribution there, NaN where no pass looked."""
 
     id: int
-    text: str  # never half a character: what this token completes; all texts together are Generation.text
-    kind: str  # as `decoding.statistics.kinds_of` has them
-    ends: bool  # the end of sequence: no text
-    rejected: tuple[Rejected, ...]  # the drafts that stood from here on, before the target's own token
+    text: str  # whole characters that this token completes; all texts together are Generation.text
+    kind: str  # as in `decoding.statistics.kinds_of`
+    ends: bool  # whether it is the end of sequence, without text
+    rejected: tuple[Rejected, ...]  # rejected drafts from this position on, which the target's token replaced
     entropy: float  # nats
     max_prob: float
-    threshold: float  # the policy's in this round, in its own units; NaN where it has none
+    threshold: float  # the policy's threshold in this round, in its own units; NaN if it has none
     round: int  # from 0
-    first: bool  # of its round
+    first: bool  # whether it is the first of its round
     phase: int  # 0 routine, 1 reasoning
     drafter: int
 
@@ -63,20 +63,20 @@ def tokens_of(generation: Generation, tokenizer: Tokenizer) -> list[Token]:
 
 
 def phases_of(tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """The reasoning phases as (first, behind the last) positions."""
+    """The reasoning phases as half-open ranges (first, last + 1) of positions."""
     inside = [False, *(token.phase == 1 for token in tokens), False]
     turns = [i for i in range(len(inside) - 1) if inside[i] != inside[i + 1]]
     return list(zip(turns[::2], turns[1::2], strict=True))
 
 
 def bound(entropy: float, entropy_factor: float) -> float:
-    """AdaEDL's lower bound on a draft's chance, 1 - sqrt(factor * entropy) (arXiv 2410.18351), which it compares with
-    lambda; not below 0, where it says nothing."""
+    """AdaEDL's lower bound on the acceptance probability, 1 - sqrt(factor * entropy) (arXiv 2410.18351), which it
+    compares with lambda; at least 0."""
     return max(1.0 - math.sqrt(entropy_factor * entropy), 0.0) if entropy >= 0 else math.nan
 
 
 def _texts(generation: Generation, tokenizer: Tokenizer) -> list[str]:
-    """What each token adds to Generation.text; the end of sequence and what follows a stop string add nothing."""
+    """The part of Generation.text by each token; empty for the end of sequence and after a stop string."""
     decoder, texts, remaining = StreamDecoder(tokenizer), [], len(generation.text)
     silent = 1 if generation.finish_reason == "stop" else 0
     shown = generation.tokens[: len(generation.tokens) - silent]
@@ -92,13 +92,13 @@ def _round(
 ) -> list[Token]:
     accepted, drafted = int(round_["accepted"]), int(round_["drafted"])
     kinds = kinds_of(round_)
-    # A round that ended inside its accepted drafts has no token of the target's, and what it drafted beyond is cost.
+    # A round that ended within its accepted drafts has no token of the target, and its further drafts are wasted.
     turned_down = range(accepted, drafted) if len(emitted) > accepted else range(0)
     before = [*before, *emitted[:accepted]]
     rejected = []
     for place in turned_down:
         token = int(round_["proposed"][place])
-        text = text_after(tokenizer, before, [token], skip_special=False)  # an end of sequence is seen too
+        text = text_after(tokenizer, before, [token], skip_special=False)  # shows an end of sequence, too
         rejected.append(Rejected(token, text, *_distribution(round_, place)))
         before.append(token)
     tokens = []
@@ -130,5 +130,5 @@ def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
 
 
 def _number(value: Any) -> float:
-    """As float; None, which stands for NaN in JSON, as NaN."""
+    """The value as float; None, the JSON form of NaN, as NaN."""
     return math.nan if value is None else float(np.float32(value))
