@@ -1,1 +1,1 @@
-"""Drafters that are new here, one a file; a file's factory has the file's name."""
+"""Experimental drafters, one per file; the factory has the file's name."""

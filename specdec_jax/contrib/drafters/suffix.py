@@ -1,14 +1,14 @@
-"""Suffix drafting: the longest earlier match of the text's end, and what followed it most often.
+"""Suffix drafting: proposes the most frequent continuation of the longest earlier match of the text's end.
 
-SuffixDecoding (arXiv 2411.04975), which keeps a suffix tree of the request and of earlier outputs. Here it is the
-request's own text, and instead of a tree a length for every slot: how many tokens the text up to there and the whole
-text end alike in. One more token shifts these lengths and compares once, [B, S], so that matches of any length cost the
-same, where `prompt_lookup` compares once for every token of its longest match. Occurrences that match in as many tokens
-as the longest, or in `longest` tokens, are counted together; the token that followed most of them is proposed.
+SuffixDecoding (arXiv 2411.04975) keeps a suffix tree of the request and of earlier outputs. Here only the request's
+text is used, and instead of a tree a length for every slot: that of the longest common suffix of the text up to the
+slot and the whole text. A further token shifts these lengths with one comparison, [B, S], so that matches of any length
+cost the same, while `prompt_lookup` needs one comparison per token of its longest match. Occurrences with the longest
+match, or with at least `longest` tokens, are counted together; the token that followed most of them is proposed.
 
-After the source: a draft has at most `factor` times the tokens of the match that it began with (their alpha; 1 in
-their code). Decided here: of tokens that followed equally often the latest is taken; a token that followed c of t
-occurrences of m tokens is right with probability (c + m - 1/2) / (t + m), which policies see, as with `ngram`.
+As in the source, a draft has at most `factor` times the tokens of its initial match (alpha in the paper; 1 in their
+code). Choices: among equally frequent tokens the latest is used; for a token that followed c of t occurrences of m
+tokens policies see the probability (c + m - 1/2) / (t + m), as with `ngram`.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from specdec_jax.types import Array, Drafter, RoundContext, Source
 
 
 class SuffixState(NamedTuple):
-    matched: Array  # [B, S] int32, tokens in which the text up to a slot ends as the whole text does; 0 from its end on
-    counted: Array  # [B] int32, tokens of the text that these lengths are of
+    matched: Array  # [B, S] int32, length of the common suffix of the text up to a slot and the text; 0 from its end
+    counted: Array  # [B] int32, length of the text for these lengths
 
 
 @strategy
@@ -31,9 +31,9 @@ def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, voc
     """Propose what followed the longest earlier match of the text's end most often. No model pass; parameters are None.
 
     Args:
-        longest: occurrences that match in so many tokens are counted together.
-        factor: tokens of a draft for each token of its match; more than 1 goes beyond what was seen to agree.
-        vocab_size: of the target; needed by rules that read the drafted token's probability (`build_pair` gives it).
+        longest: occurrences that match in at least this many tokens are counted together.
+        factor: maximum tokens of a draft per token of its match.
+        vocab_size: the target's (set by `build_pair`), for policies that read the drafted token's probability.
 
     Raises:
         ValueError: max_draft_length or longest below 1, or a factor that is not above 0.
@@ -61,7 +61,7 @@ def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, voc
 
     def commit(params: Any, state: SuffixState, tokens: Array, length: Array) -> SuffixState:
         del params
-        cut = length < state.counted  # another text from there on: counted anew
+        cut = length < state.counted  # the text was truncated: counted again
         state = SuffixState(jnp.where(cut[:, None], 0, state.matched), jnp.where(cut, 0, state.counted))
 
         def count_one(now: SuffixState) -> SuffixState:
@@ -76,20 +76,20 @@ def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, voc
 
 
 def longer(matched: Array, tokens: Array, token: Array, length: Array) -> Array:
-    """The lengths [B, S] once `token` [B] follows the text; occurrences lie within its first `length` [B] tokens."""
+    """The lengths [B, S] after appending `token` [B]; occurrences are within the first `length` [B] tokens."""
     slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
     before = jnp.pad(matched, ((0, 0), (1, 0)))[:, :-1]
     return jnp.where((tokens == token[:, None]) & (slot < length[:, None]), before + 1, 0)
 
 
 def most_frequent(matched: Array, tokens: Array, length: Array, longest: int) -> tuple[Array, Array, Array]:
-    """(the token [B] that followed most of the best occurrences, whether there is one, how likely it is right)."""
+    """(the token [B] that followed most of the best occurrences, whether there is one, its estimated probability)."""
     slots = tokens.shape[1]
     slot = jnp.arange(slots, dtype=jnp.int32)[None, :]
     level = jnp.minimum(_best(matched, length), longest)
     chosen = (matched >= level[:, None]) & (slot + 1 < length[:, None]) & (level > 0)[:, None]
     follower = jnp.where(chosen, jnp.pad(tokens, ((0, 0), (0, 1)))[:, 1:], -1)
-    order = jnp.argsort(follower, axis=1, stable=True).astype(jnp.int32)  # equal ones side by side, the latest last
+    order = jnp.argsort(follower, axis=1, stable=True).astype(jnp.int32)  # equal tokens are adjacent, the latest last
     sorted_ = jnp.take_along_axis(follower, order, axis=1)
     begins = jnp.where(sorted_ != jnp.pad(sorted_, ((0, 0), (1, 0)), constant_values=-2)[:, :-1], slot, 0)
     count = jnp.where(sorted_ >= 0, slot - lax.cummax(begins, axis=1) + 1, 0)
@@ -102,6 +102,6 @@ def most_frequent(matched: Array, tokens: Array, length: Array, longest: int) ->
 
 
 def _best(matched: Array, length: Array) -> Array:
-    """[B] int32, tokens of the longest match that something follows."""
+    """[B] int32, length of the longest match with a continuation."""
     slot = jnp.arange(matched.shape[1], dtype=jnp.int32)[None, :]
     return jnp.max(jnp.where(slot + 1 < length[:, None], matched, 0), axis=1)

@@ -1,7 +1,7 @@
-"""A drafter of another vocabulary that drafts its own tokens, whose text is tokenised again as the target's.
+"""Drafters with another vocabulary that draft their own tokens, whose text is tokenised again for the target.
 
-`loading/across.py` imports this package by name where a drafter's source ends in `@text`, or where the two vocabularies
-have few tokens in common.
+`loading/across.py` imports this package by name if a drafter's source ends in `@text`, or if the two vocabularies have
+few tokens in common.
 """
 
 from specdec_jax.contrib.retokenized.drafter import retokenized as retokenized

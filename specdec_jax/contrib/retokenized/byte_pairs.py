@@ -1,11 +1,11 @@
 """The target's tokens for the text of a drafter's tokens, inside the compiled loop.
 
-The target's tokenizer is byte-pair encoding in tables: bytes or characters, the words that its pre-tokenizer splits
-them into, and merges by rank, each word by itself, until nothing merges. Any draft is lossless; the nearer it is to
-what the tokenizer makes of the same text, the more is accepted.
+The target's byte-pair encoding is given by tables: bytes or characters are split into words as by its pre-tokenizer,
+and each word is merged by rank until no merge applies. Any draft is lossless; the closer it is to the tokenizer's
+result for the same text, the higher the acceptance rate.
 
 Source: universal assisted generation, UAG (Hugging Face and Intel, 2024; arXiv 2502.05202 calls it string-level exact
-match, SLEM), where both tokenizers run on the host between passes; tables inside the loop are ours.
+match, SLEM), where both tokenizers run on the host between passes; tables inside the loop are an addition here.
 """
 
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ from jax import lax
 
 from specdec_jax.types import Array
 
-BYTES, MORE = 8, 16  # of a draft that are tokenised: so many a token, and some
-TEXT, NONE = -2, -1  # what stands where no token does
-KINDS = 6  # of bytes
+BYTES, MORE = 8, 16  # maximum bytes of a draft that are tokenised: per token, and in addition
+TEXT, NONE = -2, -1  # markers instead of a token
+KINDS = 6  # number of kinds of bytes
 MULTIPLIERS = np.array([0x9E3779B1, 0x85EBCA6B], np.uint32)
 NEVER = np.iinfo(np.int32).max
 
@@ -27,37 +27,37 @@ class Tables(NamedTuple):
     """The drafter's U tokens as bytes, at most L each, and the target's byte-pair encoding with N merges."""
 
     text: Array  # [U, L] uint8
-    size: Array  # [U] int32, how many bytes count, 1 to L
-    whole: Array  # [U] int32, TEXT, or of a token that is none: the target's that it is, NONE without
-    single: Array  # [256] int32, the target's token of a byte; NONE: it has none
-    kind: Array  # [256] int32, which of the KINDS of bytes one is
+    size: Array  # [U] int32, number of bytes, 1 to L
+    whole: Array  # [U] int32, TEXT, or for tokens without text the corresponding token of the target, or NONE
+    single: Array  # [256] int32, the target's token of a byte, or NONE
+    kind: Array  # [256] int32, kind of each byte, below KINDS
     splits: Array  # [KINDS, KINDS, KINDS + 1] bool: a word begins at the second, by those around it; the last: the end
-    start: Array  # [2^h + 1] int32, where the merges of each hash value begin
-    merges: Array  # [N, 4] int32: left, right, rank, and what they become; by hash
-    probes: Array  # [M] int32, 0 to M - 1: as many as there are of the most frequent hash value
+    start: Array  # [2^h + 1] int32, start of the merges of each hash value
+    merges: Array  # [N, 4] int32: left, right, rank, and union; ordered by hash
+    probes: Array  # [M] int32, 0 to M - 1, with M the largest number of merges with the same hash value
 
 
 class _Symbols(NamedTuple):
-    """A text of W symbols on its way to tokens; beyond its end stand NONE."""
+    """A text of W symbols during merging; NONE beyond its end."""
 
-    token: Array  # [B, W] int32, the target's ids; beyond its vocabulary: half a character
-    end: Array  # [B, W] int32, the byte after each
-    begins: Array  # [B, W] bool, a word
-    more: Array  # [] bool, something merged last time
+    token: Array  # [B, W] int32, the target's ids; beyond its vocabulary: part of a character
+    end: Array  # [B, W] int32, index of the byte after each
+    begins: Array  # [B, W] bool, beginnings of words
+    more: Array  # [] bool, whether the last step merged anything
 
 
 def retokenize(tables: Tables, tokens: Array, length: Array, vocab_size: int) -> tuple[Array, Array, Array]:
     """The target's tokens for the text of the drafter's.
 
-    It ends before what the target cannot say (a special token of the drafter alone, a byte without a token, half of a
-    character that is one), or after `BYTES` bytes a token.
+    The result ends before text that the target cannot represent (a special token of the drafter only, a byte without a
+    token, part of a character that is a token), or after `BYTES` bytes per token.
 
     Args:
-        tokens: [B, K] int32, the drafter's, of which `length` [B] count.
+        tokens: [B, K] int32, the drafter's tokens, of which the first `length` [B] are valid.
 
     Returns:
-        tokens [B, K] int32, at most K of them; how many [B]; and how many of the drafter's [B, K] have ended with each,
-        -1 where one goes on.
+        tokens [B, K] int32, at most K of them; their number [B]; and the number of the drafter's tokens [B, K] that end
+        with each, -1 inside a token.
     """
     width = tokens.shape[1]
     size = jnp.where(jnp.arange(width)[None, :] < length[:, None], tables.size[tokens], 0)
@@ -80,7 +80,7 @@ def _symbols(tables: Tables, tokens: Array, ends: Array, size: Array) -> _Symbol
     byte = tables.text[token, jnp.clip(offset, 0, tables.text.shape[1] - 1)].astype(jnp.int32)
     whole, inside = tables.whole[token], at < ends[:, -1:]
     symbol = jnp.where(inside, jnp.where(whole == TEXT, tables.single[byte], whole), NONE)
-    kind = jnp.where(inside, tables.kind[byte], KINDS)  # of what follows the end
+    kind = jnp.where(inside, tables.kind[byte], KINDS)  # KINDS: beyond the end
     before, after = jnp.pad(kind, ((0, 0), (1, 0)))[:, :-1], jnp.pad(kind, ((0, 0), (0, 1)), constant_values=KINDS)
     splits = tables.splits[before, jnp.minimum(kind, KINDS - 1), after[:, 1:]]
     begins = splits | (at == 0) | ~inside
@@ -88,13 +88,13 @@ def _symbols(tables: Tables, tokens: Array, ends: Array, size: Array) -> _Symbol
 
 
 def _merged(tables: Tables, now: _Symbols) -> _Symbols:
-    """One merge in every word, the first of those of the lowest rank; words do not touch each other."""
+    """One merge in every word, the first one with the lowest rank; words are independent."""
     width = now.token.shape[1]
     at = jnp.arange(width, dtype=jnp.int32)[None, :]
     following = jnp.pad(now.token[:, 1:], ((0, 0), (0, 1)), constant_values=NONE)
     rank, union = _lookup(tables, now.token, following)
     apart = jnp.pad(now.begins[:, 1:], ((0, 0), (0, 1)), constant_values=True)
-    order = jnp.where(apart | (rank == NEVER), NEVER, rank * width + at)  # [B, W], NEVER: it does not merge
+    order = jnp.where(apart | (rank == NEVER), NEVER, rank * width + at)  # [B, W], NEVER: no merge
     word = jnp.cumsum(now.begins, axis=1)
     same = word[:, :, None] == word[:, None, :]
     joins = (order < NEVER) & (order == jnp.min(jnp.where(same, order[:, None, :], NEVER), axis=2))
@@ -111,7 +111,7 @@ def _merged(tables: Tables, now: _Symbols) -> _Symbols:
 
 
 def _lookup(tables: Tables, left: Array, right: Array) -> tuple[Array, Array]:
-    """Rank and union of pairs of tokens, each [B, W]; NEVER where they do not merge."""
+    """Rank and union of pairs of tokens, each [B, W]; NEVER if they do not merge."""
     buckets = tables.start.shape[0] - 1
     bucket = hashed(left.astype(jnp.uint32), right.astype(jnp.uint32), buckets).astype(jnp.int32)
     at = tables.start[bucket][:, :, None] + tables.probes[None, None, :]
@@ -121,6 +121,6 @@ def _lookup(tables: Tables, left: Array, right: Array) -> tuple[Array, Array]:
 
 
 def hashed(left: Any, right: Any, buckets: int) -> Any:
-    """In which of `buckets`, a power of two, pairs of uint32 fall; numpy's arrays give numpy's."""
+    """The bucket of pairs of uint32, among `buckets`, a power of two; also for numpy arrays."""
     mixed = left * MULTIPLIERS[0] ^ right * MULTIPLIERS[1]
     return (mixed ^ (mixed >> np.uint32(15))) & np.uint32(buckets - 1)

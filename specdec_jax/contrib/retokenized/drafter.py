@@ -1,12 +1,12 @@
-"""A small language model of another vocabulary that drafts in its own tokens, whose text is tokenised again as drafts.
+"""A small language model with another vocabulary that drafts its own tokens, whose text is tokenised again as drafts.
 
-It reads a text of its own beside the row's: the spelling of each of the target's tokens, and of accepted drafts its own
-tokens, as it drafted them. Where drafts are rejected it goes back to the last place at which what is accepted of its
-text ends in both vocabularies, the longest common alignment; a row whose text changes or is cut goes back in the same
-way. Everything else, `drafters/model.py` does in its own tokens.
+It keeps its own version of each row's text: the spelling of each of the target's tokens, and for accepted drafts its
+own tokens as drafted. After a rejection it rolls back to the last position at which tokens of both vocabularies end,
+the longest common alignment; so it does if a row's text changes or is truncated. The rest is done by
+`drafters/model.py` in its own tokens.
 
-Drafts are its most probable tokens at every temperature: a text that follows from the one before it, token by token. So
-they count as chosen, not drawn, and lossless verifiers stay so.
+Drafts are its most probable tokens at every temperature, a function of the text. They count as chosen, not drawn, so
+lossless verifiers stay lossless.
 
 Source: universal assisted generation (UAG; arXiv 2502.05202 calls it string-level exact match), as in byte_pairs.py.
 """
@@ -41,23 +41,23 @@ from specdec_jax.types import (
     Source,
 )
 
-SPELLED = 32  # tokens of the target that are spelled at a time
+SPELLED = 32  # number of the target's tokens that are spelled at a time
 
 
 class RetokenizedState(NamedTuple):
-    """The drafter's own text, R slots, and how it lies along the row's."""
+    """The drafter's own text, R slots, and its alignment with the row's text."""
 
     cache: Cache
-    valid: Array  # [B] int32, entries of the cache that hold tokens of `tokens`
+    valid: Array  # [B] int32, number of cache entries that match `tokens`
     tokens: Array  # [B, R] int32
-    text: Array  # [B, S] int32, the row's tokens that `tokens` stands for
-    ends: Array  # [B, S + 1] int32, how many of `tokens` so many of `text` are; -1 where one of `tokens` goes on
-    spelled: Array  # [B] int32, how many of `text` count
+    text: Array  # [B, S] int32, the row's tokens that `tokens` represents
+    ends: Array  # [B, S + 1] int32, number of `tokens` for each prefix of `text`; -1 inside one of `tokens`
+    spelled: Array  # [B] int32, number of valid tokens of `text`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RetokenizedDrafter(Drafter):
-    """A drafter whose `model`, over the tokens that both vocabularies have, serves scores and traces only."""
+    """A drafter whose `model`, over the common tokens, is used for scores and traces only."""
 
     drafts_from_model = False
 
@@ -66,18 +66,18 @@ class RetokenizedDrafter(Drafter):
 def retokenized(
     language_model: LanguageModel, vocab_size: int, max_draft_length: int = 7, catch_up: int = 16
 ) -> Drafter:
-    """Draft with a model of another vocabulary: at most `max_draft_length` (K) passes, and as many drafts.
+    """Draft with a model with another vocabulary: at most `max_draft_length` (K) passes, and as many drafts.
 
-    Policies are asked once a pass, about the distribution over the drafter's own tokens. Parameters are the
-    `SharedParams` of `with_text`.
+    Policies decide once per pass, by the distribution over the drafter's own tokens. Parameters are the `SharedParams`
+    of `with_text`.
 
     Args:
-        language_model: over the drafter's own tokens.
-        vocab_size: of the target.
-        catch_up: tokens a pass feeds to rows that begin to draft after rounds they sat out, as `model`.
+        language_model: a model over the drafter's own tokens.
+        vocab_size: that of the target.
+        catch_up: tokens per pass for rows that resume drafting after idle rounds, as in `model`.
 
     Raises:
-        ValueError: as `with_shared_tokens`, or a number below its least value.
+        ValueError: as `with_shared_tokens`, or a number that is too small.
     """
     check_length(max_draft_length)
     if catch_up < FED:
@@ -85,7 +85,7 @@ def retokenized(
     shared = with_shared_tokens(language_model, vocab_size)  # for scores and traces
     own_model = with_inner_params(language_model)
     drafts = model(own_model, max_draft_length, catch_up)  # in its own tokens
-    extra_slots = max_draft_length + FED  # slots of its own text that the target's never fills
+    extra_slots = max_draft_length + FED  # additional slots for drafts
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> RetokenizedState:
         del source
@@ -117,12 +117,12 @@ def retokenized(
         return Source(inner.open, predict, inner.keep, close, chosen=True)
 
     def commit(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
-        """Roll back to the last common alignment. What is missing is spelled and fed when the row drafts again."""
+        """Roll back to the last common alignment. Missing tokens are spelled and fed when the row drafts again."""
         del params
         return aligned(state, tokens, length)
 
     def prefill(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
-        """Spell the text, and feed it up to the last two tokens, which a pass feeds."""
+        """Spell the text, and feed all but the last two tokens, which the next pass feeds."""
         state = spelled(params, aligned(state, tokens, length), tokens, length)
         wanted = jnp.maximum(own_length(state) - FED, 0)
         spelled_tokens = jnp.minimum(state.valid, wanted)
@@ -145,7 +145,7 @@ def retokenized(
 
 @functools.lru_cache(maxsize=16)
 def with_inner_params(language_model: LanguageModel) -> LanguageModel:
-    """The model over its own tokens, its parameters those inside `SharedParams`."""
+    """The model over its own tokens, with the parameters inside `SharedParams`."""
 
     def init_cache(params, batch, slots, source=None):
         return language_model.init_cache(None if params is None else params.model, batch, slots, source)
@@ -160,7 +160,7 @@ def with_text(target: LoadedModel, drafter: LoadedModel, shared: LoadedModel) ->
     """The drafter with its text tokenised again for the target.
 
     Args:
-        shared: the drafter with the tokens that both have, as `loading.across` joins it.
+        shared: the drafter over the common tokens, from `loading.across`.
 
     Raises:
         ValueError: as `check_target`.
@@ -181,12 +181,12 @@ def draft_with(language_model: LanguageModel) -> Callable[[LanguageModel, int], 
 
 
 def own_length(state: RetokenizedState) -> Array:
-    """Tokens [B] of the drafter's own text."""
+    """Length [B] of the drafter's own text."""
     return jnp.take_along_axis(state.ends, state.spelled[:, None], axis=1)[:, 0]
 
 
 def aligned(state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
-    """What still holds when the text is the first `length` [B] of tokens [B, S], up to where both vocabularies end."""
+    """The state rolled back to the last alignment within the text, the first `length` [B] of tokens [B, S]."""
     slot = jnp.arange(state.ends.shape[1], dtype=jnp.int32)[None, :]
     held = jnp.minimum(state.spelled, length)[:, None]
     differs = (state.text != tokens) & (slot[:, :-1] < held)
@@ -201,7 +201,7 @@ def with_spelling(
 ) -> RetokenizedState:
     """The state with the next tokens [B, T] spelled by the first `count` [B, T] of pieces [B, T, P].
 
-    A text that outgrows `limit` slots is read on without the pieces that have no room: drafts are worse then.
+    If the text exceeds `limit` slots, further pieces are dropped, and drafts become worse.
     """
     rows, nowhere = jnp.arange(read.shape[0])[:, None], state.tokens.shape[1]
     start, order = own_length(state)[:, None], jnp.arange(pieces.shape[2], dtype=jnp.int32)[None, None, :]
@@ -223,7 +223,7 @@ def with_drafts(
 ) -> RetokenizedState:
     """The state as if all drafts were accepted: `drafted` [B, K], after `length` [B] own tokens, for `count` `tokens`.
 
-    `ends` [B, K]: how many of them have ended with each of those, -1 where one goes on.
+    `ends` [B, K]: the number of drafted tokens that end with each of `tokens`, -1 inside one.
     """
     rows, order = jnp.arange(drafted.shape[0])[:, None], jnp.arange(drafted.shape[1], dtype=jnp.int32)[None, :]
     slots = jnp.where(order < count[:, None], state.spelled[:, None] + order, state.tokens.shape[1])

@@ -1,9 +1,9 @@
 """A target's byte-pair encoding, and a drafter's tokens as bytes, as tables for byte_pairs.py.
 
-- Words are where the pre-tokenizer splits short texts of two or three kinds of bytes (letters, digits, ...).
-- Characters that are tokens, in tokenizers that begin with them (SentencePiece's), are merged of their bytes before
-  everything else; what stands for half of one is an id beyond the vocabulary.
-- Tokens that were added as runs of one character (Gemma's spaces and line feeds) are taken as long as they come.
+- Words are derived from the pre-tokenizer's splits of short texts of two or three kinds of bytes (letters, digits ...).
+- Characters that are tokens, in tokenizers that start from characters (SentencePiece's), are merged from their bytes
+  first; parts of characters have ids beyond the vocabulary.
+- Added tokens that are runs of one character (Gemma's spaces and line feeds) are merged to the longest run.
 """
 
 import json
@@ -17,15 +17,15 @@ from specdec_jax.contrib.retokenized.byte_pairs import KINDS, NONE, TEXT, Tables
 from specdec_jax.loading.token_keys import ids_by_key, ids_in, is_byte_level, keys_of
 from specdec_jax.loading.tokenizer import Tokenizer
 
-LONGEST = 32  # bytes; a drafter's token of more is never proposed
+LONGEST = 32  # maximum bytes of a drafter's token; longer ones are never proposed
 LETTER, DIGIT, LINE, BLANK, OTHER, APOSTROPHE = range(KINDS)
 PROBES = {LETTER: "b", DIGIT: "5", LINE: "\n", BLANK: " ", OTHER: "%", APOSTROPHE: "'"}
 
-Merges = dict[tuple[int, int], tuple[int, int]]  # of two ids: rank and union
+Merges = dict[tuple[int, int], tuple[int, int]]  # pair of ids -> rank and union
 
 
 def is_bpe(tokenizer: Tokenizer) -> bool:
-    """Whether a text of its is tokenised by merges, which the tables can follow."""
+    """Whether the tokenizer uses merges, which the tables can represent."""
     return isinstance(tokenizer.backend.model, models.BPE)
 
 
@@ -37,7 +37,7 @@ def check_target(target: Tokenizer) -> None:
 
 
 def tables(target: Tokenizer, drafter: Tokenizer, rows: int) -> Tables:
-    """How text of the drafter's U = `rows` tokens becomes the target's.
+    """The tables for converting text of the drafter's U = `rows` tokens to the target's tokens.
 
     Raises:
         ValueError: as `check_target`.
@@ -53,7 +53,7 @@ def tables(target: Tokenizer, drafter: Tokenizer, rows: int) -> Tables:
 
 
 def _texts(drafter: Tokenizer, target: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(text [U, L], size [U], whole [U]) as `Tables` has them."""
+    """(text [U, L], size [U], whole [U]) as in `Tables`."""
     keys = {token: key for token, key in keys_of(drafter).items() if token < rows}
     texts = {token: key for token, key in keys.items() if isinstance(key, bytes) and 0 < len(key) <= LONGEST}
     text = np.zeros((rows, max(map(len, texts.values()))), np.uint8)
@@ -68,14 +68,14 @@ def _texts(drafter: Tokenizer, target: Tokenizer, rows: int) -> tuple[np.ndarray
 
 
 def _merges(tokenizer: Tokenizer, single: np.ndarray) -> Merges:
-    """What the tokenizer merges, ranks from 0 on."""
+    """The tokenizer's merges, with ranks from 0."""
     vocabulary, added = tokenizer.vocabulary(), tokenizer.backend.get_added_tokens_decoder().keys()
     unions = dict(_runs(tokenizer, single))
     unions |= {} if is_byte_level(tokenizer) else dict(_characters(tokenizer, single))
     for merge in json.loads(tokenizer.backend.model.__getstate__())["merges"]:
         first, other = merge.split(" ") if isinstance(merge, str) else merge
         left, right, union = vocabulary[first], vocabulary[other], vocabulary[first + other]
-        if added.isdisjoint((left, right, union)):  # those are taken out of a text before anything merges
+        if added.isdisjoint((left, right, union)):  # added tokens are extracted before merging
             unions.setdefault((left, right), union)
     return {pair: (rank, union) for rank, (pair, union) in enumerate(unions.items())}
 
@@ -105,7 +105,7 @@ def _characters(tokenizer: Tokenizer, single: np.ndarray) -> Iterator[tuple[tupl
 
 
 def _is_long_character(key: bytes) -> bool:
-    """Whether they are one, of two bytes or more."""
+    """Whether the bytes are a single character of two or more bytes."""
     try:
         return 2 <= len(key) <= 4 and len(key.decode()) == 1
     except UnicodeDecodeError:
@@ -113,9 +113,9 @@ def _is_long_character(key: bytes) -> bool:
 
 
 def _by_hash(merges: Merges) -> tuple[np.ndarray, np.ndarray, int]:
-    """(start [2^h + 1], merges [N, 4], most of one hash value)."""
+    """(start [2^h + 1], merges [N, 4], largest number of merges with the same hash value)."""
     entries = np.array([(*pair, *value) for pair, value in merges.items()], np.int32).reshape(-1, 4)
-    entries = np.full((1, 4), NONE, np.int32) if not len(entries) else entries  # nothing merges with nothing
+    entries = np.full((1, 4), NONE, np.int32) if not len(entries) else entries  # a dummy entry that never matches
     buckets = 1 << (len(entries) - 1).bit_length()
     values = hashed(entries[:, 0].astype(np.uint32), entries[:, 1].astype(np.uint32), buckets)
     counts = np.bincount(values, minlength=buckets)
@@ -133,7 +133,7 @@ def _kind(byte: int) -> int:
 
 
 def _splits(tokenizer: Tokenizer) -> np.ndarray:
-    """[KINDS, KINDS, KINDS + 1] bool, as `Tables` has it."""
+    """[KINDS, KINDS, KINDS + 1] bool, as in `Tables`."""
     splits = np.zeros((KINDS, KINDS, KINDS + 1), bool)
     normalizer, splitter = tokenizer.backend.normalizer, tokenizer.backend.pre_tokenizer
     if splitter is None:
@@ -143,7 +143,7 @@ def _splits(tokenizer: Tokenizer) -> np.ndarray:
             for after, third in (PROBES | {KINDS: ""}).items():
                 probe = first + other + third
                 normal = probe if normalizer is None else normalizer.normalize_str(probe)
-                at = len(normal) - len(other + third)  # something may be put in front
+                at = len(normal) - len(other + third)  # there may be a prefix
                 splits[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))
-    splits[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers: merges tell
+    splits[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers
     return splits

@@ -1,1 +1,1 @@
-"""Stopping policies that are new here, one a file; a file's factory has the file's name."""
+"""Experimental stopping policies, one per file; the factory has the file's name."""

@@ -1,20 +1,19 @@
-"""Hazard and cost: draft on while the last draft's chance times the time of a token exceeds a drafter pass.
+"""Hazard and cost: continue while the last draft's acceptance probability times a token's time exceeds a drafter pass.
 
 The rule of Afterimage, an engine that streams its target's weights (oney-erge/Afterimage, `runtime/spec_policy.py`,
-2026). The chance that a draft is accepted, given that all before it were, is counted by position and confidence, which
-is the drafter's largest probability, in equal bins: (prior_accepted + accepted) / (prior_accepted + prior_rejected +
-all). Positions behind the first rejected draft are censored and count for nothing. After a draft another pass is paid
-iff
+2026). The conditional acceptance probability of a draft is estimated by position and confidence, the drafter's largest
+probability, in equal bins: (prior_accepted + accepted) / (prior_accepted + prior_rejected + all). Positions after the
+first rejected draft are censored. After a draft another pass is run iff
 
     chance(position, confidence) * token_time > drafter_cost,
 
-where token_time is a running mean of target passes per token, 1 / (accepted + 1). The first `least` drafts are followed
-by another one in any case.
+where token_time is a running mean of target passes per token, 1 / (accepted + 1). The first `least` drafts are always
+followed by another one.
 
-Decided here: times are those of the cost model, in target passes, where the source has a clock (a cost of 0.001 and a
-time of 1 to begin with); a verification costs one pass however wide; a round without drafts teaches nothing; drafts
-beyond `positions` are judged by the last position's counts and are not counted. The rule weighs the last draft's chance
-and not the whole draft's, of which `survival` weighs the product: docs/which_rule.md has what that costs.
+Differences: times are those of the cost model, in target passes, instead of a clock (with an initial cost of 0.001 and
+a time of 1); a verification costs one pass at any width; a round without drafts is ignored; drafts beyond `positions`
+use the last position's counts and are not counted. The rule uses the probability of the last draft only, whereas
+`survival` uses the product over the whole draft; for the effect see docs/which_rule.md.
 """
 
 from typing import Any, NamedTuple
@@ -43,11 +42,11 @@ class HazardCostState(NamedTuple):
 
 @strategy
 def hazard_cost(bins: int = 10, positions: int = 16) -> StoppingPolicy:
-    """Draft on while the chance of the last draft is worth another drafter pass.
+    """Continue drafting while the acceptance probability of the last draft is worth another drafter pass.
 
     Args:
-        bins: of confidence.
-        positions: P, drafts of a round whose acceptance is counted.
+        bins: number of bins of confidence.
+        positions: P, number of drafts per round whose acceptance is counted.
 
     Hyperparameters (`init`): drafter_cost 0.1 (>= 0), prior_accepted 2 and prior_rejected 2 (drafts, > 0), weight 0.2
     (0 to 1), least 1 (drafts, >= 0).
@@ -92,12 +91,12 @@ def hazard_cost(bins: int = 10, positions: int = 16) -> StoppingPolicy:
 
 
 def _bin(confidence: Array, bins: int) -> Array:
-    """[..., bins] bool, one-hot: the bin that a confidence falls into."""
+    """[..., bins] bool, one-hot: the bin of a confidence."""
     return jax.nn.one_hot(jnp.clip((confidence * bins).astype(jnp.int32), 0, bins - 1), bins, dtype=bool)
 
 
 def _chance(state: HazardCostState, position: Array, confidence: Array) -> Array:
-    """[B] float32, that the draft at `position` [B] with this confidence is accepted if all before it are."""
+    """[B] float32, conditional acceptance probability of the draft at `position` [B] with this confidence."""
     _, places, bins = state.accepted.shape
     at = jax.nn.one_hot(jnp.clip(position, 0, places - 1), places, dtype=bool)[:, :, None]
     at = at & _bin(confidence, bins)[:, None]

@@ -1,4 +1,4 @@
-"""Drafts with siblings: combs, trees of depth two, the rules that want them and the verifier that is made for them."""
+"""Drafts with siblings: combs, trees of depth two, policies for them and a verifier designed for them."""
 
 from specdec_jax.contrib.trees.seams import Children as Children
 from specdec_jax.contrib.trees.seams import Extras as Extras

@@ -1,4 +1,4 @@
-"""What the decoder checks of rules and verifiers of trees before a program is built (`decoding/answers.py`)."""
+"""Checks of policies and verifiers of trees before compilation (see `decoding/answers.py`)."""
 
 import dataclasses
 import functools
@@ -34,17 +34,17 @@ from specdec_jax.types import (
 
 
 def max_tokens(policy: TreePolicy, max_draft_length: int) -> int:
-    """Tokens that a draft has at most: every draft with all its siblings."""
+    """Maximum tokens of a draft, including all siblings."""
     return max_draft_length * (1 + policy.siblings)
 
 
 def needs_one_model(policy: TreePolicy) -> bool:
-    """Whether the rule can only be played by a drafter that is one language model: siblings are expanded by a pass."""
+    """Whether the policy requires a drafter with a single language model, because passes expand siblings."""
     return policy.expanded > 0
 
 
 def as_chain(policy: TreePolicy) -> StoppingPolicy:
-    """The same rule without siblings, for rounds of chains; its `update` gets each as a tree without any."""
+    """The same policy without siblings, for rounds of chains; its `update` gets them as trees without siblings."""
 
     def update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
         none = jnp.zeros_like(draft.tokens)
@@ -57,7 +57,7 @@ def as_chain(policy: TreePolicy) -> StoppingPolicy:
 
 
 def shapes_of(policy: TreePolicy) -> str:
-    """What drafts it was tried with, for a verdict."""
+    """A description of the tested drafts, for a verdict."""
     return f"chains and up to {policy.siblings} siblings of a draft"
 
 
@@ -80,7 +80,7 @@ def check_parts(target: LanguageModel, drafter: Drafter, policy: TreePolicy, wid
             f"{policy.name} wants siblings expanded, and {drafter.name} cannot read several tokens at one position: "
             "that takes one language model of the target's vocabulary, whose attention goes by positions"
         )
-    if policy.expanded > widths[-1]:  # which is as much as caches have room for behind a text
+    if policy.expanded > widths[-1]:  # the room of caches after a text
         raise ValueError(
             f"{policy.name} wants {policy.expanded} siblings a pass expanded, more than {widths[-1]}, "
             "the widest verification"
@@ -88,7 +88,7 @@ def check_parts(target: LanguageModel, drafter: Drafter, policy: TreePolicy, wid
 
 
 def draws_siblings(drafter: Drafter) -> bool:
-    """Whether it draws tokens from distributions over the target's vocabulary; what is looked up has no siblings."""
+    """Whether the drafter draws tokens from distributions over the target's vocabulary; lookups have no siblings."""
     if drafter.call is not None and "drafters" in drafter.call.options:
         return any(map(draws_siblings, drafter.call.options["drafters"]))
     return drafter.model is not None and drafter.drafts_from_model
@@ -97,10 +97,10 @@ def draws_siblings(drafter: Drafter) -> bool:
 def check_answers(
     probe: Probe, policy: TreePolicy, sizes: Sizes, context: RoundContext, keep_log_q: bool
 ) -> tuple[TreeDraft, TreeResult]:
-    """Refuses a policy whose `beside` or `expand` answers something else; gives the shapes that `update` gets.
+    """Checks the results of a policy's `beside` and `expand`; returns the shapes of the arguments of `update`.
 
     Raises:
-        ValueError: names the function, and what it returns against what it must.
+        ValueError: names the function with its actual and required return value.
     """
     batch, expansions = sizes.batch, _expansions(policy, sizes)
     whole = array(jnp.int32, batch)
@@ -125,7 +125,7 @@ def check_answers(
 def check_verifier(
     policy: TreePolicy, verifier: Verifier, state: VerifierState, sizes: Sizes, monitor: MonitorState, held: int
 ) -> None:
-    """Refuses a verifier's `outcomes` that returns something else, for drafts of `held` tokens. Raises ValueError."""
+    """Checks the result of a verifier's `outcomes` for drafts of `held` tokens. Raises ValueError."""
     if getattr(verifier, "outcomes", None) is None or not held:
         return
     batch, vocab, siblings = sizes.batch, sizes.vocab_size, policy.siblings
@@ -139,12 +139,12 @@ def check_verifier(
 
 
 def _expansions(policy: TreePolicy, sizes: Sizes) -> int:
-    """Expanded siblings of a round: its first drafter pass is fed with none."""
+    """Number of expanded siblings of a round: its first drafter pass expands none."""
     return policy.expanded * (sizes.max_draft_length - 1)
 
 
 def _shapes(policy: TreePolicy, sizes: Sizes, held: int, keep_log_q: bool) -> TreeDraft:
-    """A draft of at most `held` tokens with all that may stand beside it."""
+    """The shapes of a draft of at most `held` tokens with its siblings and children."""
     whole, siblings, count = (
         functools.partial(array, jnp.int32, sizes.batch),
         policy.siblings,

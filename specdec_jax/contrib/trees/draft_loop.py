@@ -1,7 +1,7 @@
-"""The draft loop of chains with siblings: as `decoding/draft_loop.py`, and every position draws further candidates.
+"""The draft loop of chains with siblings: as `decoding/draft_loop.py`, with further candidates at every position.
 
-A rule may expand siblings: they are chosen before a pass, which reads them beside the chain's last tokens, and what
-follows them are their children.
+A policy may expand siblings: they are chosen before a pass, which also reads them, and the tokens drawn after them are
+their children.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,15 @@ Uniform = Callable[[Array], Array]
 
 
 class TreeDrafted(NamedTuple):
-    """What came of a round's loop: the chain, and what was drawn beside it."""
+    """The result of a round's draft loop: the chain with its siblings and children."""
 
     chain: Drafted
     siblings: Array  # [B, K, M] int32
-    children: Children | None  # of rules that expand siblings
+    children: Children | None  # for policies that expand siblings
 
 
 class _TreeLoop(NamedTuple):
-    """The carry: that of a chain's loop, and what was drawn beside the chain."""
+    """The loop's carry: that of a chain, and its siblings and children."""
 
     chain: Loop
     siblings: Array
@@ -50,17 +50,17 @@ def draft(
     max_draft_length: int,
     log_q: Array | None = None,
 ) -> TreeDrafted:
-    """One round's draft of a chain of at most `max_draft_length` (K) tokens a row, with `policy.siblings` beside each.
+    """One round's draft: a chain of at most `max_draft_length` (K) tokens per row, with `policy.siblings` per token.
 
     Args:
-        predict_beside: how expanded siblings are read; None for rules that expand none.
-        uniform: (index []) -> [B] float32 in [0, 1), what draft `index` is drawn with; its sibling i with that of
-            index + i * BY_CANDIDATE, and so on with the children of what its pass was fed with.
-        log_q: [B, K, V] to write the distributions into; None keeps none.
+        predict_beside: reads expanded siblings; None for policies without.
+        uniform: (index []) -> [B] float32 in [0, 1), with which draft `index` is drawn; its sibling i with index
+            + i * BY_CANDIDATE, followed by the children of siblings expanded in its pass.
+        log_q: [B, K, V] buffer for the distributions; None: they are not kept.
     """
     context, chain = opened(source, policy, state, context, max_draft_length, log_q)
     siblings = jnp.zeros((*chain.drafted.tokens.shape, policy.siblings), jnp.int32)
-    expansions = policy.expanded * (max_draft_length - 1)  # a round's first pass is fed with no siblings
+    expansions = policy.expanded * (max_draft_length - 1)  # a round's first pass expands none
     children = no_children(siblings.shape[0], expansions, policy.siblings, log_q) if expansions else None
     body = partial(_draft_one, source, predict_beside, policy, context, uniform)
     loop = lax.while_loop(lambda loop: jnp.any(loop.chain.going), body, _TreeLoop(chain, siblings, children))
@@ -82,7 +82,7 @@ def _draft_one(
     uniform: Uniform,
     loop: _TreeLoop,
 ) -> _TreeLoop:
-    """One position of every row still going, and further candidates of it."""
+    """One position of all rows still going, with further candidates."""
     index, now, children = loop.chain.index, loop.chain.drafted, loop.children
     if children is None or predict_beside is None:
         following, memory = source.predict(now.memory, now.length, uniform(index))
@@ -90,7 +90,7 @@ def _draft_one(
         following, children, memory = _expanded(predict_beside, policy, context, uniform, loop)
     chain = draft_predicted(source, policy, context, loop.chain, following, memory)
     siblings = loop.siblings
-    if source.chosen is not True:  # what is looked up has no further candidates
+    if source.chosen is not True:  # lookups have no further candidates
         with jax.named_scope("draft_draw"):
             further = _siblings(following.distribution, following.token, context, policy.siblings, uniform, index, 0)
         siblings = lax.dynamic_update_slice_in_dim(siblings, further[:, None], index, axis=1)
@@ -115,9 +115,9 @@ def _siblings(
 def _expanded(
     predict_beside: PredictBeside, policy: TreePolicy, context: RoundContext, uniform: Uniform, loop: _TreeLoop
 ) -> tuple[Next, Children, Any]:
-    """The next position, and the children of the siblings that its pass is fed with, chosen before they are read."""
+    """The next position, and the children of siblings expanded in its pass, which are chosen before it."""
     index, now, siblings, children = loop.chain.index, loop.chain.drafted, loop.siblings, loop.children
-    assert policy.expand is not None and children is not None  # check_parts looked
+    assert policy.expand is not None and children is not None  # checked by check_parts
     with jax.named_scope("draft_expand"):
         worth = policy.expand(now.policy, now.length, context)[:, : siblings.shape[1]]
         chosen = to_expand(worth, children.parent, now.length, policy.expanded)
@@ -126,7 +126,7 @@ def _expanded(
     following, after, memory = predict_beside(now.memory, now.length, fed, uniform(index))
 
     def drawn(distribution: Distribution, place: int) -> Array:
-        first = (place + 1) * (1 + policy.siblings)  # after the candidates of the chain and of the places before
+        first = (place + 1) * (1 + policy.siblings)  # after the candidates of the chain and of earlier expansions
         token = draw_token(distribution, context.warp, uniform(index + first * BY_CANDIDATE))
         if policy.siblings == 1:
             return token[:, None]
@@ -138,5 +138,5 @@ def _expanded(
     log_q = None
     if children.log_q is not None:
         log_q = jnp.stack([each.log_prob for each in after], axis=1)
-    at = jnp.maximum(index - 1, 0) * policy.expanded  # nothing is chosen before the first pass
+    at = jnp.maximum(index - 1, 0) * policy.expanded  # none is expanded in the first pass
     return following, with_children(children, at, chosen, tokens, log_q), memory

@@ -1,4 +1,4 @@
-"""Rounds with siblings in an enumeration: the twins of what the draft loop and the round do with them."""
+"""Rounds with siblings in an enumeration: the counterparts of the draft loop and the round."""
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from specdec_jax.types import RoundContext, VerificationResult
 
 
 def without_extras(setting: Setting, count: int) -> np.ndarray:
-    """[N, E] int32, the siblings that `count` (N) drafts have expanded, as `Children.parent`: none."""
+    """[N, E] int32, no expanded siblings for `count` (N) drafts, as `Children.parent`."""
     return np.full((count, policy_of(setting).expanded * (setting.longest - 1)), -1, np.int32)
 
 
 def before_pass(setting: Setting, context: RoundContext, branches: Branches, step: int) -> Branches:
-    """With the siblings that the pass of this step is fed with; the first is fed with none."""
+    """The branches with the siblings expanded in this step's pass; none in the first."""
     count = policy_of(setting).expanded
     if count and step:
         questions = take(context, branches.node), branches.policy, branches.drafted, branches.extra
@@ -28,7 +28,7 @@ def before_pass(setting: Setting, context: RoundContext, branches: Branches, ste
 
 
 def enumerate_round(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
-    """The rows at the beginning of the next round: every order of siblings and every outcome of every draft."""
+    """The rows at the beginning of the next round, for all orders of siblings and all outcomes of all drafts."""
     branches, draft = with_siblings(setting, nodes, branches)
     outcomes = verified_combs(setting, nodes, branches, draft)
     chosen, leaf = comb_leaves(setting, nodes, branches, outcomes)

@@ -1,9 +1,9 @@
-"""Siblings that are drafted on: fed to the drafter beside the chain's last tokens, so that it says what follows them.
+"""Expanded siblings: fed to the drafter together with the chain's last tokens, to draft tokens after them.
 
-What follows an expanded sibling are its children, candidates drawn without replacement as siblings are. They are
-leaves: what follows a child is not drafted (docs/combs.md says what deeper trees would add). The drafter reads an
-expanded sibling, and nobody else does before it is verified: the chain does not see it, and no rule is told what the
-drafter says after it. So whether it is verified, and its children, is decided as if nothing had been read.
+The tokens after an expanded sibling are its children, candidates drawn without replacement like siblings. They are
+leaves: nothing is drafted after a child (for deeper trees see docs/combs.md). Before verification only the drafter
+reads an expanded sibling: the chain does not attend to it, and policies do not get the distribution after it.
+Therefore the decision whether to verify it and its children does not depend on that distribution.
 """
 
 from typing import NamedTuple
@@ -16,26 +16,26 @@ from specdec_jax.types import Array
 
 
 class Expanded(NamedTuple):
-    """Siblings that a drafter pass is fed with beside the chain's last tokens; W of them, a row's first ones."""
+    """The siblings that a drafter pass expands, at most W per row."""
 
     token: Array  # [B, W] int32
-    depth: Array  # [B, W] int32, drafts before it
+    depth: Array  # [B, W] int32, number of drafts before it
 
 
 def no_children(batch: int, expansions: int, siblings: int, log_q: Array | None) -> Children:
-    """None yet of so many expansions (E) of a round; with room for their distributions where drafts have `log_q`."""
+    """Empty Children for `expansions` (E) per round, with a buffer of distributions if drafts have `log_q`."""
     zeros = jnp.zeros((batch, expansions), jnp.int32)
     no_log_q = None if log_q is None else jnp.full((*zeros.shape, log_q.shape[2]), -jnp.inf, log_q.dtype)
     return Children(zeros - 1, jnp.zeros((*zeros.shape, siblings), jnp.int32), no_log_q, zeros)
 
 
 def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:
-    """The siblings that the next pass is fed with, [B, W] int32 as `Children.parent`; -1: no further one.
+    """The siblings to expand in the next pass, [B, W] int32 as `Children.parent`; -1: none.
 
     Args:
-        worth: [B, N, M] float32, of each sibling; above 0 for those that the policy wants.
-        parent: [B, E], the expanded ones so far, of which none is expanded again.
-        drafted: [B], drafts of the round so far.
+        worth: [B, N, M] float32, value of each sibling; above 0 if the policy wants to expand it.
+        parent: [B, E], the siblings expanded so far, which are not expanded again.
+        drafted: [B], number of drafts of the round so far.
         count: W.
     """
     flat = worth.reshape(worth.shape[0], -1)
@@ -51,13 +51,13 @@ def to_expand(worth: Array, parent: Array, drafted: Array, count: int) -> Array:
 
 
 def expanded_tokens(chosen: Array, siblings: Array) -> Expanded:
-    """The chosen [B, W] of siblings [B, K, M] drawn so far; meaningless where none is chosen."""
+    """The siblings at `chosen` [B, W] among [B, K, M]; meaningless where `chosen` is -1."""
     flat, index = siblings.reshape(siblings.shape[0], -1), jnp.maximum(chosen, 0)
     return Expanded(jnp.take_along_axis(flat, index, axis=1), index // siblings.shape[2])
 
 
 def with_children(children: Children, at: Array, chosen: Array, tokens: Array, log_q: Array | None) -> Children:
-    """With expansions at [] and after it: chosen [B, W], tokens [B, W, M], log_q [B, W, V]."""
+    """The children with expansions from index `at` [] written: chosen [B, W], tokens [B, W, M], log_q [B, W, V]."""
 
     def put(buffer: Array, value: Array) -> Array:
         return lax.dynamic_update_slice_in_dim(buffer, value.astype(buffer.dtype), at, axis=1)
@@ -69,12 +69,12 @@ def with_children(children: Children, at: Array, chosen: Array, tokens: Array, l
 
 
 def child_of(children: Children, sibling: Array) -> Array:
-    """Which expansion is of that sibling [B] int32, as `parent` counts, [B] int32; -1: it was not expanded."""
+    """Index [B] int32 of the expansion of a sibling [B] (numbered as in `parent`); -1: not expanded."""
     is_parent = (children.parent == sibling[:, None]) & (sibling >= 0)[:, None]
     return jnp.where(jnp.any(is_parent, axis=1), jnp.argmax(is_parent, axis=1).astype(jnp.int32), -1)
 
 
 def of_verified(children: Children, sibling_counts: Array, siblings: int) -> Array:
-    """[B, E] bool, expansions of siblings that are verified: the first `sibling_counts` [B, K] of each draft's M."""
+    """[B, E] bool, whether an expanded sibling is verified: among the first `sibling_counts` [B, K] of its draft."""
     depth, index = jnp.maximum(children.parent, 0) // siblings, children.parent % siblings
     return (children.parent >= 0) & (index < jnp.take_along_axis(sibling_counts, depth, axis=1, mode="clip"))

@@ -1,4 +1,4 @@
-"""What the decoder, the proofs and replays call for rules and verifiers of trees (`StoppingPolicy.rounds`)."""
+"""Functions that the decoder, proofs and replays call for policies and verifiers of trees (`StoppingPolicy.rounds`)."""
 
 from specdec_jax.contrib.trees.answers import as_chain as as_chain
 from specdec_jax.contrib.trees.answers import check_answers as check_answers

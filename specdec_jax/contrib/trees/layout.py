@@ -1,8 +1,8 @@
-"""A comb in one target pass: the token before the draft, the chain of drafts, their siblings, and children of these.
+"""Layout of a comb in one target pass: the token before the draft, the chain of drafts, their siblings, and children.
 
-A row's siblings begin where its own chain ends, so that rows of different shapes share a width. A sibling stands at the
-position of the draft it replaces and sees what that draft sees, and itself; a child stands after its sibling. A mask
-says so, and the cache slot of one that is accepted is copied to where the draft's was.
+A row's siblings begin where its chain ends, so that rows of different shapes share a width. A sibling has the position
+of the draft it replaces and attends to the same tokens and itself; a child follows its sibling. This is expressed by a
+mask, and the cache slot of an accepted sibling is copied to that of the draft.
 """
 
 from typing import Any, NamedTuple
@@ -16,32 +16,32 @@ from specdec_jax.types import Array
 
 
 class Comb(NamedTuple):
-    """What a target pass of W places is given."""
+    """The inputs of a target pass of W places."""
 
     tokens: Array  # [B, W] int32
     positions: Array  # [B, W] int32
-    mask: Array  # [B, W, S] bool, slots that a place may see, of those up to its own
+    mask: Array  # [B, W, S] bool, slots that a place attends to, up to its own
 
 
 class Path(NamedTuple):
-    """How a round goes on after its accepted drafts: a sibling, and its child; N of them at most."""
+    """The accepted tokens after the accepted drafts: a sibling, and its child; at most N."""
 
-    length: Array  # [B] int32, how many were accepted
+    length: Array  # [B] int32, number of accepted tokens
     tokens: Array  # [B, N] int32
-    place: Array  # [B, N] int32, of the pass
+    place: Array  # [B, N] int32, place in the pass
 
 
 def places(draft: TreeDraft) -> Array:
-    """[B] int32, places that a draft takes beside the token before it."""
+    """[B] int32, number of places of a draft, without the token before it."""
     siblings = 0 if draft.sibling_counts is None else jnp.sum(draft.sibling_counts, axis=1, dtype=jnp.int32)
     children = 0 if draft.children is None else jnp.sum(draft.children.count, axis=1, dtype=jnp.int32)
     return draft.length + siblings + children
 
 
 def truncated(draft: TreeDraft, wanted: Extras, free: Array) -> TreeDraft:
-    """The draft with siblings beside its first N tokens, as many as are wanted, and children, `free` at most.
+    """The draft with the wanted numbers of siblings of its first N tokens and of children, at most `free` in total.
 
-    A token that was chosen, and not drawn, has no siblings, and a sibling that is not verified no children.
+    Chosen tokens have no siblings, and siblings that are not verified no children.
     """
     assert draft.siblings is not None
     depth, siblings = jnp.arange(draft.tokens.shape[1], dtype=jnp.int32)[None, :], draft.siblings.shape[2]
@@ -57,20 +57,20 @@ def truncated(draft: TreeDraft, wanted: Extras, free: Array) -> TreeDraft:
 
 
 def _first(count: Array, free: Array) -> Array:
-    """Counts [B, N] of which the first `free` [B] are kept."""
+    """Counts [B, N] truncated to a total of `free` [B]."""
     return jnp.clip(free[:, None] - (jnp.cumsum(count, axis=1) - count), 0, count)
 
 
 class _Places(NamedTuple):
-    """Where the places of a pass behind the chain belong; [B, W]."""
+    """The owners of a pass's places after the chain; [B, W]."""
 
-    inside: Array  # bool, such a place
-    owner: Array  # int32, of the draft that it is beside, or of the expansion
-    candidate: Array  # int32, from 0 on
+    inside: Array  # bool, whether it is such a place
+    owner: Array  # int32, index of the draft, or of the expansion
+    candidate: Array  # int32, from 0
 
 
 def _places_after(count: Array, index: Array) -> _Places:
-    """Places by their index [B, W], `count` [B, N] for each owner; below 0 and beyond the last there are none."""
+    """The places at `index` [B, W], with `count` [B, N] for each owner; not `inside` below 0 and beyond the last."""
     ends = jnp.cumsum(count, axis=1)
     owner = jnp.sum((ends[:, None, :] <= index[:, :, None]).astype(jnp.int32), axis=2)
     inside = (index >= 0) & (owner < ends.shape[1])
@@ -85,17 +85,17 @@ def _tokens_at(tokens: Array, places: _Places) -> Array:
 
 
 def tree_inputs(before: Array, draft: TreeDraft, start: Array, width: int, slots: int) -> Comb:
-    """The pass of `width` (W) places from slot start [B] on, where the token `before` [B] the draft goes."""
+    """The inputs of a pass of `width` (W) places from slot start [B], that of the token `before` [B] the draft."""
     assert draft.siblings is not None and draft.sibling_counts is not None
     place = jnp.arange(width, dtype=jnp.int32)[None, :]
-    index = place - 1 - draft.length[:, None]  # of the siblings, and then of the children
+    index = place - 1 - draft.length[:, None]  # index among the siblings, then the children
     sibling = _places_after(draft.sibling_counts, index)
     chain = jnp.pad(draft.tokens, ((0, 0), (1, max(width - 1 - draft.tokens.shape[1], 0))))[:, :width]
     tokens = jnp.where(place == 0, before[:, None], chain)
     tokens = jnp.where(sibling.inside, _tokens_at(draft.siblings, sibling), tokens)
-    behind = jnp.where(sibling.inside, sibling.owner, place)  # a sibling at depth d sees places 0 to d, and its own
+    behind = jnp.where(sibling.inside, sibling.owner, place)  # a sibling at depth d attends to places 0 to d and itself
     position, above = jnp.where(sibling.inside, sibling.owner + 1, place), jnp.broadcast_to(place, tokens.shape)
-    if draft.children is not None:  # a child sees its sibling too
+    if draft.children is not None:  # a child attends to its sibling, too
         child = _places_after(draft.children.count, index - jnp.sum(draft.sibling_counts, axis=1, keepdims=True))
         parent = jnp.take_along_axis(draft.children.parent, child.owner, axis=1)
         depth, candidate = parent // draft.siblings.shape[2], parent % draft.siblings.shape[2]
@@ -108,7 +108,7 @@ def tree_inputs(before: Array, draft: TreeDraft, start: Array, width: int, slots
 
 
 def place_of(draft: TreeDraft, depth: Array, candidate: Array) -> Array:
-    """Where the sibling `candidate`, from 1 on, of the draft at `depth` stands in the pass; [B, N] int32 each."""
+    """The place in the pass of the sibling `candidate` (from 1) of the draft at `depth`; [B, N] int32 each."""
     assert draft.sibling_counts is not None
     before = jnp.cumsum(draft.sibling_counts, axis=1) - draft.sibling_counts
     before = jnp.take_along_axis(before, jnp.clip(depth, 0, before.shape[1] - 1), axis=1)
@@ -116,7 +116,7 @@ def place_of(draft: TreeDraft, depth: Array, candidate: Array) -> Array:
 
 
 def place_of_child(draft: TreeDraft, expansion: Array, candidate: Array) -> Array:
-    """Where the child `candidate` [B], from 1 on, of the `expansion` [B] stands in the pass, [B] int32."""
+    """The place [B] int32 in the pass of the child `candidate` [B] (from 1) of the `expansion` [B]."""
     assert draft.sibling_counts is not None and draft.children is not None
     count = draft.children.count
     before = jnp.cumsum(count, axis=1) - count
@@ -125,7 +125,7 @@ def place_of_child(draft: TreeDraft, expansion: Array, candidate: Array) -> Arra
 
 
 def gather_path(tree: Any, accepted: Array, path: Path) -> Any:
-    """Leaves [B, W, ...] by place as leaves by position: after the accepted drafts those of the path."""
+    """Reorders leaves [B, W, ...] from places to positions: the accepted drafts, then the path."""
 
     def reordered(leaf: Array) -> Array:
         index = jnp.arange(leaf.shape[1], dtype=jnp.int32)[None, :]

@@ -1,8 +1,8 @@
-"""What siblings add to an enumeration: every order in which they can be drawn, and every one that may be accepted.
+"""Siblings in an enumeration: all orders in which they can be drawn, and all that may be accepted.
 
-Drawing has a twin here, as the draft loop has in enumeration.py; how many are drawn is asked of the policy, and what
-becomes of them of the verifier or of `siblings.py`, as the decoder asks. So it is with what follows siblings
-that are expanded, their children.
+Drawing is reimplemented here, like the draft loop in enumeration.py; their number is decided by the policy, and their
+acceptance by the verifier or `siblings.py`, as in the decoder. The same applies to the children of expanded
+siblings.
 """
 
 import functools
@@ -19,29 +19,29 @@ from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
 from specdec_jax.types import Distribution, RoundContext, Verifier
 
-ROOM = 64  # places of the widest verification
+ROOM = 64  # number of places of the widest verification
 
 
 class Leaf(NamedTuple):
-    """Outcomes one by one, [N] each; with (branch, accepted, token) they say how a round ends."""
+    """Outcomes, [N] each; with (branch, accepted, token) they determine how a round ends."""
 
-    sibling: np.ndarray  # int32, accepted after the drafts; -1: none
-    child: np.ndarray  # int32, accepted after the sibling; -1: none
-    chance: np.ndarray  # float64, of the node, the draft, the siblings and the outcome
+    sibling: np.ndarray  # int32, sibling accepted after the drafts; -1: none
+    child: np.ndarray  # int32, child accepted after the sibling; -1: none
+    chance: np.ndarray  # float64, probability of node, draft, siblings and outcome
 
 
 class _Rows(NamedTuple):
     """Drafts whose siblings are being drawn; [N, ...]."""
 
     branch: np.ndarray
-    chance: np.ndarray  # float64, of the siblings
-    siblings: np.ndarray  # [N, K+E, M] int32, beside each draft, and after each expanded sibling
-    count: np.ndarray  # [N], to be drawn of those at hand
-    left: np.ndarray  # [N, V], weights of what may still be drawn of them
+    chance: np.ndarray  # float64, probability of the siblings
+    siblings: np.ndarray  # [N, K+E, M] int32, siblings of each draft, and children of each expanded sibling
+    count: np.ndarray  # [N], number of candidates to draw
+    left: np.ndarray  # [N, V], weights of the remaining candidates
 
 
 def beside_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
-    """(context, state, draft) -> the draft with as many siblings beside it as the policy wants."""
+    """(context, state, draft) -> the draft with the siblings that the policy wants."""
     return _wanted_of(policy.bare, batch)
 
 
@@ -56,7 +56,7 @@ def _wanted_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
 
 
 def to_expand_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
-    """(context, state, drafted, parent) -> the siblings that the next pass is fed with, as the draft loop asks."""
+    """(context, state, drafted, parent) -> the siblings to expand in the next pass, as in the draft loop."""
     return _to_expand(policy.bare, batch)
 
 
@@ -72,11 +72,11 @@ def _to_expand(policy: TreePolicy, batch: int) -> Callable[..., Any]:
 def every_order(
     draft: TreeDraft, is_greedy: bool, weights_at: Callable[[np.ndarray, Any, Any], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every way in which what is beside drafts can be drawn: (branch [N], tokens [N, K+E, M] int32, chance [N]).
+    """All ways of drawing siblings and children: (branch [N], tokens [N, K+E, M] int32, chance [N]).
 
     Args:
-        weights_at: (branch [N], depth, token [N] in place of the last, or None) -> weights [N, V] that candidates are
-            drawn from, at temperature 0 ranked by.
+        weights_at: (branch [N], depth, token [N] in place of the last, or None) -> weights [N, V] of candidates, which
+            are ranked by them at temperature 0.
     """
     assert draft.siblings is not None
     tokens, length, sibling_counts = (np.asarray(leaf) for leaf in (draft.tokens, draft.length, draft.sibling_counts))
@@ -105,7 +105,7 @@ def _all_drawn(rows: _Rows, is_greedy: bool, depth: int) -> _Rows:
 
 
 def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
-    """Rows that draw their sibling `index`, one each a token that may come; the others as they are."""
+    """Draws sibling `index`: one row per possible token; rows that draw none are unchanged."""
     total = rows.left.sum(axis=1, keepdims=True)
     draws = (index < rows.count) & (total[:, 0] > 0)
     chance = rows.left / np.where(total > 0, total, 1.0)
@@ -139,7 +139,7 @@ def _decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]
 
 @functools.lru_cache(maxsize=64)
 def children_decided(batch: int) -> Callable[..., Any]:
-    """(context, following [N, V], children, sibling [N] as `parent` counts) -> `SiblingOutcomes` [N, ...]."""
+    """(context, following [N, V], children, sibling [N] numbered as `parent`) -> `SiblingOutcomes` [N, ...]."""
 
     def decide(context: RoundContext, following: Any, children: Children, sibling: Any) -> SiblingOutcomes:
         return child_outcomes(following, children, child_of(children, sibling), context.warp.temperature > 0)
@@ -155,15 +155,15 @@ def leaves(
     after: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], np.ndarray],
     decided_children: Callable[[np.ndarray, np.ndarray, int, np.ndarray], SiblingOutcomes] | None,
 ) -> tuple[tuple[np.ndarray, ...], Leaf]:
-    """Every outcome of M branches: (branch, accepted, token), and what was accepted between them.
+    """All outcomes of M branches: (branch, accepted, token), and the accepted siblings and children.
 
     Args:
-        reached: [M, K+1], the chance of a branch and of so many accepted drafts.
-        several: [M, K+1, S+1], then of none of the siblings, the first, the second ...
-        rest: [M, K+1, V], the distribution of the next token where it is none.
+        reached: [M, K+1], probability of a branch and a number of accepted drafts.
+        several: [M, K+1, S+1], then that of accepting no sibling, the first, the second ...
+        rest: [M, K+1, V], the distribution of the next token if none is accepted.
         siblings: [M, K, S].
         after: (branch, accepted, sibling, child or None) -> [N, V], the target's distribution after all of them.
-        decided_children: (branch, accepted, sibling's index, following [N, V]) -> what comes after it; None: no trees.
+        decided_children: (branch, accepted, sibling's index, following [N, V]) -> its outcomes; None: no children.
     """
     branch, accepted = np.nonzero(reached > 0)
     at = np.minimum(accepted, siblings.shape[1] - 1)

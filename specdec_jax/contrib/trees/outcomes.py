@@ -1,4 +1,4 @@
-"""Drafts with siblings in an enumeration: every way in which these are drawn, and all that can become of them."""
+"""Drafts with siblings in an enumeration: all ways of drawing them, and all outcomes."""
 
 from typing import Any, NamedTuple
 
@@ -22,31 +22,31 @@ from specdec_jax.types import Distribution
 
 
 class CombOutcomes(NamedTuple):
-    """All that can become of M drafts with siblings."""
+    """All outcomes of M drafts with siblings."""
 
-    reached: np.ndarray  # [M, K+1] float64, of the node, the draft, its siblings and so many accepted drafts
-    several: np.ndarray  # [M, K+1, S+1], then of none of the siblings, the first, the second ...
-    rest: np.ndarray  # [M, K+1, V], the next token's distribution where it is none
+    reached: np.ndarray  # [M, K+1] float64, probability of node, draft, siblings and number of accepted drafts
+    several: np.ndarray  # [M, K+1, S+1], then that of accepting no sibling, the first, the second ...
+    rest: np.ndarray  # [M, K+1, V], the next token's distribution if none is accepted
     draft: TreeDraft
     distributions: Distribution
     verifier: Any
 
 
 def policy_of(setting: Setting) -> TreePolicy:
-    """The rule, which is one of trees."""
+    """The setting's policy, a TreePolicy."""
     assert isinstance(setting.policy, TreePolicy)
     return setting.policy
 
 
 def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, TreeDraft]:
-    """One branch each way in which the siblings are drawn that the policy wants beside a draft."""
+    """One branch per way of drawing the siblings that the policy wants."""
     vocab, draft = setting.target_distributions.log_prob.shape[-1], TreeDraft(*draft_of(setting, branches))
     is_greedy = float(setting.warp["temperature"]) <= 0
     seen = setting.drafter_distributions
     table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
 
     def place(branch: np.ndarray, depth: Any, token: Any) -> np.ndarray:
-        """Where the drafter's distribution stands after `depth` drafts, the last one replaced by a token."""
+        """The index of the drafter's distribution after `depth` drafts, the last one replaced by a token."""
         text, depth = branches.text[branch], np.broadcast_to(depth, len(branch))
         last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
         last_two[:, 1] = last_two[:, 1] if token is None else token
@@ -71,7 +71,7 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
 
 
 def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Children | None:
-    """What expanded siblings have before their children are drawn."""
+    """Empty children of expanded siblings, before they are drawn."""
     count, expansions = branches.extra.shape
     if not expansions:
         return None
@@ -82,7 +82,7 @@ def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Chil
 
 
 def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: TreeDraft) -> CombOutcomes:
-    """Every outcome of every draft, of every number of accepted drafts and of what is beside them."""
+    """All outcomes of all drafts with their siblings."""
     answers = rule_answers(setting, nodes, branches, draft)  # type: ignore[arg-type]
     log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.longest)(*answers)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
@@ -94,7 +94,7 @@ def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: Tr
 def comb_leaves(
     setting: Setting, nodes: Nodes, branches: Branches, outcomes: CombOutcomes
 ) -> tuple[tuple[np.ndarray, ...], Leaf]:
-    """Every outcome of drafts with siblings beside them."""
+    """All outcomes of drafts with siblings, as leaves."""
     vocab, draft = setting.target_distributions.log_prob.shape[-1], outcomes.draft
 
     def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray, child: np.ndarray | None) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Rounds of long drafts with siblings: the exact distribution of what a round emits, continued by the target.
 
-No rule sees which tokens siblings are, so what can be wrong is what becomes of them: a verifier's `outcomes`, or its
-next distribution, on which they are tried. The proof takes a verifier's rounds with SIBLINGS siblings at one draft, at
-each in turn, and with one sibling at every draft. The toy has more tokens than a draft and its siblings, so that
-something is left where all are rejected. Rounds begin with the verifier's first state.
+Policies do not see the tokens of siblings, so only their acceptance can be wrong: a verifier's `outcomes`, or its next
+distribution, by which they are tested. The proof covers a verifier's rounds with SIBLINGS siblings at one draft, for
+each draft, and with one sibling at every draft. The toy has more tokens than a draft and its siblings, so that tokens
+remain if all are rejected. Rounds begin with the verifier's initial state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from specdec_jax.lossless.toys import narrow_pair
 from specdec_jax.types import Verifier
 
 SIBLINGS = 3
-DRAFTS = 4  # the third and fourth are what the sum over all rounds leaves out
+DRAFTS = 4  # the third and fourth are not covered by the sum over all rounds
 TOY = narrow_pair(SIBLINGS + 3, seed=1)
 WARPS: tuple[Mapping[str, Any], ...] = ({"temperature": 0.7}, {"temperature": 1.0, "top_k": 5}, {"temperature": 0.0})
 PROMPTS = np.array([[0, 1], [2, 3], [4, 5], [5, 0]], np.int32)
@@ -35,13 +35,13 @@ class CombRoundsReport(NamedTuple):
     error: float  # largest relative error of a sequence's probability, given the beginning of its round
     drafts: int
     siblings: int
-    shapes: int  # of drafts with siblings
-    accepted: tuple[float, ...]  # chance that a sibling of the first, second ... draft is accepted; the largest of all
+    shapes: int  # number of shapes of drafts with siblings
+    accepted: tuple[float, ...]  # largest probability that a sibling of the first, second ... draft is accepted
     lossless: bool  # error < TOLERANCE
 
     @property
     def sentence(self) -> str:
-        """What was shown, for people."""
+        """A sentence on the result."""
         return (
             f"Exact, rounds of {self.drafts} drafts with up to {self.siblings} siblings: the largest relative error is "
             f"{self.error:.1e} (must be under {TOLERANCE:.0e}); other rounds are of chains."
@@ -49,21 +49,21 @@ class CombRoundsReport(NamedTuple):
 
     @property
     def gaps(self) -> list[str]:
-        """What was not put to the test, a clause each."""
+        """Clauses about what was not tested."""
         missing = self.never_accepted
         drafts = f"draft{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         return [f"no sibling of {drafts} was accepted"] if missing else []
 
     @property
     def never_accepted(self) -> tuple[int, ...]:
-        """Drafts of which no sibling was accepted."""
+        """Draft positions of which no sibling was accepted."""
         return tuple(draft for draft, chance in enumerate(self.accepted, 1) if chance == 0)
 
 
 def prove_comb_rounds(
     verifier: Verifier, *, drafts: int = DRAFTS, warps: Sequence[Mapping[str, Any]] = WARPS
 ) -> CombRoundsReport:
-    """Rounds of `drafts` tokens with siblings under each warp, from some prompts of the toy, at temperature 0 all."""
+    """Rounds of `drafts` tokens with siblings for each warp, from some prompts of the toy, all at temperature 0."""
     shapes = [np.eye(drafts, dtype=np.int32)[draft] * SIBLINGS for draft in range(drafts)] + [np.ones(drafts, np.int32)]
     worst, accepted = 0.0, np.zeros(drafts)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
@@ -79,7 +79,7 @@ def prove_comb_rounds(
 
 
 def _round(setting: Setting, prompts: np.ndarray) -> tuple[float, np.ndarray]:
-    """The largest relative error, and the chance [K] that a sibling of each draft is accepted."""
+    """The largest relative error, and the probability [K] that a sibling of each draft is accepted."""
     nodes = enumeration.first_nodes(setting, prompts)
     branches, draft = with_siblings(setting, nodes, enumeration.draft_tree(setting, nodes))
     chosen, leaf = comb_leaves(setting, nodes, branches, verified_combs(setting, nodes, branches, draft))
@@ -88,7 +88,7 @@ def _round(setting: Setting, prompts: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def _error(setting: Setting, nodes: Nodes, branches: Branches, chosen: tuple[np.ndarray, ...], leaf: Leaf) -> float:
-    """As of `long_drafts.round_error`; tables hold every sequence, [N, V, V, ...] by the last two tokens before it."""
+    """As `long_drafts.round_error`; tables have all sequences, [N, V, V, ...] by the last two tokens before them."""
     branch, accepted, token = chosen
     target = np.exp(setting.target_distributions.log_prob)
     vocab, prompts, longest = target.shape[-1], nodes.tokens[:, :2], setting.longest + 1
@@ -111,7 +111,7 @@ def _error(setting: Setting, nodes: Nodes, branches: Branches, chosen: tuple[np.
 
 
 def _following(target: np.ndarray, prompts: np.ndarray, size: int) -> np.ndarray:
-    """The target's conditionals of a sequence's last token, [N, V, ...] of so many tokens or what broadcasts to it."""
+    """The target's conditionals of the last token of sequences of `size` tokens, broadcastable to [N, V, ...]."""
     if size == 1:
         return target[prompts[:, 0], prompts[:, 1]]
     if size == 2:

@@ -1,4 +1,4 @@
-"""First rejections of a trace, and whether one of the drafter's other candidates would have been right there."""
+"""First rejections of a trace, and whether another candidate of the drafter would have been accepted."""
 
 from typing import Any, NamedTuple
 
@@ -11,17 +11,17 @@ ENTROPY = FEATURES.index("entropy")
 
 
 class Rejections(NamedTuple):
-    """The first rejected draft, within K and the text, of every round that might begin; R of them."""
+    """The first rejected draft, within K and the text, of a round from every position; R of them."""
 
     text: np.ndarray  # [R] int64, index of the text
     begin: np.ndarray  # [R] int64, tokens emitted when the round began
-    depth: np.ndarray  # [R] int64, drafts accepted before it
-    entropy: np.ndarray  # [R] float64, nats, of the distribution that was drawn from
-    candidate: np.ndarray  # [R] int64, which candidate the text's token is; 0: none
+    depth: np.ndarray  # [R] int64, number of drafts accepted before it
+    entropy: np.ndarray  # [R] float64, nats, of its distribution
+    candidate: np.ndarray  # [R] int64, index of the candidate that is the text's token; 0: none
 
 
 def runs(trace: Trace) -> np.ndarray:
-    """[N, T+1] int64, drafts accepted of a round that begins there and drafts K, the text's end not counted."""
+    """[N, T+1] int64, number of accepted drafts of a round of K drafts from each position, ignoring the text's end."""
     if trace.run is not None:
         return trace.run.astype(np.int64)
     lengths = np.zeros(trace.accepted.shape, np.int64)
@@ -31,10 +31,10 @@ def runs(trace: Trace) -> np.ndarray:
 
 
 def candidates(trace: Trace) -> np.ndarray:
-    """[N, T+1] int64, the right candidate of the first rejected draft of a round that begins there; 0: none.
+    """[N, T+1] int64, the correct candidate of the first rejected draft of a round from each position; 0: none.
 
     Raises:
-        ValueError: the trace has none; it was recorded before candidates were.
+        ValueError: the trace was recorded without candidates.
     """
     if trace.candidate is None:
         raise ValueError("this trace does not say which candidate is right; experiments.record writes one that does")
@@ -45,7 +45,7 @@ def candidates(trace: Trace) -> np.ndarray:
 
 
 def rejections(trace: Trace) -> Rejections:
-    """All of a trace. Raises ValueError as `candidates`."""
+    """All rejections of a trace. Raises ValueError as `candidates`."""
     run, right = runs(trace), candidates(trace)
     at = np.arange(run.shape[1])[None, :]
     text, begin = np.nonzero((run < trace.max_draft_length) & (at + run < trace.length[:, None]))
@@ -55,7 +55,7 @@ def rejections(trace: Trace) -> Rejections:
 
 
 def entropies(trace: Trace) -> np.ndarray:
-    """[N, T+1, K] float64, nats, of the drafts of a round that begins there, along the text while accepted."""
+    """Entropies [N, T+1, K] float64, nats, of the drafts of a round from each position."""
     if trace.chains is not None:
         return trace.chains[..., ENTROPY].astype(np.float64)
     ahead = np.arange(trace.path.shape[1])[:, None] + np.arange(trace.max_draft_length)[None, :]
@@ -67,10 +67,10 @@ def entropies(trace: Trace) -> np.ndarray:
 
 
 def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """How often candidate 1, 2 ... was right, and how often tried (those before it were wrong); [N] each.
+    """Number of times that candidate 1, 2 ... was correct, and that it was tested (earlier ones wrong); [N] each.
 
     Args:
-        right: [R] of Rejections.candidate; text: [R], the text of each, of so many texts.
+        right: [R] of Rejections.candidate; text: [R], index of the text of each, below `texts`.
     """
     rows = []
     for candidate in range(1, CANDIDATES):

@@ -1,4 +1,4 @@
-"""Replays of rules that want siblings: which of the drafter's candidates is the text's token, a trace says."""
+"""Replays of policies with siblings, by the recorded candidate of the drafter that is the text's token."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from specdec_jax.types import Array, Draft, RoundContext
 
 
 def check_replay(policy: TreePolicy, trace: Trace) -> None:
-    """Raises ValueError for a policy that wants of siblings what the trace lacks."""
+    """Raises ValueError for a policy that needs data about siblings that the trace lacks."""
     if policy.expanded:
         raise ValueError(
             f"a trace does not hold what follows siblings, and {policy.name} wants {policy.expanded} expanded"
@@ -28,9 +28,9 @@ def end_round(
     policy: TreePolicy, texts: Texts, rows: Rows, context: RoundContext, draft: Draft, most_places: int
 ) -> tuple[TreeDraft, TreeResult, Array, Array]:
     """(draft, result, tokens verified [R] after the first, tokens emitted [R]) of rounds that end with their rows."""
-    assert policy.beside is not None  # check_parts looked
+    assert policy.beside is not None  # checked by check_parts
     size, longest = rows.at.shape[0], draft.one_hot.shape[1]
-    siblings = jnp.zeros((size, longest, policy.siblings), jnp.int32)  # which tokens they are is not read
+    siblings = jnp.zeros((size, longest, policy.siblings), jnp.int32)  # their tokens are not read
     free = most_places - rows.drafted
     wanted = policy.beside(rows.policy, rows.drafted, free, context, None)
     tree = truncated(TreeDraft(*draft, siblings=siblings), wanted, free)
@@ -41,8 +41,8 @@ def end_round(
 
 
 def _sibling_is_right(texts: Texts, rows: Rows, draft: TreeDraft) -> Array:
-    """[R] bool, whether one of the siblings beside the first rejected draft is the text's token."""
-    assert texts.candidate is not None and draft.sibling_counts is not None  # check_replay looked
+    """[R] bool, whether one of the siblings of the first rejected draft is the text's token."""
+    assert texts.candidate is not None and draft.sibling_counts is not None  # checked by check_replay
     at = rows.at if texts.run is not None else rows.at + rows.accepted
     right = texts.candidate[texts.text, jnp.minimum(at, texts.candidate.shape[1] - 1)].astype(jnp.int32)
     depth = jnp.minimum(rows.accepted, draft.sibling_counts.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""One round of chains with siblings: as `decoding/rounds.py`, with a mask in the target's pass and a path in it."""
+"""One round of chains with siblings: as `decoding/rounds.py`, with a mask in the target's pass and an accepted path."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,22 +39,22 @@ from specdec_jax.types import Array, Cache, DecodeState, RoundContext, Verificat
 
 
 class _Chance(NamedTuple):
-    """A round's uniforms of the verification, made before the switch: in it every width would compile its own."""
+    """A round's uniforms for verification, drawn before the switch, where every width would compile them."""
 
     accepted: Array  # [B] float32
-    following: Array  # [B, K+1] float32, by how many drafts were accepted
-    siblings: Array  # [B, N] float32, of a sibling, and of its child; N: 1 or 2, as the rule wants them
+    following: Array  # [B, K+1] float32, by the number of accepted drafts
+    siblings: Array  # [B, N] float32, for a sibling, and its child; N is 1, or 2 if the policy expands siblings
 
 
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
-    """One round for every row that is not done. Shapes do not change; the cache is rolled back by its length.
+    """One round for all unfinished rows. Shapes stay constant; the cache is rolled back by setting its length.
 
     Statistics count the whole tree as drafted, and accepted siblings and children as accepted; those by position and
-    the record are of the chain, whose accepted drafts and last token are fewer than the tokens emitted by what was
-    accepted beside it.
+    the record are for the chain only, so that accepted siblings and children make the emitted tokens more than its
+    accepted drafts and last token.
     """
     policy, longest = parts.policy, parts.drafter.max_draft_length
-    assert isinstance(policy, TreePolicy) and policy.beside is not None  # check_parts looked
+    assert isinstance(policy, TreePolicy) and policy.beside is not None  # checked by check_parts
     with jax.named_scope("draft"):
         context, of_chain, source, log_q = open_round(parts, params, state)
         predict_beside = None
@@ -81,7 +81,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         emitted, stopped = cut(state, result.tokens, result.emitted, context)
         tokens = append(state.tokens, state.length, result.tokens, emitted)
         length = state.length + emitted
-        # What was fed in an accepted sibling's place is no longer the text's.
+        # The drafter's entry at an accepted sibling's position does not match the text.
         before = jnp.minimum(length, state.length + result.length)
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
         drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted)
@@ -115,9 +115,9 @@ def _chance(of_chain: Array, key: Array, context: RoundContext, parts: Parts) ->
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
-    """The branch of one width: target pass, distributions, acceptance and next token, all at that width."""
+    """The branch for one verification width: target pass, distributions, acceptance and next token."""
     longest = parts.drafter.max_draft_length
-    held = min(width - 1, longest)  # drafts this width can hold
+    held = min(width - 1, longest)  # number of drafts that fit this width
 
     def verify(
         params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, chance: _Chance
@@ -131,7 +131,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)  # type: ignore[arg-type]
         accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
         following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
-        if draft.sibling_counts is None:  # a width without room for a draft
+        if draft.sibling_counts is None:  # no drafts fit this width
             path = Path(jnp.zeros_like(accepted), *[jnp.zeros((accepted.shape[0], 0), jnp.int32)] * 2)
             after = next_distribution(accepted)
         else:
@@ -151,7 +151,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
 
 
 def _first(draft: TreeDraft, held: int) -> TreeDraft:
-    """The first `held` drafts, which no row exceeds, with their siblings."""
+    """The first `held` drafts with their siblings; no row has more."""
     log_q = None if draft.log_q is None else draft.log_q[:, :held]
     few = TreeDraft(draft.tokens[:, :held], log_q, draft.one_hot[:, :held], draft.length)
     if draft.siblings is None or draft.sibling_counts is None or held == 0:
@@ -164,7 +164,7 @@ def _first(draft: TreeDraft, held: int) -> TreeDraft:
 def _target_pass(
     parts: Parts, params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, width: int
 ) -> tuple[Array, Array | None, Cache]:
-    """As `apply_observed`, over the last token, the draft and what is beside it, at that width."""
+    """As `apply_observed`, over the last token, the draft, its siblings and children, at this width."""
     start = context.length - 1
     last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
     cache = parts.target.with_length(state.target_cache, start)
@@ -179,7 +179,7 @@ def _target_pass(
 def _path(
     draft: TreeDraft, log_p: Array, ends: SiblingOutcomes, accepted: Array, is_sampled: Array, uniform: Array
 ) -> tuple[Path, Array]:
-    """What of the tokens beside the draft follows the accepted ones, and the distribution [B, V] of the token after."""
+    """The accepted sibling and child after the accepted drafts, and the distribution [B, V] of the next token."""
     assert draft.siblings is not None
     candidate, token, place, after = _step(
         ends, log_p, uniform[:, 0], lambda candidate: place_of(draft, accepted[:, None], candidate[:, None])[:, 0]
@@ -198,7 +198,7 @@ def _path(
 def _step(
     ends: SiblingOutcomes, log_p: Array, uniform: Array, place_of_candidate: Callable[[Array], Array]
 ) -> tuple[Array, Array, Array, Array]:
-    """Which candidate is accepted [B], 0: none, its token and place [B], and the distribution [B, V] after it."""
+    """The accepted candidate [B] (0: none), its token and place [B], and the distribution [B, V] after it."""
     candidate = draw(ends.chance, uniform)
     token = jnp.take_along_axis(ends.tokens, jnp.maximum(candidate - 1, 0)[:, None], axis=1)[:, 0]
     place = jnp.clip(place_of_candidate(candidate), 0, log_p.shape[1] - 1)
@@ -207,9 +207,9 @@ def _step(
 
 
 def _moved(cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
-    """The target's cache with accepted siblings' slots where the drafts' were that they replace.
+    """The target's cache with the slots of accepted siblings copied to those of the drafts they replace.
 
-    One after the other: a child's slot lies behind that of its sibling's new place.
+    In order: a child's slot is after its sibling's new slot.
     """
     for step in range(path.place.shape[1]):
         taken = step < path.length
@@ -219,8 +219,8 @@ def _moved(cache: Cache, start: Array, accepted: Array, path: Path) -> Cache:
 
 
 def with_slot_moved(cache: Cache, source: Array, slot: Array) -> Cache:
-    """What slot source[b] of row b holds, copied to slot[b] in every leaf: keys and values [B, H, S, D] by axis 2, a
-    table's tokens [B, S] by axis 1. Lengths [B] stay.
+    """Copies slot source[b] of row b to slot[b] in every leaf: keys and values [B, H, S, D] on axis 2, a table's tokens
+    [B, S] on axis 1. Lengths [B] are unchanged.
     """
 
     def copied(leaf: Array) -> Array:

@@ -1,7 +1,7 @@
-"""What drafts with siblings add to the seams: rules that want them, verifiers that decide about them, and their values.
+"""Interfaces for drafts with siblings: policies, verifiers, and their values.
 
-A draft is a chain with siblings: further tokens of a draft's distribution, verified beside it. Siblings may be
-expanded, so that they have children of their own. docs/combs.md describes both.
+A draft is a chain with siblings: further tokens from a draft's distribution, verified in the same pass. Siblings may be
+expanded, which gives them children. docs/combs.md describes both.
 """
 
 from collections.abc import Callable
@@ -19,16 +19,16 @@ from specdec_jax.types import (
 
 
 class Children(NamedTuple):
-    """What may follow siblings that were expanded, fed to the drafter beside the chain; E of them a round."""
+    """Candidate tokens after expanded siblings, which were fed to the drafter with the chain; E per round."""
 
-    parent: Array  # [B, E] int32, the depth of the sibling times M, and its index; -1: none
+    parent: Array  # [B, E] int32, depth of the sibling * M + its index; -1: none
     tokens: Array  # [B, E, M] int32, drawn without replacement from the distribution after it
-    log_q: Array | None  # [B, E, V] float32, that distribution; None as of drafts
-    count: Array  # [B, E] int32, 0..M, how many are verified
+    log_q: Array | None  # [B, E, V] float32, that distribution; None as in Draft
+    count: Array  # [B, E] int32, 0..M, number of verified children
 
 
 class TreeDraft(NamedTuple):
-    """`Draft`, and what is verified beside it."""
+    """`Draft` with siblings and children."""
 
     tokens: Array  # [B, K] int32
     log_q: Array | None  # [B, K, V] float32
@@ -36,43 +36,43 @@ class TreeDraft(NamedTuple):
     length: Array  # [B] int32, 0..K
     siblings: Array | None = None
     # [B, K, M] int32, drawn without replacement from the same distributions; None: a width without room for drafts
-    sibling_counts: Array | None = None  # [B, K] int32, 0..M, siblings verified after each draft
-    children: Children | None = None  # of rules that expand siblings
+    sibling_counts: Array | None = None  # [B, K] int32, 0..M, number of verified siblings of each draft
+    children: Children | None = None  # for policies that expand siblings
 
 
 class TreeResult(NamedTuple):
-    """`VerificationResult`, and what was accepted after the accepted drafts."""
+    """`VerificationResult` with the accepted siblings and children."""
 
     tokens: Array  # [B, K+1] int32
     length: Array  # [B] int32, 1..K+1; accepted drafts of the chain = length - 1
-    extra_tokens: Array  # [B] int32, tokens accepted after these drafts and emitted besides: a sibling, and its child
+    extra_tokens: Array  # [B] int32, number of further emitted tokens: an accepted sibling, and its child
 
     @property
     def emitted(self) -> Array:
-        """Tokens [B] int32 of `tokens`, before the end-of-sequence cut."""
+        """Number [B] int32 of valid `tokens`, before the end-of-sequence cut."""
         return self.length + self.extra_tokens
 
 
 class SiblingOutcomes(NamedTuple):
-    """What may follow the accepted tokens: one of M siblings, or a token of `rest`."""
+    """Outcomes after the accepted tokens: one of M siblings, or a token from `rest`."""
 
-    chance: Array  # [B, M+1], of none of them, the first, the second ...
+    chance: Array  # [B, M+1], probability of accepting none of them, the first, the second ...
     tokens: Array  # [B, M] int32
-    rest: Array  # [B, V], the next token's distribution where none is accepted
+    rest: Array  # [B, V], the next token's distribution if none is accepted
 
 
 class Extras(NamedTuple):
-    """How many tokens a policy wants verified beside a draft."""
+    """The numbers of siblings and children that a policy wants to verify."""
 
-    siblings: Array  # [B, N] int32, of the first N drafts, up to `siblings`
-    children: Array | None = None  # [B, E] int32, of the siblings that were expanded
+    siblings: Array  # [B, N] int32, for each of the first N drafts, up to `TreePolicy.siblings`
+    children: Array | None = None  # [B, E] int32, for each expanded sibling
 
 
 class Beside(Protocol):
-    """What to verify beside the draft, which is complete.
+    """Decides the siblings and children to verify with a complete draft.
 
-    `length` [B] int32 are its tokens, `free` [B] int32 how many siblings fit, `parent` as `Children` has it,
-    None of rules that expand nothing. Decided before it is known which tokens they are.
+    `length` [B] int32 is its length, `free` [B] int32 the number of further tokens that fit, `parent` as in `Children`,
+    None for policies without expansion. The decision does not depend on the tokens.
     """
 
     def __call__(
@@ -81,18 +81,18 @@ class Beside(Protocol):
 
 
 class Expand(Protocol):
-    """What it is worth to feed the next drafter pass with a sibling of the first N drafts, [B, N, M] float32.
+    """The value of expanding each sibling of the first N drafts in the next drafter pass, [B, N, M] float32.
 
-    Called before every pass; `drafted` [B] int32 counts the drafts of the round so far. The best `expanded` ones above
-    0 are fed that were not before. Policies never see the distributions after expanded siblings, so verification cannot
-    depend on them.
+    Called before every pass; `drafted` [B] int32 is the number of drafts of the round so far. The best `expanded` ones
+    above 0 that were not expanded before are fed. Policies never see the distributions after expanded siblings, so
+    verification cannot depend on them.
     """
 
     def __call__(self, state: PolicyState, drafted: Array, context: RoundContext, /) -> Array: ...
 
 
 class DecideSiblings(Protocol):
-    """What may follow `accepted` [B] int32 drafts of a draft with siblings; as of `verify`, which has counted them."""
+    """The outcomes after `accepted` [B] int32 drafts, the number drawn according to `verify`."""
 
     def __call__(
         self, draft: TreeDraft, distributions: Distribution, accepted: Array, context: RoundContext, /
@@ -100,7 +100,7 @@ class DecideSiblings(Protocol):
 
 
 class _Hooks:
-    """The module `hooks`, imported when it is first used: it imports this one."""
+    """The module `hooks`, imported on first use because it imports this one."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         from specdec_jax.contrib.trees import hooks
@@ -110,12 +110,12 @@ class _Hooks:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TreePolicy(StoppingPolicy):
-    """A stopping rule that wants siblings verified beside its drafts. `update` gets a TreeDraft and a TreeResult."""
+    """A stopping policy for drafts with siblings. `update` gets a TreeDraft and a TreeResult."""
 
-    siblings: int = 0  # M, most siblings of a draft
+    siblings: int = 0  # M, maximum siblings of a draft
     beside: Beside | None = None
-    expanded: int = 0  # W, siblings that a drafter pass is fed with, so that their children are drawn too
-    expand: Expand | None = None  # of rules that expand some
+    expanded: int = 0  # W, number of siblings that a drafter pass expands, so that they have children
+    expand: Expand | None = None  # for policies with expansion
 
     rounds = _Hooks()
     forwarded = ("beside", "expand")
@@ -123,7 +123,7 @@ class TreePolicy(StoppingPolicy):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TreeVerifier(Verifier):
-    """A verifier that decides about siblings itself; others have them tried on their next distribution."""
+    """A verifier with its own rule for siblings; for others they are tested with the next distribution."""
 
     outcomes: Callable[..., SiblingOutcomes] | None = None  # as `DecideSiblings`
 

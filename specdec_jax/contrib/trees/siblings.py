@@ -1,11 +1,11 @@
-"""Siblings of a draft: further tokens of the same distribution, tried one after the other where the draft is rejected.
+"""Siblings of a draft: further tokens from the same distribution, tested in turn if the draft is rejected.
 
-They are drawn without replacement, and recursive rejection sampling (arXiv 2402.14160, section 3.2; arXiv 2402.12374,
-section 3) decides about them: the distribution r that the next token must have is speculated on once more, with q
-without the tokens tried so far as what the sibling was drawn from. That is exact for any r and whatever the tokens
-before were, so it follows any verifier: r is its `next_distribution`, and without siblings a token is drawn from it.
-How many siblings are verified may depend on the draft, but not on which tokens they are. Greedily the candidates are
-the drafter's most probable tokens, and a sibling is right if it is the target's.
+They are drawn without replacement and accepted by recursive rejection sampling (arXiv 2402.14160, section 3.2; arXiv
+2402.12374, section 3): the required distribution r of the next token is the target of another speculation step, in
+which the sibling was drawn from q without the tokens tested before. This is exact for any r and any earlier tokens, so
+it can follow any verifier: r is its `next_distribution`, from which a token is drawn without siblings. The number of
+verified siblings may depend on the draft, but not on the siblings' tokens. In greedy decoding the candidates are the
+drafter's most probable tokens, and a sibling is accepted if it is the target's.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,18 @@ from specdec_jax.types import Array, Distribution, RoundContext, Verifier
 def further_candidates(
     seen: Distribution, token: Array, is_sampled: Array, count: int, uniform: Callable[[int], Array]
 ) -> Array:
-    """`count` siblings [B, count] int32 of a `token` [B] that was drawn; meaningless where no token is left to draw.
+    """`count` siblings [B, count] int32 of a drawn `token` [B]; meaningless if no token is left.
 
     Args:
-        seen: the distribution that they are drawn from.
-        is_sampled: [B] bool, the temperature is above 0.
-        uniform: (candidate, from 1 on) -> [B] float32 in [0, 1).
+        seen: the distribution of the draft.
+        is_sampled: [B] bool, True for temperatures above 0.
+        uniform: (candidate, from 1) -> [B] float32 in [0, 1).
     """
 
     def ranked() -> list[Array]:
         last, left, ranks = token, seen.raw_log_prob, []
         for _ in range(count):
-            assert left is not None  # only a replay does without
+            assert left is not None  # None in replays only
             left = without(left, last, -jnp.inf)
             last = argmax(left)
             ranks.append(last)
@@ -59,7 +59,7 @@ def outcomes(
     accepted: Array,
     context: RoundContext,
 ) -> SiblingOutcomes:
-    """What comes after `accepted` [B] drafts, by the verifier or on the `next_distribution` [B, V] that it gave.
+    """The outcomes after `accepted` [B] drafts, by the verifier or from its `next_distribution` [B, V].
 
     `distributions` are the target's, with a K+1 axis after B.
     """
@@ -70,19 +70,19 @@ def outcomes(
 
 
 def sibling_outcomes(following: Array, draft: TreeDraft, accepted: Array, is_sampled: Array) -> SiblingOutcomes:
-    """What comes after `accepted` [B] drafts.
+    """The outcomes after `accepted` [B] drafts.
 
     Args:
         following: [B, V], the verifier's `next_distribution(accepted)`, at temperature 0 one-hot, else not necessarily
             normalised.
-        draft: with siblings, and how many of them are beside each draft.
+        draft: a draft with siblings and their numbers.
     """
     assert draft.siblings is not None and draft.sibling_counts is not None
     token, tokens, sibling_count = at_depth((draft.tokens, draft.siblings, draft.sibling_counts), accepted)
     count = jnp.where(accepted < draft.length, sibling_count, 0)
 
     def left() -> Array:
-        if draft.log_q is None:  # for verifiers that read no distributions
+        if draft.log_q is None:  # for verifiers that need no distributions
             return jnp.ones_like(following)
         return without(jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype), token, 0.0)
 
@@ -90,9 +90,9 @@ def sibling_outcomes(following: Array, draft: TreeDraft, accepted: Array, is_sam
 
 
 def child_outcomes(following: Array, children: Children, expansion: Array, is_sampled: Array) -> SiblingOutcomes:
-    """What comes after an accepted sibling, on the target's own distribution `following` [B, V] there.
+    """The outcomes after an accepted sibling, from the target's distribution `following` [B, V] there.
 
-    `expansion` [B] says which it is, -1 that the sibling has no children or none was accepted: then nothing is tried.
+    `expansion` [B] is the sibling's expansion; -1: it has no children, or no sibling was accepted.
     """
     index = jnp.maximum(expansion, 0)
     tokens, count = at_depth((children.tokens, children.count), index)
@@ -115,7 +115,7 @@ def _one_of(
         right = jnp.where(tried, jnp.take_along_axis(following, tokens, axis=1), 0.0)
         return jnp.concatenate([1.0 - jnp.sum(right, axis=1, keepdims=True), right], axis=1), following
 
-    def sampled() -> tuple[Array, Array]:  # distributions are gathered here: greedy rounds do without
+    def sampled() -> tuple[Array, Array]:  # gathers distributions here, because greedy rounds need none
         p, weight = normalised(following), jnp.ones_like(following[:, 0])
         accepts, _, rest = in_turn(p, weight, left(), tokens, tried, is_sampled)
         return by_candidate(accepts), rest
@@ -127,15 +127,15 @@ def _one_of(
 def in_turn(
     p: Array, weight: Array, left: Array, tokens: Array, tried: Array, is_sampled: Array
 ) -> tuple[Array, Array, Array]:
-    """Siblings tried one after the other on p [B, V]; `weight` [B] is w of block verification, 1 where it is not used.
+    """Siblings tested in turn against p [B, V]; `weight` [B] is w of block verification, or 1.
 
     Args:
-        left: [B, V], weights of what the first of the `tokens` [B, M] was drawn from.
-        tried: [B, M] bool, those that are verified.
+        left: [B, V], weights from which the first of the `tokens` [B, M] was drawn.
+        tried: [B, M] bool, the verified ones.
         is_sampled: [B] bool; in other rows the tokens were chosen.
 
     Returns:
-        The chances [B, M] that a sibling is accepted where those before it were not; weight [B] and p [B, V] after all.
+        Probabilities [B, M] that a sibling is accepted if the earlier ones are not; weight [B] and p [B, V] after all.
     """
     accepts = []
     for index in range(tokens.shape[1]):
@@ -153,22 +153,22 @@ def in_turn(
 
 
 def after_rejection(p: Array, q: Array, weight: Array) -> tuple[Array, Array]:
-    """What p [B, V] and its weight [B] become where a token drawn from q was rejected; 1 stays 1."""
+    """p [B, V] and its weight [B] after the rejection of a token drawn from q; weight 1 stays 1."""
     rest = jnp.maximum(weight[:, None] * p - q, 0.0)
     total = jnp.sum(rest, axis=1)
-    slack = total + (1.0 - weight)  # 0: w = 1 and p = q, where nothing is rejected
+    slack = total + (1.0 - weight)  # 0: w = 1 and p = q, so nothing is rejected
     lighter = jnp.where(slack > 0, total / jnp.where(slack > 0, slack, 1.0), 1.0)
     return jnp.where((total > 0)[:, None], normalised(rest), p), lighter
 
 
 def by_candidate(accepts: Array, last: Array | float = 1.0) -> Array:
-    """[B, M+1]: of none, the first, the second ... where each is accepted with `accepts` [B, M], none with `last`."""
+    """Probabilities [B, M+1] of none, the first ... if each is accepted with `accepts` [B, M], and none with `last`."""
     reach = jnp.cumprod(jnp.pad(1.0 - accepts, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
     return jnp.concatenate([reach[:, -1:] * jnp.reshape(last, (-1, 1)), reach[:, :-1] * accepts], axis=1)
 
 
 def at_depth(tree: Any, depth: Array) -> Any:
-    """Leaves [B, K, ...] at depth [B]; beyond the end the last."""
+    """Leaves [B, K, ...] at depth [B], which is clamped to the last."""
 
     def entry(leaf: Array) -> Array:
         index = jnp.minimum(depth, leaf.shape[1] - 1)

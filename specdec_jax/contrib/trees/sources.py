@@ -1,4 +1,4 @@
-"""How a drafter's model reads expanded siblings in the pass of the chain's last tokens."""
+"""Sources whose drafter passes also read expanded siblings."""
 
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ Predicted = tuple[Next, tuple[Distribution, ...], Any]
 
 
 class PredictBeside(Protocol):
-    """As `Source.predict`, and the distribution after each of the W siblings that the pass is fed with."""
+    """As `Source.predict`, with the distributions after the W siblings that the pass expands."""
 
     def __call__(self, memory: Any, drafted: Array, fed: Expanded, uniform: Array, /) -> Predicted: ...
 
@@ -31,10 +31,10 @@ class PredictBeside(Protocol):
 def expanding(
     source: Source, drafter: Drafter, params: Params, context: RoundContext, slots: int
 ) -> tuple[Source, PredictBeside]:
-    """The source of `model` or of `reading`, whose memory is then (memory, what later passes read of siblings), and its
-    pass with siblings; `slots` (S) of the caches.
+    """The source of `model` or `reading`, with memory (memory, features for expanded siblings), and its pass with
+    siblings; `slots` (S) of the caches.
     """
-    assert drafter.model is not None  # check_parts looked
+    assert drafter.model is not None  # checked by check_parts
     draft_model = DraftModel.of(drafter.model)
 
     def open(going: Array) -> Any:
@@ -63,7 +63,7 @@ def _with_siblings(draft_model: DraftModel, params: Params, context: RoundContex
     apply = draft_model.apply if draft_model.head is None else draft_model.head.apply
 
     def predict(memory: Any, drafted: Array, fed: Expanded, uniform: Array) -> Predicted:
-        inner, states = memory  # states [B, K, P]: what stands in for the target's at every draft; () if none is read
+        inner, states = memory  # states [B, K, P]: the drafter's features at every draft; () if it reads none
         end = context.length + drafted
         with jax.named_scope("draft_pass"):
             start = jnp.maximum(end - FED, 0)
@@ -90,8 +90,8 @@ def _with_siblings(draft_model: DraftModel, params: Params, context: RoundContex
 def _where_fed(length: Array, start: Array, fed: Expanded, slots: int) -> tuple[Array, Array]:
     """Positions [B, FED + W] and mask [B, FED + W, S] of a pass from slot start [B] on: the last tokens, and siblings.
 
-    A sibling stands where the draft did that it replaces: it sees the text of `length` [B], the drafts before it, and
-    itself. Its entry lies behind the chain's, where the next pass writes: nothing sees it again.
+    A sibling has the position of the draft that it replaces: it attends to the text of `length` [B], the drafts before
+    it, and itself. Its entry is after the chain's, where the next pass writes, so it is never attended to again.
     """
     slot, count = jnp.arange(slots, dtype=jnp.int32)[None, None, :], fed.depth.shape[1]
     chain = jnp.broadcast_to(start[:, None] + jnp.arange(FED, dtype=jnp.int32)[None, :], (start.shape[0], FED))

@@ -1,8 +1,8 @@
-"""What siblings of drafts are worth, by the chances that the drafts are accepted.
+"""The value of siblings, from the acceptance probabilities of the drafts.
 
-A draft at depth d is the first that is rejected with the chance S_d (1 - a_d). Its i-th sibling is right then, those
-before it being wrong, with the chance h_i (measured: docs/combs.md). A sibling that is right brings one token, and its
-children, what follows it, are drafts and siblings again.
+A draft at depth d is the first rejected one with probability S_d (1 - a_d). Then its i-th sibling is accepted, if
+the earlier ones are not, with probability h_i (measured, see docs/combs.md). An accepted sibling emits one token, and
+its children are candidates again.
 """
 
 import jax.numpy as jnp
@@ -11,10 +11,10 @@ from specdec_jax.types import Array
 
 
 def marginals(chance: Array, length: Array, right: Array) -> Array:
-    """Worth in tokens of every sibling of the first `length` [B] drafts, [B, P, M]; it never rises along M.
+    """Value in tokens of every sibling of the first `length` [B] drafts, [B, P, M]; non-increasing along M.
 
     Args:
-        chance: [B, P], a_d, that a draft is accepted if those before it are.
+        chance: [B, P], a_d, conditional acceptance probability of each draft.
         right: [B, M], h of the second candidate, the third ...
     """
     depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
@@ -24,11 +24,11 @@ def marginals(chance: Array, length: Array, right: Array) -> Array:
 
 
 def worths_of_children(worth: Array, parent: Array, first: Array, right: Array) -> Array:
-    """Worth in tokens of every child of expanded siblings, [B, E, M]; it never rises along M.
+    """Value in tokens of every child of expanded siblings, [B, E, M]; non-increasing along M.
 
     Args:
-        worth: [B, P, M], of siblings; parent: [B, E], as `Children` has it.
-        first: [B], the chance that a first child is right if its sibling is; right: [B, M], as of siblings.
+        worth: [B, P, M], value of siblings; parent: [B, E], as in `Children`.
+        first: [B], acceptance probability of a first child if its sibling is accepted; right: [B, M], as for siblings.
     """
     flat = worth.reshape(worth.shape[0], -1)
     of = jnp.where(parent >= 0, jnp.take_along_axis(flat, jnp.maximum(parent, 0), axis=1, mode="clip"), 0.0)
@@ -37,7 +37,7 @@ def worths_of_children(worth: Array, parent: Array, first: Array, right: Array) 
 
 
 def _falling(right: Array) -> Array:
-    """The chances that each candidate is the right one, [B, M], none above one before it."""
+    """The probabilities that each candidate is accepted, [B, M], made non-increasing."""
     chance = right * _of_earlier(1.0 - right)
     index = jnp.arange(chance.shape[1], dtype=jnp.int32)
     upto = (index[None, :] <= index[:, None])[None]
@@ -45,9 +45,9 @@ def _falling(right: Array) -> Array:
 
 
 def ranks(worth: Array) -> Array:
-    """Where each of [B, ...] stands by falling worth, from 0 on, int32; of equals the first is first.
+    """Ranks [B, ...] int32 from 0 by decreasing worth; ties in order of the index.
 
-    Counted, not sorted: places stay.
+    By counting, not sorting.
     """
     flat = worth.reshape(worth.shape[0], -1)
     index = jnp.arange(flat.shape[1], dtype=jnp.int32)
@@ -58,7 +58,7 @@ def ranks(worth: Array) -> Array:
 
 
 def sums(worth: Array, rank: Array, limit: int) -> Array:
-    """What the best 0, 1, 2 ... N (`limit`) bring together, [B, N+1]."""
+    """Total worth of the best 0, 1, 2 ... N (`limit`), [B, N+1]."""
     flat, place = (leaf.reshape(leaf.shape[0], 1, -1) for leaf in (worth, rank))
     count = jnp.arange(limit + 1, dtype=jnp.int32)[None, :, None]
     return jnp.sum(jnp.where(place < count, flat, 0.0), axis=2)
@@ -72,6 +72,6 @@ def _of_earlier(values: Array) -> Array:
 
 
 def check_expanded(name: str, expanded: int, siblings: int) -> None:
-    """Raises ValueError for expansions below 0, or of siblings that are not there."""
+    """Raises ValueError for expansions below 0, or without siblings."""
     if expanded < 0 or (expanded and not siblings):
         raise ValueError(f"{name} needs expanded of 0 or more, and siblings to expand, got {expanded} of {siblings}")

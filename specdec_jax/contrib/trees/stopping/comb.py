@@ -1,6 +1,6 @@
-"""A comb of fixed shape: a chain of drafts with siblings beside each, the baseline of rules that choose both.
+"""A comb of fixed shape: a chain of drafts with siblings, the baseline of policies that choose both.
 
-With siblings that are expanded it is a tree of fixed shape. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
+With expanded siblings it is a tree of fixed shape. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ from specdec_jax.types import Array, RoundContext
 
 class CombState(NamedTuple):
     draft_length: Array  # [B] int32
-    siblings: Array  # [B, N] int32, beside the first, second ... draft
-    children: Array  # [B] int32, of every expanded sibling
+    siblings: Array  # [B, N] int32, siblings of the first, second ... draft
+    children: Array  # [B] int32, children of every expanded sibling
 
 
 @strategy
 def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
-    """Draft `links` tokens as `static` does, with `siblings` beside them.
+    """Draft `links` tokens like `static`, with `siblings`.
 
     Args:
-        most: siblings that a draft may have (M); so many are drawn of each.
-        expanded: siblings that a drafter pass reads besides (W), those of the first drafts first; 0: none.
+        most: maximum siblings of a draft (M), all of which are drawn.
+        expanded: number of siblings that a drafter pass expands (W), those of the first drafts first; 0: none.
 
     Hyperparameters (`init`): links (int >= 0, default 3), siblings (of the first draft, the second ...: default 2, 1;
-    none beside later ones), children (of each expanded sibling, default 1). What the widest verification does not hold
-    is left out, from the last on.
+    none for later ones), children (of each expanded sibling, default 1). Tokens that do not fit the widest verification
+    are dropped, from the last.
 
     Raises:
         ValueError: most below 1, or expanded below 0.

@@ -1,11 +1,11 @@
-"""`survival` with siblings: it also fills what a width has room for, and buys a wider one where that pays.
+"""`survival` with siblings: fills the verification width with siblings, and uses a wider one where that pays.
 
-The draft at depth d is the first that is rejected with the chance S_d (1 - a_d), and its i-th sibling is right with
-(1 - h_1) ... (1 - h_(i-1)) h_i, each worth one token. The n siblings of most worth are verified where that exceeds
-R (V(k + n) - V(k)) by most. With `expanded` the drafter's next pass reads the siblings of most worth too, and their
-children are weighed beside siblings: by the worth of the sibling and the chance of a token whose distribution is not
-known. stopping/survival.py (SpecDec++, arXiv 2405.19715) has the rest; docs/combs.md the measurements. Siblings: arXiv
-2402.14160, 2402.12374 (`siblings.py`).
+The draft at depth d is the first rejected one with probability S_d (1 - a_d), and its i-th sibling is then accepted
+with probability (1 - h_1) ... (1 - h_(i-1)) h_i, each a gain of one token. The best n siblings are verified, with the
+n for which their value exceeds R (V(k + n) - V(k)) most. With `expanded` the drafter's next pass also reads the best
+siblings, and their children compete with siblings: by the value of the sibling and the acceptance probability of a
+token with unknown distribution. For the rest see stopping/survival.py (SpecDec++, arXiv 2405.19715), for measurements
+docs/combs.md. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ from specdec_jax.stopping.survival import survival, survival_with
 from specdec_jax.strategy import defaults_of, strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
-# h of smollm2 and smollm2-drafter-reading: of the second, third and fourth candidate (docs/combs.md).
+# h of the second, third and fourth candidate, for smollm2 and smollm2-drafter-reading (docs/combs.md).
 GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
 
 
@@ -46,9 +46,9 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
     """Draft while it pays, and verify the siblings that pay.
 
     Args:
-        positions: tokens of a pass that are weighed (P): drafts, siblings and children.
-        siblings: most siblings verified beside a draft (M), 1 to 3.
-        expanded: siblings that a drafter pass reads besides (W), for their children; 0 drafts none.
+        positions: maximum tokens of a pass (P): drafts, siblings and children.
+        siblings: maximum verified siblings of a draft (M), 1 to 3.
+        expanded: number of siblings that a drafter pass expands (W); 0: no children.
 
     Hyperparameters (`init`): those of `survival`, greedy_siblings and sampled_siblings (h of the second, third and
     fourth candidate).
@@ -63,12 +63,12 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
     check_expanded("survival_tree", expanded, siblings)
 
     def right(state: SurvivalTreeState, context: RoundContext) -> Array:
-        """h [B, M], by whether a row is sampled."""
+        """h [B, M], for sampling or greedy decoding."""
         is_sampled = (context.warp.temperature > 0)[:, None]
         return jnp.where(is_sampled, state.sampled_siblings, state.greedy_siblings)[:, :siblings]
 
     def rule(state: SurvivalTreeState, context: RoundContext) -> StoppingPolicy:
-        """The rule for chains whose gain counts siblings too."""
+        """The policy for chains with a gain that includes siblings."""
         return survival_with(partial(_gain, right(state, context)), positions)
 
     chain = survival(positions)
@@ -128,9 +128,9 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
 
 
 def _gain(right: Array, state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """As `gain_by_row`, with what siblings bring beside further drafts less what they bring without.
+    """As `gain_by_row`, plus the gain of siblings with further drafts minus that without.
 
-    Siblings of the next draft are counted, by its chance; those of later ones are worth less.
+    Siblings of the next draft are included, by its acceptance probability; those of later ones are neglected.
     """
     drafted, net = ahead.drafted, net_by_row(state, ahead, context)
     next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
@@ -142,7 +142,7 @@ def _gain(right: Array, state: SurvivalState, ahead: Ahead, context: RoundContex
 
 
 def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
-    """Expected tokens from siblings of `worth` [B, P, M] beside so many drafts [B, N] minus their verification cost."""
+    """Expected tokens of siblings of value `worth` [B, P, M] with `drafts` [B, N] minus their verification cost."""
     count = jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, None, :]
     filled = drafts[:, :, None] + count
     flat = filled.reshape(filled.shape[0], -1)
@@ -154,14 +154,14 @@ def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
 def _wanted(
     state: SurvivalState, length: Array, free: Array, context: RoundContext, right: Array, parent: Array | None
 ) -> Extras:
-    """How many siblings of each draft are worth their places, [B, P] int32, and how many children.
+    """Numbers of siblings of each draft, [B, P] int32, and of children, that pay.
 
-    A child is never worth more than its sibling, nor that more than those before it, so the best are a tree.
+    A child is never worth more than its sibling, nor a sibling more than earlier ones, so the best ones form a tree.
     """
     worth, siblings_each = marginals(state.predicted, length, right), right.shape[1]
     flat = worth.reshape(worth.shape[0], -1)
     if parent is not None:
-        first = state.forecast[:, LEVELS, 0]  # a child comes after a rejected draft, as a round's first token does
+        first = state.forecast[:, LEVELS, 0]  # a child follows a rejected draft, like a round's first token
         children = worths_of_children(worth, parent, first, right)
         flat = jnp.concatenate([flat, children.reshape(worth.shape[0], -1)], axis=1)
     rank, spaces, siblings = ranks(flat), state.predicted.shape[1], worth[0].size

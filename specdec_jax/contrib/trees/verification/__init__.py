@@ -1,3 +1,3 @@
-"""Verifiers that decide about siblings, one a file; a file's factory has the file's name."""
+"""Verifiers with rules for siblings, one per file; the factory has the file's name."""
 
 from specdec_jax.contrib.trees.verification.traversal import traversal as traversal

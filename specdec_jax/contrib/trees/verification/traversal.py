@@ -16,26 +16,26 @@ from specdec_jax.verification.block import block, longest_yes, prefix_weights
 
 
 class _Node(NamedTuple):
-    """A prefix that the draft goes on after, before what follows it was tried; N of them."""
+    """A proper prefix of the draft, before the tokens after it are tested; N of them."""
 
-    p: Array  # [N, V], the target's distribution there
+    p: Array  # [N, V], the target's distribution after it
     q: Array  # [N, V], the drafter's
     weight: Array  # [N], w of block verification
-    token: Array  # [N] int32, the draft's next
+    token: Array  # [N] int32, the draft's next token
     siblings: Array  # [N, M] int32
-    tried: Array  # [N, M] bool, which of them are verified
+    tried: Array  # [N, M] bool, the verified ones
     is_sampled: Array  # [N] bool
 
 
 @strategy
 def traversal() -> TreeVerifier:
-    """Try the whole draft, then the siblings of its last token, then the draft without that, and so on to its root.
+    """Test the whole draft, then the siblings of its last token, then the draft without that token, and so on.
 
-    A prefix has block verification's weight w. Where what follows it was rejected, the target's p and w become
-    max(w p - q, 0) / Z and Z / (Z + 1 - w), with Z their sum; a sibling s, drawn from what is left of q, is then
-    accepted with min(1, w p(s) / q(s)), or treated as what was rejected before it; the prefix itself at last with w.
-    Lossless. Other verifiers first say where the chain ends, and try siblings there with what they have left: here the
-    whole text that ends with a sibling is tried before shorter ones are. For chains alone it is `block`.
+    A prefix has block verification's weight w. After a rejection of its continuation, the target's p and w become
+    max(w p - q, 0) / Z and Z / (Z + 1 - w), with Z the sum; a sibling s, drawn from the rest of q, is then accepted
+    with probability min(1, w p(s) / q(s)), or treated like the rejected token before; finally the prefix itself with w.
+    Lossless. Other verifiers first determine where the chain ends, and test siblings there with the residual; here the
+    whole text ending with a sibling is tested before shorter ones. For chains it is equal to `block`.
     """
     chain = block()
 
@@ -83,7 +83,7 @@ def _nodes(draft: TreeDraft, distributions: Distribution, context: RoundContext)
 
 
 def _in_turn(node: _Node) -> tuple[Array, Array, Array]:
-    """(chances of each sibling where those before it were rejected [N, M]; of the prefix itself [N]; its p [N, V])."""
+    """(acceptance probability of each sibling if earlier ones are rejected [N, M], of the prefix [N]; its p [N, V])."""
     p, weight = after_rejection(node.p, node.q, node.weight)
     left = without(node.q, node.token, 0.0)
     return in_turn(p, weight, left, node.siblings, node.tried, node.is_sampled)
