@@ -1,1 +1,1 @@
-"""Drafters from a target: its own text, its distributions as labels, losses, training, judgement."""
+"""Distillation of drafters: texts of the target, its distributions as labels, losses, training, evaluation."""

@@ -1,6 +1,6 @@
-"""Batches of whole conversations, packed into rows; which ones is a function of the seed and the step alone.
+"""Batches of whole conversations, packed into rows; a function of the seed and the step only.
 
-So a run that is resumed sees what it would have seen. A row holds several conversations, and none sees another.
+Therefore a resumed run gets the same batches. A row holds several conversations, which do not attend to one another.
 """
 
 import math
@@ -20,21 +20,21 @@ class Batch(NamedTuple):
 
     tokens: np.ndarray  # [R, T] int32
     positions: np.ndarray  # [R, T] int32, within the conversation
-    segments: np.ndarray  # [R, T] int32, which conversation of the row; GAP: none
-    weight: np.ndarray  # [N] float32, of the prediction made at this position; 0: padding, or the last of a text
+    segments: np.ndarray  # [R, T] int32, index of the conversation in the row; GAP: none
+    weight: np.ndarray  # [N] float32, weight of the prediction at this position; 0: padding, or the last of a text
     following: np.ndarray  # [N] int32, the next token, as an index into the candidates
     top: np.ndarray  # [N, k] int32, labels as indices into the candidates
-    log_prob: np.ndarray  # [N, k] float32, -inf where a label is no candidate
+    log_prob: np.ndarray  # [N, k] float32, -inf if a label is not a candidate
     candidates: np.ndarray  # [C] int32, the tokens whose logits are computed
-    correction: np.ndarray  # [C] float32, log of how many tokens a candidate stands for
+    correction: np.ndarray  # [C] float32, log of the number of tokens that a candidate represents
     hidden: np.ndarray | None = None  # [R, T, F, D] bfloat16, the target's at the position before, for reading drafters
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Rows of `slots` tokens, `tokens` a batch. `candidates`: logits computed a position (0: the whole vocabulary).
+    """Rows of `slots` tokens, `tokens` per batch. `candidates`: logits computed per position (0: whole vocabulary).
 
-    `by_writer`: weights of tokens given, invented by the user's side, and answered. Raises ValueError.
+    `by_writer`: weights of tokens that are given, generated as the user, and as the assistant. Raises ValueError.
     """
 
     slots: tuple[int, ...] = (448, 896)
@@ -64,8 +64,8 @@ class Packing:
 class Corpus:
     """All conversations of some shards, in memory; hidden states stay on disk.
 
-    `layers`: which of the shards' F hidden states batches bring. Raises ValueError if there are no conversations, or
-    labels differ in number.
+    `layers`: indices of the shards' F hidden states in batches. Raises ValueError if there are no conversations, or
+    different numbers of labels.
     """
 
     def __init__(self, shards: Sequence[Shard], vocab_size: int, layers: Sequence[int] = ()):
@@ -91,7 +91,7 @@ class Corpus:
         self.spans = np.concatenate(spans)
 
     def hidden(self, start: int, stop: int) -> np.ndarray | None:
-        """Hidden states [stop - start, F, D] of a conversation's tokens; None if batches bring none."""
+        """Hidden states [stop - start, F, D] of a conversation's tokens; None if batches have none."""
         if not self._layers:
             return None
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -99,14 +99,14 @@ class Corpus:
 
     @property
     def counts(self) -> np.ndarray:
-        """[V] float64, how often each token occurs."""
+        """[V] float64, number of occurrences of each token."""
         return np.bincount(self.tokens, minlength=self.vocab_size).astype(np.float64)
 
 
 class BatchOrder:
-    """Which batch every step trains on: an epoch's conversations in random order, packed first-fit by row length.
+    """The batch of every step: an epoch's conversations in random order, packed first-fit by row length.
 
-    `label` makes the labels of texts that have none, as `labelling.build_labeller` gives them. Raises
+    `label`, from `labelling.build_labeller`, creates labels for texts without. Raises
     ValueError if it is missing, or a conversation is longer than any row.
     """
 
@@ -119,7 +119,7 @@ class BatchOrder:
         self._corpus, self._packing, self._seed = corpus, packing, seed
         self._label = None if corpus.labels else label
         self._epochs: list[list[tuple[int, list[list[int]]]]] = []
-        self._first = [0]  # the step each epoch begins with
+        self._first = [0]  # the first step of each epoch
 
     def at(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
@@ -132,7 +132,7 @@ class BatchOrder:
         return self._build(slots, rows, np.random.default_rng([self._seed, step, 1]))
 
     def epoch_of(self, step: int) -> float:
-        """How often the data has been seen before this step."""
+        """The number of epochs before this step."""
         self.at(step)
         epoch = int(np.searchsorted(self._first, step, side="right")) - 1
         return epoch + (step - self._first[epoch]) / (self._first[epoch + 1] - self._first[epoch])
@@ -146,7 +146,7 @@ class BatchOrder:
             mine = rng.permutation(np.flatnonzero((lengths > low) & (lengths <= slots)))
             rows = _first_fit(mine, lengths, slots)
             size = self._packing.tokens // slots
-            while len(rows) % size:  # a last batch that is not full takes rows from the others once more
+            while len(rows) % size:  # an incomplete last batch repeats rows of others
                 rows.append(rows[rng.integers(len(rows))])
             batches += [(slots, rows[at : at + size]) for at in range(0, len(rows), size)]
         return [batches[index] for index in rng.permutation(len(batches))]
@@ -164,7 +164,7 @@ class BatchOrder:
                 positions[row, at : at + size] = np.arange(size)
                 segments[row, at : at + size] = segment
                 read = corpus.hidden(start, stop)
-                if read is not None:  # a token's are read at the token after it
+                if read is not None:  # hidden states are read at the next token
                     hidden = np.zeros((*shape, *read.shape[1:]), read.dtype) if hidden is None else hidden
                     hidden[row, at + 1 : at + size] = read[:-1]
                 at += size
@@ -193,7 +193,7 @@ class BatchOrder:
         )
 
     def _labels(self, rows: list[list[int]], source: np.ndarray, safe: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels [N, k] of a batch's positions: kept ones, or computed now."""
+        """Labels [N, k] of a batch's positions: stored ones, or computed now."""
         corpus = self._corpus
         if self._label is None:
             return corpus.top[safe].astype(np.int64), corpus.log_prob[safe].astype(np.float32)
@@ -208,15 +208,15 @@ class BatchOrder:
     def _candidates(self, wanted: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(index [V] of each token among the candidates or -1, candidates [C], correction [C]).
 
-        The tokens and labels of the batch are all there (the most frequent, should they be too many); a uniform sample
-        of the others stands for all of them, each with the weight of those it stands for.
+        They include all tokens and labels of the batch (the most frequent, if there are too many), and a uniform sample
+        of the others, weighted to represent all of them.
         """
         vocab, count = self._corpus.vocab_size, self._packing.candidates
         if not count or count >= vocab:
             everything = np.arange(vocab, dtype=np.int32)
             return everything.astype(np.int64), everything, np.zeros((vocab,), np.float32)
         often = np.bincount(wanted.reshape(-1), minlength=vocab)
-        often[wanted[:, 0]] += wanted.shape[0]  # the tokens themselves before any label
+        often[wanted[:, 0]] += wanted.shape[0]  # tokens take precedence over labels
         order = np.argsort(-often, kind="stable")
         named = order[: min(int((often > 0).sum()), count - self._packing.sampled)]
         others = np.setdiff1d(np.arange(vocab), named, assume_unique=True)
@@ -229,7 +229,7 @@ class BatchOrder:
 
 
 def _first_fit(members: np.ndarray, lengths: np.ndarray, slots: int, window: int = 64) -> list[list[int]]:
-    """Rows of conversations: each goes into the first of the last `window` open rows that has room."""
+    """Rows of conversations: each is placed in the first of the last `window` open rows that has room."""
     rows: list[list[int]] = []
     free: list[int] = []
     for member in members:

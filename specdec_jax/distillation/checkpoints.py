@@ -1,4 +1,4 @@
-"""Training states on disk: Orbax, the last few kept, each complete or not there."""
+"""Training states on disk: Orbax checkpoints, written atomically, of which the last few are kept."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from specdec_jax.loading.orbax_checkpoint import alone
 
 
 class Checkpoints:
-    """A folder of training states by step. Saving over a full disk or reading a damaged one is an error that names it,
-    and leaves the earlier ones alone."""
+    """A folder of training states by step. Errors for a full disk or a damaged state name it and leave earlier states
+    unchanged."""
 
     def __init__(self, path: str | Path, *, keep: int = 2, by_itself: bool = False):
-        """`by_itself`: of several processes only this one reads; else all of them read, and write each its part."""
+        """`by_itself`: only this one of several processes reads; else all read, and each writes its part."""
         self.path = Path(path).absolute()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
@@ -33,7 +33,7 @@ class Checkpoints:
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state))
             self._manager.wait_until_finished()
-        except Exception as error:  # tensorstore raises what it likes for a full disk
+        except Exception as error:  # tensorstore raises various errors for a full disk
             raise OSError(f"cannot write {self.path / str(step)}: {_short(error)}") from None
 
     def restore(self, step: int, like: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From requests to rows of the writer, and from what it wrote to shards. Host code; the device's is `writing`."""
+"""Conversion of requests to rows of the writer, and of its output to shards, on the host (`writing`: on the device)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from specdec_jax.distillation.writing import ASSISTANT, BY_ASSISTANT, USER, Rows
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.types import LanguageModel, Params
 
-TRIES = 50  # requests drawn until one fits the rows and touches nothing held out
-STEPS = 32  # a call of the device
-FOLLOW_UP = 40  # most tokens of a user's later turn where the first was given
-_MARK = "\u2063mark\u2063"  # no template changes it
+TRIES = 50  # maximum draws of a request until one fits the rows and shares nothing with held-out texts
+STEPS = 32  # steps per call of the device
+FOLLOW_UP = 40  # maximum tokens of a user's later turn if the first was given
+_MARK = "\u2063mark\u2063"  # a marker that no template changes
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows of one length. `steps` a block; a block is what is written, or lost, at once. Raises ValueError."""
+    """Rows of one length, with `steps` per block; a block is written (or lost) as a whole. Raises ValueError."""
 
     batch: int
     slots: int
@@ -36,13 +36,13 @@ class Pool:
 
     @property
     def most_tokens(self) -> int:
-        """No block has more."""
+        """Maximum tokens of a block."""
         return self.batch * -(-self.steps // STEPS) * STEPS
 
 
 @dataclass(frozen=True)
 class Temperatures:
-    """Temperatures of texts: answers take one of `answer` by `weights`, invented users' turns have `user`."""
+    """Temperatures of texts: answers use one of `answer` with `weights`, generated user turns `user`."""
 
     answer: tuple[float, ...] = (0.0, 0.3, 0.7, 1.0)
     weights: tuple[float, ...] = (0.45, 0.15, 0.3, 0.1)
@@ -58,13 +58,13 @@ class Temperatures:
 class Template(NamedTuple):
     """A chat template in tokens."""
 
-    head: str  # what stands before the user's words
-    close: str  # what stands between them and the answer
+    head: str  # text before the user's message
+    close: str  # text between the message and the answer
     turns: Turns
 
 
 def read_template(tokenizer: Tokenizer) -> Template:
-    """What the template puts before, between and after turns. Raises ValueError if a turn ends in no special token."""
+    """The template's text before, between and after turns. Raises ValueError if turns do not end in a special token."""
     first = tokenizer.chat([{"role": "user", "content": _MARK}])
     head, close = first.split(_MARK)
     talk = [
@@ -83,10 +83,10 @@ def read_template(tokenizer: Tokenizer) -> Template:
 
 
 class Author:
-    """A target that writes shards, one block at a time; what is in a block depends on its number alone.
+    """A target that writes shards, one block at a time; the contents of a block depend on its number only.
 
-    `labels` is how many of the target's log-probabilities each position keeps (0: none), in `label_dtype`; `layers` are
-    those whose hidden states it keeps, for drafters that read them.
+    `labels` is the number of log-probabilities stored per position (0: none), in `label_dtype`; `layers` are those
+    whose hidden states are stored, for drafters that read them.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Author:
     def block(
         self, number: int, pool: Pool, *, long: bool, progress: Callable[[int, int], None] | None = None
     ) -> tuple[Shard, dict[str, Any]]:
-        """One block as a shard, and facts for the manifest: idle share, conversations dropped.
+        """One block as a shard, and entries of the manifest: idle share, dropped conversations.
 
-        `progress(done, total)` is called with tokens after every call of the device.
+        `progress(done, total)` counts tokens, after every call of the device.
         """
         rng = np.random.default_rng([self._seed, number])
         rows = self._start(self._params, pool.batch, pool.slots)
@@ -171,8 +171,8 @@ class Author:
         )
 
     def _stitch(self, written: writing.Written, book: list[tuple[str, float]]) -> tuple[Shard, dict[str, Any]]:
-        """Sorts what was fed by conversation; drops those that touch a held-out text or have no answer."""
-        ids = written.id.T.reshape(-1)  # row after row, so that a conversation's tokens stand together
+        """Sorts tokens by conversation; drops conversations that share text with a held-out one or have no answer."""
+        ids = written.id.T.reshape(-1)  # row by row, so that a conversation's tokens are adjacent
         order = np.argsort(ids, kind="stable")
         order = order[np.searchsorted(ids[order], 0) :]
         starts = np.flatnonzero(np.diff(ids[order], prepend=-1))

@@ -1,6 +1,6 @@
-"""A drafter as others load it, and a card that says what it is.
+"""Export of drafters in loadable formats, with a model card.
 
-Weights are rounded once, from the float32 they were trained in.
+Weights are rounded once, from the float32 weights of training.
 """
 
 import json
@@ -33,10 +33,10 @@ def export(
     formats: Sequence[str] = ("hf", "orbax"),
     overwrite: bool = False,
 ) -> None:
-    """Writes what `load_model` reads: of one format in `path` itself, of several in path/hf and path/orbax.
+    """Writes a model for `load_model`: a single format to `path` itself, several to path/hf and path/orbax.
 
-    The card is README.md in each. The parameters' own dtype does not matter, but float32 ones are rounded only once.
-    The folder appears complete or not at all. Raises FileExistsError unless `overwrite`; ValueError: an unknown format
+    The card is README.md in each. The parameters may have any dtype, but only float32 ones are rounded once.
+    The folder is written atomically. Raises FileExistsError unless `overwrite`; ValueError: an unknown format
     or dtype, parameters that do not fit the config or are not finite in that dtype.
     """
     stored = check_dtype(dtype)
@@ -56,10 +56,10 @@ def export(
 def model_card(fields: Mapping[str, Any]) -> str:
     """A model card in Markdown.
 
-    `name` is needed. `license` (apache-2.0), `base_model` (HuggingFaceTB/SmolLM2-135M-Instruct), `language`, `tags` and
-    `library_name` go to the header; `summary` (text), `target` and `parameters` (their number) stand below the name;
-    `data`, `recipe`, `cost` and `notes` are text or a mapping of facts; `figures` is text, or maps a task to {column:
-    number, text or (estimate, low, high)}. What is not given is left out. Raises ValueError for another field.
+    `name` is required. `license` (apache-2.0), `base_model` (HuggingFaceTB/SmolLM2-135M-Instruct), `language`, `tags`
+    and `library_name` go to the header; `summary` (text), `target` and `parameters` (their number) follow the name;
+    `data`, `recipe`, `cost` and `notes` are text or a mapping; `figures` is text, or maps a task to {column: number,
+    text or (estimate, low, high)}. Missing fields are omitted. Raises ValueError for another field.
     """
     header: dict[str, Any] = {
         "license": "apache-2.0",
@@ -96,7 +96,7 @@ def _facts(value: Any) -> str:
 
 
 def _table(figures: Any) -> str:
-    """A row a task; columns in the order they first appear, with a dash where a task lacks one."""
+    """A table with a row per task; columns in order of first appearance, with a dash for missing values."""
     if not isinstance(figures, Mapping) or not all(isinstance(row, Mapping) for row in figures.values()):
         raise ValueError(f"figures of a model card map a task to a mapping of columns, got {figures!r}")
     columns = list(dict.fromkeys(column for row in figures.values() for column in row))
@@ -106,7 +106,7 @@ def _table(figures: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """0.412 for a number, 0.41 [0.38, 0.44] for one with its interval, 0.41 alone where that is unknown."""
+    """0.412 for a number, 0.41 [0.38, 0.44] for one with an interval, 0.41 if the interval is unknown."""
     if isinstance(value, (list, tuple)) and len(value) == 3 and all(isinstance(x, (float, np.floating)) for x in value):
         estimate, low, high = value
         return f"{estimate:.2f}" if np.isnan(low) else f"{estimate:.2f} [{low:.2f}, {high:.2f}]"

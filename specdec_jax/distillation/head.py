@@ -1,7 +1,7 @@
-"""The loss over a vocabulary, a few positions at a time, with its gradient taken on the way.
+"""The loss over a vocabulary in chunks of positions, with the gradient computed in the forward pass.
 
-The logits of a batch (7,168 positions of 49,152 float32 are 1.4 GB) never exist: a chunk's fit in the cache, and its
-gradient is formed while they are there, so that nothing is computed twice or kept for the backward pass.
+The logits of a whole batch (7,168 positions of 49,152 float32 are 1.4 GB) are never created: those of a chunk fit in
+the cache, and its gradient is computed from them at once, so that nothing is recomputed or stored for a backward pass.
 """
 
 import math
@@ -20,22 +20,22 @@ Loss = Callable[[Array, Array, Array], Array]  # (log_p [N, O], log_q [N, O], pr
 
 
 class Labels(NamedTuple):
-    """What the loss of N positions reads. Indices are into the C candidates."""
+    """The labels for the loss of N positions. Indices are into the C candidates."""
 
     weight: Any  # [N] float32
-    following: Any  # [N] int32, the token that came next
+    following: Any  # [N] int32, the next token of the text
     top: Any  # [N, k] int32
     log_prob: Any  # [N, k] float32
 
 
 class Sums(NamedTuple):
-    """Weighted sums over positions; means are these over `weight`."""
+    """Weighted sums over positions; divide by `weight` for means."""
 
     loss: Array
     weight: Array
     agreement: Array  # the drafter's most probable candidate is the target's
     acceptance: Array  # sum of min(p, q) over the labels and the rest, at temperature 1
-    surprise: Array  # nats, of the token that came next
+    surprise: Array  # nats, of the next token of the text
 
 
 def build_head_loss(
@@ -43,10 +43,10 @@ def build_head_loss(
 ) -> Callable[..., tuple[Array, Sums]]:
     """`(hidden [N, D], embedding [C, D], correction [C], labels, progress) -> (mean loss, sums)`.
 
-    `correction` is added to the capped logits (`layers.soft_cap`): a sampled candidate stands for others. The logits of
-    `chunk` positions exist at a time, of fewer where N is no multiple of it. Matrix products take `dtype` and sum in
-    float32, those of the gradient too. With an `axis` of devices N are each one's own positions, and losses and
-    gradients add up to the mean's.
+    `correction` is added to the capped logits (`layers.soft_cap`), because sampled candidates represent others. Memory
+    holds the logits of `chunk` positions, or fewer if N is not a multiple. Matrix products use `dtype` and sum in
+    float32, also in the gradient. With an `axis` of devices N are the positions of each device, and losses and
+    gradients sum to those of the mean.
     """
 
     def of_chunk(hidden, embedding, correction, labels: Labels, progress):
@@ -116,8 +116,8 @@ _bf16_product.defvjp(lambda hidden, embedding: (_bf16_product(hidden, embedding)
 
 
 def _product(dtype: Any, hidden: Array, embedding: Array) -> Array:
-    """hidden [N, D] times embedding [C, D]: without its own rule the gradient's products would be float32's, which cost
-    twice as much on a CPU."""
+    """hidden [N, D] times embedding [C, D], with a custom gradient: otherwise its products would be in float32, which
+    take twice as long on a CPU."""
     if dtype == jnp.bfloat16:
         return _bf16_product(hidden, embedding)
     return _dot(dtype, hidden, embedding, (1, 1))

@@ -1,13 +1,13 @@
-"""A drafter that can copy before it has learned anything: an induction circuit written into its weights.
+"""Initialisation of a drafter with an induction circuit, so that it can copy before training.
 
-Small targets repeat what stands in their context, and a small drafter finds out how late: the circuit (a head that
-looks at the token before, then one that looks for what followed the present token earlier; Olsson et al. 2209.11895)
-appears in training only after far more tokens than a drafter made on a laptop sees. Here it is built by hand in the
-first two layers, the rest stays random, and training goes on from there.
+Small targets often repeat text from their context, which a small drafter learns late: the circuit (a head that attends
+to the previous token, and one that finds the token after an earlier occurrence of the current one; Olsson et al.
+2209.11895) appears in training only after many more tokens than are used on a laptop. Here it is constructed in the
+first two layers; the rest is random, and training starts from there.
 
-The residual stream has `reserved` dimensions that embeddings do not use: one holds a constant, so that a query can ask
-for a place and not for a content, the others a signature of the token before. Rotary positions turn a head's fast pairs
-by the distance, which finds the token before, and leave its slow pairs alone, which compare signatures.
+The residual stream has `reserved` dimensions that embeddings do not use: one holds a constant, so that a query can
+select a position independent of content, the others a signature of the previous token. Rotary positions rotate a head's
+fast pairs by the distance, which selects the previous token, and hardly its slow pairs, which compare signatures.
 """
 
 from typing import Any
@@ -20,13 +20,13 @@ from specdec_jax.models.attention import fused_heads
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.rope import inverse_frequencies
 
-SIGNATURE = 40  # most dimensions of the residual stream that hold a signature of the token before
-CONSTANT = 4.0  # what every embedding holds in its last dimension, in standard deviations of the others
-NEAR = 3  # fast pairs that find the token before: slower ones add to every place alike
-LOOK_BACK, MATCH = 9.0, 16.0  # nats by which the head prefers the token before, and a signature that matches
-OTHER = "shape.init to projection or random"  # for those who want a smaller drafter than the circuit allows
-QUIET = 0.1  # by which the random parts of the two layers are turned down
-COPY = 4.0  # how much of a copied token's embedding is added, in embeddings
+SIGNATURE = 40  # maximum dimensions of the residual stream for the signature of the previous token
+CONSTANT = 4.0  # last dimension of every embedding, in standard deviations of the others
+NEAR = 3  # number of fast pairs that select the previous token; slower ones do not distinguish positions
+LOOK_BACK, MATCH = 9.0, 16.0  # score margins in nats of the previous token, and of a matching signature
+OTHER = "shape.init to projection or random"  # alternatives for drafters that are too small for the circuit
+QUIET = 0.1  # factor of the random parts of the two layers
+COPY = 4.0  # factor of a copied token's embedding
 
 
 def signature_size(width: int) -> int:
@@ -40,7 +40,7 @@ def reserved(width: int) -> int:
 
 
 def check(layers: int, width: int, head_dim: int) -> None:
-    """Raises ValueError where the circuit has no room."""
+    """Raises ValueError if the circuit does not fit."""
     if layers < 2:
         raise ValueError(f"an induction circuit needs two layers, got {layers}: set shape.layers to 2, or {OTHER}")
     if width < 64:
@@ -55,10 +55,10 @@ def check(layers: int, width: int, head_dim: int) -> None:
 
 
 def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any, seed: int) -> Any:
-    """`params` with the circuit. `content` [V, width - reserved] float32: what embeddings start from."""
+    """`params` with the circuit. `content` [V, width - reserved] float32: the initial embeddings."""
     rng = np.random.default_rng(seed)
     vocab, content_size = content.shape
-    # All of equal length: the norm divides by it, and the place is found by comparing numbers it divides.
+    # All of equal length, because the norm divides by it, and positions are compared after the norm.
     spread, length = content.std(), np.linalg.norm(content, axis=1, keepdims=True)
     content = content * (spread * np.sqrt(content_size) / np.maximum(length, 1e-6))
     constant = CONSTANT * spread
@@ -67,7 +67,7 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
     signature = _signatures(content, constant, signature_size(config.hidden_size), counts, rng)
     params = jax.tree.map(np.array, params)
     params["embedding"] = embedding
-    for layer in ("layer_0", "layer_1"):  # random parts whisper, or their noise drowns what is matched
+    for layer in ("layer_0", "layer_1"):  # small random parts, because noise would hide the matches
         for part in ("attention", "mlp"):
             outward = params[layer][part]["output" if part == "attention" else "down"]
             outward["kernel"] = outward["kernel"] * QUIET
@@ -78,7 +78,7 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
 
 
 def _signatures(content: np.ndarray, constant: float, size: int, counts: Any, rng: np.random.Generator) -> np.ndarray:
-    """[size, known + 1]: from an embedding's content and its constant to numbers of mean 0 and variance 1."""
+    """[size, known + 1]: a projection of an embedding's content and constant to mean 0 and variance 1."""
     weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)
     weight /= weight.sum()
     mean = weight @ content
@@ -88,10 +88,10 @@ def _signatures(content: np.ndarray, constant: float, size: int, counts: Any, rn
 
 
 def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, constant: float) -> None:
-    """In place: the first head looks at the token before and writes that token's signature."""
+    """In place: the first head attends to the previous token and writes its signature."""
     d, (query, key, value), output = config.head_dim, _heads(attention, config, 0), attention["output"]["kernel"]
     turn = inverse_frequencies(d, config.rope_theta, config.rope_scaling)[:NEAR].astype(np.float64)
-    gap = float(np.sum(1.0 - np.cos(turn)))  # by which the place before beats its neighbours
+    gap = float(np.sum(1.0 - np.cos(turn)))  # margin of the previous position
     strength = np.sqrt(LOOK_BACK / gap * np.sqrt(d)) / (constant / scale)
     pair = np.arange(NEAR)
     query[:], key[:], value[:] = 0.0, 0.0, 0.0
@@ -99,13 +99,13 @@ def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale
     key[pair, -1] = strength * np.cos(turn)
     key[d // 2 + pair, -1] = strength * np.sin(turn)
     size, content_size = len(signature), signature.shape[1] - 1
-    value[:size, _content(content_size, size)] = signature * scale  # of size one, undoing the norm
+    value[:size, _content(content_size, size)] = signature * scale  # unit size, undoing the norm
     output[:, :d] = 0.0
     output[content_size + np.arange(size), np.arange(size)] = scale
 
 
 def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, content_size: int) -> None:
-    """In place: a group's first head looks where the token before has the present token's signature, and copies."""
+    """In place: a group's first head attends to positions after an occurrence of the current token, and copies."""
     d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
     output, size = attention["output"]["kernel"], len(signature)
     half = size // 2
@@ -123,7 +123,7 @@ def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: fl
 
 
 def _content(vocab: int, size: int) -> np.ndarray:
-    """Where the residual stream holds an embedding's content and its constant."""
+    """The dimensions of an embedding's content and constant in the residual stream."""
     return np.append(np.arange(vocab), vocab + size)
 
 

@@ -1,4 +1,4 @@
-"""What a drafter is before it is trained: random, with the target's embedding projected, or the target's own layers."""
+"""Initialisation of drafters: random, with a projection of the target's embedding, or with the target's layers."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from specdec_jax.types import Params
 KINDS = ("random", "projection", "induction", "first_layers")
 LLAMA = "llama"
 FIELDS = {"hidden": "intermediate_size", "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
-"""Sizes of a shape that a family may not leave open, and what its config calls them."""
-ADDED = ("attention", "output"), ("mlp", "down")  # whose products are added to the residual stream
+"""Sizes of a shape that families may fix, and their names in configs."""
+ADDED = ("attention", "output"), ("mlp", "down")  # layers whose outputs are added to the residual stream
 # Standard deviation of what is projected, and the final norm that makes up for it. Adam moves every weight by about its
 # rate a step, so at the usual 0.02 a warm-up erases what the embedding was given (measured: docs/distillation.md).
 SPREAD, FINAL_NORM = 0.1, 0.2
@@ -38,7 +38,7 @@ class Shape:
     head_dim: int = 64
     hidden: int = 768
     init: str = "projection"
-    rope_theta: float | None = None  # of families with rotary positions; None: the target's
+    rope_theta: float | None = None  # for families with rotary positions; None: the target's
     reads: tuple[int, ...] = ()  # layers of the target whose hidden states the drafter reads
     family: str = LLAMA
 
@@ -59,7 +59,7 @@ class Shape:
 def drafter_config(shape: Shape, target: Any) -> Any:
     """The configuration of a drafter of the shape's family: the target's vocabulary, end ids and context, a tied head.
 
-    Raises ValueError: `first_layers` of a target of another family, or with fewer; sizes that the family does not have.
+    Raises ValueError for `first_layers` of a target of another family or with fewer layers, and for unsupported sizes.
     """
     kind = config_class(family(shape.family))
     if "num_encoder_layers" in {field.name for field in dataclasses.fields(kind)}:
@@ -73,7 +73,7 @@ def drafter_config(shape: Shape, target: Any) -> Any:
             raise ValueError(f"the target has {target.num_hidden_layers} layers, {shape.layers} were asked for")
         return dataclasses.replace(target, num_hidden_layers=shape.layers)
     scaling = getattr(target, "rope_scaling", None)
-    if rope_type(scaling) == "longrope":  # which is of its heads' width, and begins beyond its context
+    if rope_type(scaling) == "longrope":  # it depends on the heads' width, and has no effect within the context
         scaling = None
     inherited = {
         "vocab_size": target.vocab_size,
@@ -95,7 +95,7 @@ def drafter_config(shape: Shape, target: Any) -> Any:
 
 
 def _check_fits(shape: Shape, config: Any) -> None:
-    """Raises ValueError where the family has sizes of its own, or layers that `initial_params` does not know."""
+    """Raises ValueError if the family has fixed sizes, or layers that `initial_params` does not support."""
     for name, field in FIELDS.items():
         value = getattr(config, field)
         if value != getattr(shape, name):
@@ -110,14 +110,14 @@ def _check_fits(shape: Shape, config: Any) -> None:
 
 
 def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any, seed: int) -> Params:
-    """Float32 parameters. `counts` [V]: how often each token occurs; the projection serves frequent ones."""
+    """Float32 parameters. `counts` [V]: occurrences of each token, by which the projection is weighted."""
     config = drafter_config(shape, target)
     if shape.init == "first_layers":
         copied = {name: leaf for name, leaf in target_params.items() if not name.startswith("layer_")}
         copied |= {f"layer_{i}": target_params[f"layer_{i}"] for i in range(shape.layers)}
         return jax.tree.map(lambda leaf: jnp.array(as_float32(leaf)), copied, is_leaf=is_matrix)
     params = family_of(config).init_params(config, jax.random.key(seed), jnp.float32)
-    for i in range(shape.layers):  # what is added to the residual stream starts small, or depth drowns the embedding
+    for i in range(shape.layers):  # small outputs to the residual stream, so that they do not dominate the embedding
         for part, name in ADDED:
             added = params[f"layer_{i}"][part][name]
             added["kernel"] = added["kernel"] / np.sqrt(2 * shape.layers)
@@ -132,8 +132,8 @@ def initial_params(shape: Shape, target: Any, target_params: Params, counts: Any
 
 
 def projected(embedding: Any, width: int, counts: Any) -> np.ndarray:
-    """[V, width] float32: the target's embedding [V, D] in its `width` directions of most variance, weighted by the
-    square root of how often tokens occur, scaled to a spread of SPREAD. Raises ValueError if D < width."""
+    """[V, width] float32: the target's embedding [V, D] projected to its `width` directions of largest variance,
+    weighted by the square root of token counts, scaled to standard deviation SPREAD. Raises ValueError if D < width."""
     table = np.asarray(as_float32(embedding))
     if table.shape[1] < width:
         raise ValueError(f"the target's embedding is {table.shape[1]} wide and cannot be projected to {width}")

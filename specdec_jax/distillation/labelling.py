@@ -1,6 +1,6 @@
-"""The target's distributions as labels: its most probable next tokens at every position of texts that exist already.
+"""The target's distributions as labels: its most probable next tokens at every position of existing texts.
 
-And its hidden states there, for drafters that read them.
+Also its hidden states, for drafters that read them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,27 +17,27 @@ from specdec_jax.sharding import DATA, mesh_here, placed
 from specdec_jax.types import Array, LanguageModel, Params
 
 STEP = 64  # texts are padded to multiples of it, so that few programs are compiled
-POSITIONS = 2048  # positions a pass: their logits are 400 MB at 49,152 tokens in float32
+POSITIONS = 2048  # positions per pass: their logits are 400 MB for 49,152 tokens in float32
 
 
 class Labels(NamedTuple):
-    """What the target says of a text of T tokens."""
+    """The labels of a text of T tokens."""
 
-    top: Any  # [T, k] int32, of the token after
+    top: Any  # [T, k] int32, most probable next tokens
     log_prob: Any  # [T, k] float32
-    hidden: Any  # [T, F, D] bfloat16, what its layers left
+    hidden: Any  # [T, F, D] bfloat16, hidden states of its layers
 
 
 def build_labeller(
     model: LanguageModel, k: int, *, layers: tuple[int, ...] = (), positions: int = POSITIONS
 ) -> Callable[[Params, Sequence[np.ndarray]], list[Labels]]:
-    """`label(params, texts)`: what the target says of each, in order. Texts of similar length share a pass.
+    """A function `label(params, texts)` for the labels of each text, in order. Texts of similar length share a pass.
 
-    `layers` (F) are those whose hidden states are kept. Raises ValueError for layers that the model does not give.
+    `layers` (F) are those whose hidden states are kept. Raises ValueError for layers that the model does not provide.
     """
     check_layers(model, layers)
     apply, mesh = with_hidden(model, layers), mesh_here()
-    shares = 1 if mesh is None else mesh.shape[DATA]  # devices, each with so many positions of a pass
+    shares = 1 if mesh is None else mesh.shape[DATA]  # number of devices that share a pass
 
     @jax.jit
     def top_tokens(params: Params, tokens: Array) -> Labels:
@@ -74,7 +74,7 @@ def label_shard(
 
 
 def _by_width(texts: Sequence[np.ndarray], positions: int, shares: int) -> list[tuple[int, int, list[int]]]:
-    """(padded length, rows, members) of every pass."""
+    """(padded length, rows, indices of texts) of every pass."""
     groups: dict[int, list[int]] = {}
     for member in np.argsort([len(text) for text in texts], kind="stable"):
         groups.setdefault(-(-max(len(texts[member]), 1) // STEP) * STEP, []).append(int(member))

@@ -1,4 +1,4 @@
-"""The training loop: batches in, metrics and checkpoints out, resumed where it stopped."""
+"""The training loop, with metrics and checkpoints, from which it can resume."""
 
 import json
 import time
@@ -21,7 +21,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Intervals:
-    """How often the loop writes. `minutes`: it saves and returns after so long (0: when done). Raises ValueError."""
+    """Intervals of output. `minutes`: saves and returns after this time (0: no limit). Raises ValueError."""
 
     save_every: int = 100
     log_every: int = 10
@@ -46,12 +46,12 @@ def train(
     progress: Callable[[int, dict[str, float]], None] | None = None,
     validate: Callable[[TrainState], dict[str, float]] | None = None,
 ) -> TrainState:
-    """Trains from the newest checkpoint in `folder`/checkpoints (or from `state`) to `steps`, and saves the end.
+    """Trains from the newest checkpoint in `folder`/checkpoints (or from `state`) to `steps`, and saves the last state.
 
-    Every `log_every` steps a line of means goes to metrics.jsonl; lines after the checkpoint resumed from are dropped,
-    since their steps are taken again; of several processes the first one writes them. `progress(step, means)` is called
-    with each line; what `validate(state)` measures is added to the lines of steps that are saved. Raises
-    FloatingPointError when the loss is no number any more, OSError and ValueError as checkpoints do.
+    Every `log_every` steps a line of means is written to metrics.jsonl, by the first of several processes; lines after
+    the resumed checkpoint are dropped, because their steps are repeated. `progress(step, means)` is called with each
+    line; the results of `validate(state)` are added to the lines of saved steps. Raises FloatingPointError if the loss
+    is not finite, OSError and ValueError as checkpoints do.
     """
     folder = Path(folder)
     checkpoints = Checkpoints(folder / "checkpoints", keep=intervals.keep)
@@ -65,7 +65,7 @@ def train(
         batch, at = order.at(first) if first < steps else None, first
         while batch is not None:
             state, metrics = step(state, batch)
-            batch = order.at(at + 1) if at + 1 < steps else None  # made while the device works
+            batch = order.at(at + 1) if at + 1 < steps else None  # prepared while the device computes
             at += 1
             lines.append(metrics)
             over = bool(intervals.minutes) and time.monotonic() > ends
@@ -92,7 +92,7 @@ def train(
 
 
 def keep_metrics(path: Path, last: int) -> None:
-    """Drops the lines after step `last`, and one torn by a crash."""
+    """Drops the lines after step `last`, and an incomplete one."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -102,7 +102,7 @@ def keep_metrics(path: Path, last: int) -> None:
 
 
 def _means(lines: list[Metrics], seconds: float, epoch: float) -> dict[str, float]:
-    """Means over some steps, and positions a second."""
+    """Means over some steps, and steps per second."""
     host = [jax.tree.map(float, line)._asdict() for line in lines]
     means = {name: sum(line[name] for line in host) / len(host) for name in host[0]}
     if not means["loss"] == means["loss"] or abs(means["loss"]) == float("inf"):

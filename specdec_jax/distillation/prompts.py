@@ -1,7 +1,7 @@
-"""Requests to start conversations from: templates over pools of words and documents, and files of prompts.
+"""Requests that start conversations: templates over pools of words and documents, and files of prompts.
 
-Varied on purpose: a drafter is only as good as the range of texts it saw (the first one of this project, trained on
-one kind, fell from 0.43 greedy agreement there to 0.05 on translation).
+They are varied, because a drafter is only good on kinds of text seen in training (the first one of this project,
+trained on one kind, had a greedy agreement of 0.43 there and 0.05 on translation).
 """
 
 import json
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW = 8  # words in a row that two texts may not share when one is held out
+WINDOW = 8  # consecutive words that a text must not share with a held-out one
 _FIELD = re.compile(r"\{(\w+)\}")
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class Openings:
-    """One kind of request. Raises ValueError for numbers that make no sense.
+    """One kind of request. Raises ValueError for invalid numbers.
 
-    `texts`: templates, `{pool}` filled in; `open`: the model goes on as the user for at most `turn_limit` tokens;
-    `long`: needs the long rows; `weight`: relative share of conversations.
+    `texts`: templates with `{pool}` fields; `open`: the model continues as the user for at most `turn_limit` tokens;
+    `long`: requires long rows; `weight`: relative share of conversations.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Openings:
 
 def read_openings(path: str | Path) -> tuple[tuple[Openings, ...], dict[str, list[str]]]:
     """The openings and pools of a JSON file, `{"pools": {name: [text, ...]}, "openings": [{"kind": ..., "texts": [...],
-    ...}]}`. Raises FileNotFoundError, or ValueError naming the file and what is wrong with it."""
+    ...}]}`. Raises FileNotFoundError, or ValueError naming the file and the error."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file of openings: {path}")
@@ -57,7 +57,7 @@ def read_openings(path: str | Path) -> tuple[tuple[Openings, ...], dict[str, lis
 
 
 class Request(NamedTuple):
-    """A user's turn, whole or begun."""
+    """A user's turn, complete or partial."""
 
     kind: str
     text: str
@@ -69,7 +69,7 @@ class Request(NamedTuple):
 class RequestSource:
     """Draws requests. `pools` maps a name in braces to texts; `documents` are cut to a random length.
 
-    Raises ValueError for a template that names a pool there is not.
+    Raises ValueError for a template with an unknown pool.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RequestSource:
             raise ValueError("no openings can be filled: give documents, or openings that need none")
 
     def _served(self, entry: Openings) -> bool:
-        """Whether all its fields can be filled; those of documents are left out where there are no documents."""
+        """Whether all its fields can be filled, which for documents requires some."""
         for text in entry.texts:
             for name in _FIELD.findall(text):
                 if name in ("document", "beginning"):
@@ -117,7 +117,7 @@ class RequestSource:
         return pool[rng.integers(len(pool))]
 
     def _document(self, rng: np.random.Generator, *, short: bool) -> str:
-        """Whole documents until a length is reached that is uniform on a log scale."""
+        """Documents up to a length that is uniform on a log scale."""
         low, high = (12, 40) if short else self._words
         wanted, words = int(np.exp(rng.uniform(np.log(low), np.log(high)))), []
         while len(words) < wanted:
@@ -126,18 +126,18 @@ class RequestSource:
 
 
 class HeldOut:
-    """Texts that may not come near the data: data that shares `WINDOW` words in a row with one of them is refused."""
+    """Texts that are held out: data that shares `WINDOW` consecutive words with one of them is refused."""
 
     def __init__(self, texts: Iterable[str]):
         self._windows = {window for text in texts for window in _windows(text)}
 
     def touches(self, text: str) -> bool:
-        """Whether the text shares a window of words with any that is held out."""
+        """Whether the text shares a window of words with a held-out text."""
         return any(window in self._windows for window in _windows(text))
 
 
 def _windows(text: str) -> list[tuple[str, ...]]:
-    """Every WINDOW words in a row, of a shorter text all of it (a text of two words or fewer says nothing)."""
+    """All windows of WINDOW consecutive words, or the whole of a shorter text (none for two words or fewer)."""
     words = _WORD.findall(text.lower())
     if len(words) < WINDOW:
         return [tuple(words)] if len(words) > 2 else []
@@ -145,7 +145,7 @@ def _windows(text: str) -> list[tuple[str, ...]]:
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """Texts of a file: a .jsonl with `text`, `turns` or `prompt` in every line; or plain text, a paragraph each.
+    """Texts of a file: a .jsonl with `text`, `turns` or `prompt` in every line; or the paragraphs of plain text.
 
     Raises FileNotFoundError, or ValueError naming file and line.
     """

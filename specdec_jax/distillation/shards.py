@@ -1,10 +1,10 @@
-"""Token shards: conversations end to end in one .safetensors file, listed with their checksums in a manifest.
+"""Token shards: concatenated conversations in a .safetensors file, listed with checksums in a manifest.
 
-Hidden states are a hundred times as large as the rest, so they lie in a .npy file of their own beside it, and stay on
-disk: `load` maps them.
+Hidden states are a hundred times as large as the rest, so they are in a separate .npy file, and stay on disk: `load`
+memory-maps them.
 
-A shard appears complete or not at all, and is listed after it is there: a process that is killed loses at most the
-shard it was working on.
+A shard is written atomically and listed afterwards, so that a killed process loses at most the shard it was working
+on.
 """
 
 import hashlib
@@ -24,38 +24,38 @@ from specdec_jax.loading.new_folder import replacing
 MANIFEST = "manifest.json"
 HIDDEN = ".hidden.npy"
 NO_HIDDEN = np.zeros((0, 0, 0), ml_dtypes.bfloat16)
-APART = ("kinds", "hidden")  # fields of a shard that are no tensors of its file
+APART = ("kinds", "hidden")  # fields of a shard that are not tensors in its file
 FORMAT = 1
 
 
 class Shard(NamedTuple):
-    """M conversations of N tokens together. Labels are of the token after; without labels k is 0."""
+    """M conversations with N tokens in total. Labels are for the next token; without labels k is 0."""
 
     tokens: np.ndarray  # [N] uint16 or int32
     writer: np.ndarray  # [N] uint8, as in `writing`: GIVEN, BY_USER, BY_ASSISTANT
-    offsets: np.ndarray  # [M + 1] int64, where conversations begin and end
+    offsets: np.ndarray  # [M + 1] int64, boundaries of conversations
     kind: np.ndarray  # [M] uint8, index into `kinds`
     temperature: np.ndarray  # [M] float32, of the answers
     top: np.ndarray  # [N, k] uint16 or int32, the target's most probable next tokens
     log_prob: np.ndarray  # [N, k] float16 or float32, their log-probabilities at temperature 1, nats
     kinds: tuple[str, ...]
-    hidden: np.ndarray = NO_HIDDEN  # [N, F, D] bfloat16, hidden states of the target after the token; F may be 0
+    hidden: np.ndarray = NO_HIDDEN  # [N, F, D] bfloat16, hidden states of the target at the token; F may be 0
 
     @property
     def num_tokens(self) -> int:
-        """N."""
+        """Number of tokens, N."""
         return len(self.tokens)
 
 
 def token_dtype(vocab_size: int) -> Any:
-    """The smallest of two dtypes that holds a token."""
+    """The smaller of uint16 and int32 that can represent all tokens."""
     return np.uint16 if vocab_size <= 2**16 else np.int32
 
 
 class ShardFolder:
-    """A folder of shards and its manifest. `about` is what made them: another one is refused.
+    """A folder of shards and its manifest. `about` are the settings that created them; others are refused.
 
-    Raises ValueError naming the folder or the file: written by other settings, damaged manifest.
+    Raises ValueError naming the folder or the file: other settings, or a damaged manifest.
     """
 
     def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None):
@@ -84,11 +84,11 @@ class ShardFolder:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all shards listed."""
+        """Number of tokens of all listed shards."""
         return sum(entry["tokens"] for entry in self.entries)
 
     def refresh(self) -> None:
-        """Reads the list anew: other processes add shards, too."""
+        """Reads the list again, because other processes also add shards."""
         self._read()
 
     def add(self, name: str, shard: Shard, **facts: Any) -> None:
@@ -106,7 +106,7 @@ class ShardFolder:
             digest = _sha256(temporary)
         entry = {"file": path.name, "sha256": digest, "tokens": shard.num_tokens, "conversations": len(shard.kind)}
         entry["labels"] = shard.top.shape[1]
-        folder = self.path.resolve()  # by whatever name it is given: its manifest has one lock
+        folder = self.path.resolve()  # one lock of its manifest for all names of a folder
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             self.refresh()
             others = [other for other in self.entries if other["file"] != path.name]
@@ -114,9 +114,9 @@ class ShardFolder:
             self._write_manifest()
 
     def load(self, index: int, *, check: bool = True, hidden: bool = True) -> Shard:
-        """One shard, with its hidden states if there are some and they are asked for.
+        """One shard, with its hidden states if it has any and `hidden`.
 
-        Raises ValueError naming a file that is missing, or whose checksum or content is wrong.
+        Raises ValueError naming a file that is missing, or whose checksum or contents are wrong.
         """
         entry = self.entries[index]
         path = self.path / entry["file"]
@@ -135,7 +135,7 @@ class ShardFolder:
             raise ValueError(f"{path} is damaged: {error}") from None
 
     def labels_of(self, index: int) -> int:
-        """How many labels a position of one shard has. Raises ValueError as `load`."""
+        """Number of labels per position of a shard. Raises ValueError as `load`."""
         if "labels" in self.entries[index]:
             return self.entries[index]["labels"]
         path = self.path / self.entries[index]["file"]  # written before the manifest names it
@@ -146,7 +146,7 @@ class ShardFolder:
             raise ValueError(f"{path} is missing or damaged: {error}") from None
 
     def _add_hidden(self, path: Path, hidden: np.ndarray) -> dict[str, Any]:
-        """Writes hidden states, as the bits of bfloat16: numpy's format knows no such type."""
+        """Writes hidden states as the bits of bfloat16, which numpy's format does not support."""
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.save(file, hidden.astype(ml_dtypes.bfloat16).view(np.uint16))
         return {"file": path.name, "sha256": _sha256(path), "shape": list(hidden.shape)}
@@ -175,5 +175,5 @@ def _sha256(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON will give it back."""
+    """The value after a round trip through JSON."""
     return json.loads(json.dumps(value, default=lambda x: x.item() if hasattr(x, "item") else str(x)))

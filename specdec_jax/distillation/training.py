@@ -19,18 +19,18 @@ from specdec_jax.models.decoder_only import Decoder
 from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
 from specdec_jax.types import Array, Params
 
-WHOLE = ("candidates", "correction")  # of a batch, what every device of a mesh has; rows are divided
+WHOLE = ("candidates", "correction")  # fields of a batch that are replicated on a mesh; rows are sharded
 BY_ROW = Batch(*(name not in WHOLE for name in Batch._fields))  # type: ignore[arg-type]
-FADE = 0.8  # weight of an unrolled step over that of the one before: later drafts are drafted less often
+FADE = 0.8  # relative weight of each further unrolled step, because later drafts are less frequent
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How weights move. Raises ValueError for numbers that make no sense.
+    """The optimisation schedule. Raises ValueError for invalid numbers.
 
     AdamW (arXiv 1711.05101) with decoupled decay of matrices; the rate rises over `warmup` steps and falls along a
-    cosine to `final` of its peak at `steps`. `accumulate` batches make a step of the optimiser. `ema`: decay of an
-    exponential average of the weights, which is then what is judged and exported (0: none).
+    cosine to `final` of its peak at `steps`. Each step of the optimiser takes `accumulate` batches. `ema`: decay of
+    an exponential average of the weights, which is then evaluated and exported (0: none).
     """
 
     steps: int
@@ -69,17 +69,17 @@ class Schedule:
 
 
 class TrainState(NamedTuple):
-    """Everything a resumed run needs besides the step's own batch. Donated by every step."""
+    """The state of a run, except the batches. Donated by every step."""
 
-    step: Array  # int32, batches seen
+    step: Array  # int32, number of batches so far
     params: Params  # float32
     optimiser: Any
     average: Params | None  # float32, exponential average of the parameters
 
 
 class Metrics(NamedTuple):
-    """Means over the weighted positions of a step's batch. For drafters that read, `loss` is of all steps that are
-    unrolled, agreement and the rest of the first, where the target is read."""
+    """Means over the weighted positions of a step's batch. For drafters that read their target, `loss` is over all
+    unrolled steps, the other fields are for the first one, where the target is read."""
 
     loss: Array
     agreement: Array
@@ -88,11 +88,11 @@ class Metrics(NamedTuple):
     gradient_norm: Array
     rate: Array
     positions: Array  # weight, in positions
-    last_agreement: Array  # of the last step unrolled; the same as agreement where there is one
+    last_agreement: Array  # agreement in the last unrolled step; equal to agreement if there is one step
 
 
 def check_rows(packing: Packing) -> None:
-    """Raises ValueError where the devices of the mesh that was set cannot share a batch's rows evenly."""
+    """Raises ValueError if a batch's rows cannot be divided evenly over the devices of the current mesh."""
     mesh = mesh_here()
     shares = 1 if mesh is None else mesh.shape[DATA]
     for slots in packing.slots:
@@ -123,13 +123,13 @@ def optimiser(schedule: Schedule) -> optax.GradientTransformation:
 
 
 def init_state(params: Params, schedule: Schedule) -> TrainState:
-    """The state before the first step, whole on every device."""
+    """The state before the first step, replicated on every device."""
     average = jax.tree.map(jnp.array, params) if schedule.ema else None
     return everywhere(TrainState(jnp.zeros((), jnp.int32), params, optimiser(schedule).init(params), average))
 
 
 def stack(config: Any, dtype: Any) -> Decoder:
-    """The layers that are trained. Raises ValueError for a family that is no stack of `models/decoder_only.py`."""
+    """The trained stack of layers. Raises ValueError for families without a stack of `models/decoder_only.py`."""
     module = family_of(config)
     if not hasattr(module, "FAMILY"):
         raise ValueError(f"{module.__name__} cannot be trained: it is no stack of models/decoder_only.py with a FAMILY")
@@ -145,10 +145,10 @@ def build_step(
     chunk: int = 512,
     unroll: Unroll = Unroll(),  # noqa: B008 - frozen
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted step. Compiles once a row length. Master weights are float32, products take `dtype`.
+    """The jitted training step, compiled once per row length. Master weights are float32, products use `dtype`.
 
-    `unroll` is for drafters that read their target. On a mesh its axis `data` shares the rows of a batch (and the
-    first of each device's are unrolled further).
+    `unroll` is for drafters that read their target. On a mesh the rows of a batch are sharded over `data` (and the
+    first ones of each device are unrolled further).
     """
     objective, update, rate = _objective(config, loss, dtype, chunk, unroll), optimiser(schedule), schedule.rate_at()
     gradient_of = over_rows(jax.value_and_grad(objective, has_aux=True), False, BY_ROW, False)
@@ -174,7 +174,7 @@ def build_step(
 def _objective(
     config: Any, loss: Loss, dtype: Any, chunk: int, unroll: Unroll
 ) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
-    """(mean loss, sums of the first step and of the last); on a mesh what a device's rows add to them."""
+    """(mean loss, sums of the first and the last unrolled step); on a mesh the contributions of a device's rows."""
     axis = None if mesh_here() is None else DATA
     head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype, axis=axis, cap=config.logit_cap)
     head = "embedding" if config.tie_word_embeddings else "head"
@@ -197,7 +197,7 @@ def _objective(
 def _reading_objective(
     config: LlamaReadingConfig, head_loss: Callable[..., Any], head: str, dtype: Any, unroll: Unroll
 ) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
-    """The mean over unrolled steps, each with `FADE` of the weight of the one before."""
+    """The mean over unrolled steps, each with `FADE` times the weight of the previous one."""
     fading = FADE ** np.arange(unroll.steps)
     shares = fading / fading.sum()
 
@@ -225,12 +225,12 @@ def build_validation(
     chunk: int = 512,
     unroll: Unroll = Unroll(),  # noqa: B008 - frozen
 ) -> Callable[[Params, Batch], tuple[Sums, Sums]]:
-    """`(params, batch) -> sums of the first step and the last`: what a step would measure, without taking it."""
+    """`(params, batch) -> sums of the first and the last unrolled step`: the metrics of a step, without the step."""
     objective = _objective(config, loss, dtype, chunk, unroll)
     sums = over_rows(lambda params, batch: objective(params, batch, jnp.ones((), jnp.float32))[1], False, BY_ROW)
     return jax.jit(sums)
 
 
 def judged_params(state: TrainState) -> Params:
-    """The parameters that are judged and exported: the average where there is one."""
+    """The parameters that are evaluated and exported: the average, if there is one."""
     return state.params if state.average is None else state.average

@@ -1,9 +1,9 @@
 """A reading drafter's passes over whole texts, unrolled over its own states as drafting unrolls them.
 
-While it drafts, only the first position of a round reads the target; the drafter's own states stand in at those after
-it. So it is trained on both: step 1 reads the target at every position, and step j takes what step j - 1 left at the
-position before. In step j position t stands for the j-th draft of a round: it attends to the keys of step 1 up to
-t - j + 1, and to those of steps 2 to j at the j - 1 positions up to itself, as the cache will hold them. Source:
+In drafting only the first position of a round reads the target; later ones use the drafter's own states. Training
+covers both: step 1 reads the target at every position, and step j uses the states of step j - 1 at the previous
+position. In step j position t corresponds to the j-th draft of a round: it attends to the keys of step 1 up to
+t - j + 1, and to those of steps 2 to j at the last j - 1 positions including itself, as in the cache. Source:
 EAGLE-3 (arXiv 2503.01840, section 3.1, training-time test).
 """
 
@@ -24,7 +24,7 @@ from specdec_jax.types import Array, Params
 
 @dataclass(frozen=True)
 class Unroll:
-    """`steps` in all; those after the first are taken of `share` of a batch's rows. Raises ValueError."""
+    """`steps` in total; those after the first are computed for `share` of a batch's rows. Raises ValueError."""
 
     steps: int = 3
     share: float = 0.5
@@ -36,17 +36,17 @@ class Unroll:
             raise ValueError(f"share of unrolling must be in (0, 1], got {self.share!r}")
 
     def rows(self, rows: int) -> int:
-        """The rows, of so many, that later steps are computed for."""
+        """Number of `rows` rows for which later steps are computed."""
         return max(1, round(rows * self.share))
 
 
 class Texts(NamedTuple):
-    """R rows of packed conversations, none of which sees another."""
+    """R rows of packed conversations, which do not attend to one another."""
 
     tokens: Any  # [R, T] int32
     positions: Any  # [R, T] int32, within the conversation
     segments: Any  # [R, T] int32
-    hidden: Any  # [R, T, N, D], the target's at the position before; at a first position meaningless
+    hidden: Any  # [R, T, N, D], the target's at the previous position; meaningless at first positions
 
 
 class _Keys(NamedTuple):
@@ -55,9 +55,9 @@ class _Keys(NamedTuple):
 
 
 def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: Unroll, dtype: Any) -> list[Array]:
-    """Last hidden states of each step, float32: [R, T, D] of the first, of later ones for the first rows only.
+    """Last hidden states of each step, float32: [R, T, D] for the first, for later ones only the first rows.
 
-    A position is step j's only if j - 1 others of its conversation stand before it.
+    A position belongs to step j only if at least j - 1 positions of its conversation precede it.
     """
     cos_sin = rope(config, texts.positions)
     behind = (texts.positions > 0)[..., None]
@@ -91,7 +91,7 @@ def _layer(
     texts: Texts,
     cos_sin: Any,
 ) -> tuple[Array, _Keys]:
-    """A block of the step that comes after `earlier` ones, and its own keys and values."""
+    """A block in the step after the `earlier` ones, and its keys and values."""
     c = config
 
     def norm(name: str, x: Array) -> Array:
@@ -113,7 +113,7 @@ def _layer(
 def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Array) -> Array:
     """Attention of query [R, T, H, head_dim] of step j = len(steps), [R, T, H head_dim] float32.
 
-    A row at a time, its weights computed again for the gradient, as `attention.attend_whole` does.
+    One row at a time, with the weights recomputed for the gradient, as in `attention.attend_whole`.
     """
     group, back = query.shape[2] // steps[0].keys.shape[2], len(steps) - 1
     scale, least = query.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min

@@ -1,9 +1,9 @@
-"""The target writes conversations: rows of one batch that start, end and are replaced on the device.
+"""Generation of conversations by the target: rows of a batch that start, end and are replaced on the device.
 
-Every row feeds one token a step, a prompt's as well as its own: at the batches used here a step costs by the token, so
-a prompt fed this way costs what a prefill would and gives its labels on the way. A row whose conversation has ended
-takes the next one from a slot the host refills between calls, so no row waits for the longest (measured: the share of
-idle steps is printed with every block).
+Every row feeds one token per step, of the prompt or its own: at the batch sizes used here the cost is per token, so
+feeding a prompt this way costs as much as a prefill and also produces its labels. A row whose conversation has ended
+starts the next one from a slot that the host refills between calls, so that no row waits for the longest (the share of
+idle steps is reported with every block).
 """
 
 import functools
@@ -20,25 +20,25 @@ from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, LanguageModel, Params
 
 USER, ASSISTANT = 0, 1  # whose turn is open
-GIVEN, BY_USER, BY_ASSISTANT = 0, 1, 2  # who wrote a token: the prompt or the template, the model as either
+GIVEN, BY_USER, BY_ASSISTANT = 0, 1, 2  # origin of a token: the prompt or template, the model as user, as assistant
 
 
 class Opening(NamedTuple):
-    """What a conversation starts from; the fields of a row, or of a batch of them with B in front."""
+    """The start of a conversation; the fields of a row, or of a batch with a leading axis B."""
 
     tokens: Any  # [S] int32, the prompt, padded
     length: Any  # int32, tokens of the prompt
-    role: Any  # int32, USER: the model goes on as the user; ASSISTANT: it answers
-    turn_limit: Any  # int32, most tokens of a turn that the model writes as the user
-    turns: Any  # int32, answers until the conversation ends
-    temperature: Any  # float32, of the answers; 0 is greedy
+    role: Any  # int32, USER: the model continues as the user; ASSISTANT: it answers
+    turn_limit: Any  # int32, maximum tokens of a turn that the model writes as the user
+    turns: Any  # int32, number of answers until the conversation ends
+    temperature: Any  # float32, of the answers; 0: greedy
     user_temperature: Any  # float32
     seed: Any  # uint32
     id: Any  # int32, the conversation's number; -1: none
 
 
 class Turns(NamedTuple):
-    """How a chat template changes sides. Host arrays, static in the program."""
+    """The tokens of a chat template between turns. Host arrays, static in the program."""
 
     close_user: np.ndarray  # [N] int32, from the token that ends the user's turn to the first of the answer
     close_assistant: np.ndarray  # [N] int32, from the token that ends an answer to the first of the next user's turn
@@ -46,10 +46,10 @@ class Turns(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The batch as it stands. Donated by every call."""
+    """The state of the batch. Donated by every call."""
 
-    now: Opening  # of the conversations under way; `tokens`, `known`, `role` and `turns` move on
-    spare: Opening  # the conversation each row takes next
+    now: Opening  # the current conversations; `tokens`, `known`, `role` and `turns` are updated
+    spare: Opening  # the next conversation of each row
     position: Array  # [B] int32, the next token to feed
     writer: Array  # [B, S] int32, who wrote each token
     turn_start: Array  # [B] int32
@@ -58,20 +58,20 @@ class Rows(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a step fed and what the target said after it; a leading axis of steps. Device arrays, then host ones."""
+    """The tokens fed in steps and the target's labels; with a leading axis of steps. Device arrays, then host ones."""
 
     id: Any  # [N, B] int32, -1: the row was idle
     token: Any  # [N, B] int32
     writer: Any  # [N, B] int32
     top: Any  # [N, B, k] int32, the most probable next tokens
-    log_prob: Any  # [N, B, k] float32, theirs at temperature 1
-    hidden: Any  # [N, B, F, D] bfloat16, of the layers asked for
+    log_prob: Any  # [N, B, k] float32, their log-probabilities at temperature 1
+    hidden: Any  # [N, B, F, D] bfloat16, of the requested layers
 
 
 def empty_opening(batch: int, slots: int) -> Opening:
-    """Spares of which none is there, on the host."""
+    """Empty spares, on the host."""
 
-    def row(value: int, dtype: Any = np.int32) -> np.ndarray:  # one each: callers fill them in place
+    def row(value: int, dtype: Any = np.int32) -> np.ndarray:  # separate arrays, because callers fill them in place
         return np.full((batch,), value, dtype)
 
     tokens, real = np.zeros((batch, slots), np.int32), np.float32
@@ -83,8 +83,8 @@ def build_writer(
 ) -> tuple[Callable[[Params, int, int], Rows], Callable[[Params, Rows], tuple[Rows, Written]]]:
     """(start, write): `start(params, batch, slots)` gives idle rows, `write(params, rows)` runs `steps` steps.
 
-    Compiles once a batch and number of slots. `k` is the number of labels a position keeps, `layers` (F) are those
-    whose hidden states it keeps.
+    Compiled once per batch size and number of slots. `k` is the number of labels per position, `layers` (F) are those
+    whose hidden states are kept.
     """
     apply = with_hidden(model, layers)
 
@@ -128,7 +128,7 @@ def with_hidden(model: LanguageModel, layers: tuple[int, ...]) -> Callable[..., 
 
 
 def check_layers(model: LanguageModel, layers: Sequence[int]) -> None:
-    """Raises ValueError for layers whose hidden states the model does not give."""
+    """Raises ValueError for layers whose hidden states the model does not provide."""
     if layers and model.hidden.streams is None:
         raise ValueError("this target's family does not give hidden states: its LanguageModel has no hidden.streams")
     num_layers = model.hidden.num_layers
@@ -138,7 +138,7 @@ def check_layers(model: LanguageModel, layers: Sequence[int]) -> None:
 
 
 def _take_spares(model: LanguageModel, rows: Rows) -> Rows:
-    """Rows at their end start the spare conversation, or idle without one."""
+    """Rows that have ended start their spare conversation, or are idle without one."""
     over = rows.position >= rows.end
     batch, slots = rows.writer.shape
 
@@ -161,7 +161,7 @@ def _take_spares(model: LanguageModel, rows: Rows) -> Rows:
 
 
 def _sample(logits: Array, rows: Rows) -> Array:
-    """The next token of every row [B], by its own seed and position."""
+    """The next token of every row [B], by its seed and position."""
     now = rows.now
     temperature = jnp.where(now.role == USER, now.user_temperature, now.temperature)
     zero = jnp.zeros_like(rows.position)
@@ -172,7 +172,7 @@ def _sample(logits: Array, rows: Rows) -> Array:
 
 
 def _append(rows: Rows, token: Array, turns: Turns) -> Rows:
-    """Writes the sampled token where none is known, and the template after one that ends a turn."""
+    """Writes the sampled token if the next one is not given, and the template after a token that ends a turn."""
     now, slots = rows.now, rows.writer.shape[1]
     free = (rows.position == now.length) & (now.length < slots) & (now.id >= 0)
     user = now.role == USER
@@ -205,7 +205,7 @@ def _append(rows: Rows, token: Array, turns: Turns) -> Rows:
 
 
 def _put(values: Array, index: Array, new: Array, where: Array) -> Array:
-    """values [B, S] with `new` [B] (or scalar) at index [B] in the rows of `where`; beyond S nothing happens."""
+    """values [B, S] with `new` [B] (or scalar) at index [B] in the rows of `where`; indices beyond S are ignored."""
     slot = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :]
     return jnp.where((slot == index[:, None]) & where[:, None], jnp.broadcast_to(new, index.shape)[:, None], values)
 

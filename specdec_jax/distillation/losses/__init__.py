@@ -1,8 +1,8 @@
-"""How far a drafter is from its target, one way a file.
+"""Distillation losses, one per file.
 
-All have one signature, `loss(log_p, log_q, progress) -> [..., N]`: log-probabilities [..., N, O] float32 (nats) of
-target and drafter over the same outcomes, and how much of training is done, from 0 to 1. Gradients flow into `log_q`
-alone.
+All have the signature `loss(log_p, log_q, progress) -> [..., N]`: log-probabilities [..., N, O] float32 (nats) of
+target and drafter over the same outcomes, and the progress of training, from 0 to 1. Gradients flow into `log_q`
+only.
 """
 
 from specdec_jax.distillation.losses.coarse import coarse_distributions

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 
 from specdec_jax.types import Array
 
-LEAST = -60.0  # nats; where q is 0 and p is not, a divergence is large instead of infinite
+LEAST = -60.0  # nats; keeps divergences finite where q is 0 and p is not
 
 
 def finite(log: Array) -> Array:
-    """Log-probabilities with those below `LEAST` raised to it; their gradient is then zero."""
+    """Log-probabilities clipped at `LEAST` from below; their gradient is then zero."""
     return jnp.where(log > LEAST, log, LEAST)
 
 

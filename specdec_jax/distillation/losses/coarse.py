@@ -1,19 +1,19 @@
-"""Distributions over the labels kept and everything else."""
+"""Distributions over the stored labels and the rest."""
 
 import jax.numpy as jnp
 
 from specdec_jax.types import Array
 
-LEAST_REST = 1e-6  # of probability: what rounding may take from the mass outside the labels
+LEAST_REST = 1e-6  # minimum probability outside the labels, because of rounding
 
 
 def coarse_distributions(top_log_prob: Array, drafter_log_prob: Array) -> tuple[Array, Array]:
     """Both distributions over k labels and the rest: ([..., k], [..., k]) to ([..., k + 1], [..., k + 1]), nats.
 
-    The last outcome is all that is no label. A label of -inf is none: its probability counts with the rest on both
-    sides. Merging outcomes cannot raise a divergence (data processing), so a divergence of these is a lower bound of
-    the true one, and their acceptance an upper bound. The rest is at least 1e-6 on both sides, so that labels that hold
-    all of the mass leave a logarithm and its gradient finite; the bounds hold to about that much.
+    The last outcome is all tokens without a label. A label of -inf is missing: its probability belongs to the rest on
+    both sides. Merging outcomes cannot increase a divergence (data processing inequality), so these divergences are
+    lower bounds of the true ones, and the acceptance is an upper bound. The rest is at least 1e-6 on both sides, which
+    keeps its logarithm and gradient finite; the bounds hold up to about that value.
     """
     stored = jnp.isfinite(top_log_prob)
     return _with_rest(top_log_prob, stored), _with_rest(drafter_log_prob, stored)

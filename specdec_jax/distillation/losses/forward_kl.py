@@ -1,4 +1,4 @@
-"""KL(p || q): the drafter must cover all the target may say."""
+"""KL(p || q), mass-covering: the drafter must cover all outcomes of the target."""
 
 import jax.numpy as jnp
 from jax import lax

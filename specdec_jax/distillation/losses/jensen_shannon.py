@@ -1,4 +1,4 @@
-"""The generalised Jensen-Shannon divergence: between the two KLs, and bounded."""
+"""The generalised Jensen-Shannon divergence, a bounded interpolation of the two KL divergences."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -8,7 +8,7 @@ from specdec_jax.types import Array
 
 
 def jensen_shannon(beta: float = 0.5):
-    """A loss beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q (DistillSpec, 2310.08461, section 3).
+    """The loss beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q (DistillSpec, 2310.08461, section 3).
 
     Distributions [..., N, O] to [..., N], nats. Near beta 0 its gradient is beta times that of the forward KL, near 1
     it is 1 - beta times that of the reverse: an extreme beta is also a small learning rate. Raises ValueError unless 0

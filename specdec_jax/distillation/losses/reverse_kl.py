@@ -1,4 +1,4 @@
-"""KL(q || p): the drafter must not say what the target would not."""
+"""KL(q || p), mode-seeking: the drafter must avoid outcomes that are improbable under the target."""
 
 import jax.numpy as jnp
 from jax import lax

@@ -1,4 +1,4 @@
-"""One loss first, another later."""
+"""A transition from one loss to another during training."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ Loss = Callable[[Array, Array, Array], Array]
 
 
 def scheduled(first: Loss, then: Loss, *, start: float = 0.3, stop: float = 0.7) -> Loss:
-    """The mixture (1 - w) first + w then, w rising from 0 to 1 while `progress` goes from `start` to `stop`.
+    """The mixture (1 - w) first + w then, with w increasing from 0 to 1 while `progress` goes from `start` to `stop`.
 
-    Distributions [..., N, O] to [..., N], in the units of the two. Made for a forward KL first, whose gradient reaches
-    every outcome the drafter gives more than exp(-60), and total variation, the acceptance itself, last. Ours. Raises
+    Distributions [..., N, O] to [..., N], in the units of the two. Intended for a forward KL first, whose gradient
+    reaches all outcomes with drafter probability above exp(-60), and total variation, the rejection rate, last. Raises
     ValueError unless 0 <= start < stop <= 1.
     """
     if not 0 <= start < stop <= 1:

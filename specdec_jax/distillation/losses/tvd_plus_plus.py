@@ -1,4 +1,4 @@
-"""TVD++: total variation seen as a policy gradient, its reward normalised."""
+"""TVD++: total variation as a policy gradient with normalised reward."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -6,20 +6,20 @@ from jax import lax
 from specdec_jax.distillation.losses._safe import finite, weighted
 from specdec_jax.types import Array
 
-LEAST_SPREAD = 1e-4  # of the reward; below it there is nothing to learn from
+LEAST_SPREAD = 1e-4  # minimum standard deviation of the reward
 
 
 def tvd_plus_plus(log_p: Array, log_q: Array, progress: Array) -> Array:
-    """A surrogate of [..., N] whose gradient is that of TVD++ (Goel et al., 2403.00858, section 3).
+    """A surrogate [..., N] whose gradient is that of TVD++ (Goel et al., 2403.00858, section 3).
 
     The gradient of total variation is -E[r grad log q] over q with the reward r = 1{p > q}; TVD++ takes the advantage
-    (r - mu) / sigma instead. The estimator is not published, so this is our choice: the expectation over q is exact
-    (every outcome, not samples), mu and sigma are the reward's mean and spread under q over all positions of a call.
-    Then mu changes nothing (the expectation of grad log q is zero at every position) and sigma rescales: the direction
-    is total variation's, its length grows as rewards become rare. The value itself means nothing.
+    (r - mu) / sigma instead. The estimator is not published; here the expectation over q is exact (all outcomes, not
+    samples), and mu and sigma are the mean and standard deviation of the reward under q over all positions of a call.
+    Then mu has no effect (the expectation of grad log q is zero at every position) and sigma rescales: the direction
+    is that of total variation, and the length grows as rewards become rare. The value itself is meaningless.
 
-    A caller that cuts a batch into chunks, as `distillation.head` does, has one mu and one sigma per chunk, padding
-    included: then each chunk's part of the gradient has its own scale, and only within a chunk is the direction kept.
+    A caller that splits a batch into chunks, such as `distillation.head`, has one mu and one sigma per chunk, including
+    padding: then each chunk's part of the gradient has its own scale, and the direction is kept only within a chunk.
     """
     del progress
     log_p, fixed = lax.stop_gradient(log_p), lax.stop_gradient(log_q)
