@@ -67,7 +67,7 @@ class Accelerators:
     slots: int = 512
     """Cache slots a row."""
     max_draft_length: int = 7
-    """Most drafts a round."""
+    """Maximum draft length."""
     mesh: str = "data=1,model=1"
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
     int8: bool = False
@@ -91,7 +91,7 @@ class Accelerators:
 
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles and reports; 1 where a budget is exceeded, 2 on bad input."""
+    """Compiles and reports; 1 where a budget is exceeded, 2 on invalid input."""
     config = parsed(Accelerators, __doc__, arguments)
     return study(config, terminal())
 
@@ -104,7 +104,7 @@ def study(config: Accelerators, console: Console) -> int:
     folder = RunFolder.create("accelerators", config, config.out)
     each = itertools.product(chosen["chips"], chosen["pairs"], config.batches, chosen["programs"])
     wanted = [(chip, pair, program, batch) for chip, pair, batch, program in each]
-    pythons: dict[str, Path | None] = {}  # of every environment that is needed
+    pythons: dict[str, Path | None] = {}  # interpreter of every required environment
     for requirements in sorted({CHIPS[key[0]].packages for key in folder.missing(KEYS, wanted)}):
         try:
             with console.status(f"Making the environment of {requirements}"):
@@ -178,7 +178,7 @@ def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel 
 
 
 def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
-    """What compiles, memory and host round trips; then operations and estimates by part of a round."""
+    """Compilation, memory and host round trips; then operations and estimates by part of a round."""
     parts = ["# Compiled without a device", MEMORY_NOTE, _programs(rows)]
     runs = [row for row in rows if row["program"] == "run" and not row["error"]]
     names = list(dict.fromkeys(part for row in runs for part in sorted(row["parts"])))
@@ -270,7 +270,7 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
-    """What a program has more of than its budget allows, a line each."""
+    """One line per quantity of a program that exceeds its budget."""
     if row["error"]:
         return [f"{row['chip']} does not compile: {row['error']}"]
     values = measures(row)
@@ -283,7 +283,7 @@ def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
 
 
 def measures(row: Mapping[str, Any]) -> dict[str, int]:
-    """What budgets bound."""
+    """The quantities limited by budgets."""
     thunks = row.get("thunks", {})
     return {
         "operations of a sampled drafter step": row["parts"]["draft step"]["sampled"]["ops"],

@@ -60,7 +60,7 @@ class Published(NamedTuple):
     rates: tuple[tuple[float, float, float], ...]
 
     def ratio(self, length: int, method: str) -> float:
-        """Over plain decoding."""
+        """Speed-up over plain decoding."""
         return self.rates[LENGTHS.index(length)][METHODS.index(method)] / self.plain
 
     def best(self, method: str) -> float:
@@ -92,13 +92,13 @@ class Tables(TraceOptions):
     """Lambdas to start from; the paper's are 0.3 and more."""
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         super().check()
         if self.max_draft_length < max(LENGTHS):
             raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
         if not self.starts:
             raise ValueError("--starts needs one lambda or more")
-        rule("adaedl").policy.init(len(self.starts), threshold=np.array(self.starts))  # refuses what is out of range
+        rule("adaedl").policy.init(len(self.starts), threshold=np.array(self.starts))  # raises for values out of range
 
 
 def paper_tables(options: Tables, console: Console) -> None:
@@ -208,7 +208,7 @@ class Factor(TraceOptions):
 def factor(options: Factor, console: Console) -> None:
     """Factors at the published lambda and at the lambda chosen for each, and the factor that is fitted online."""
     factors = sorted({*options.factors, float(PAPER)})
-    rule("adaedl").policy.init(len(factors), entropy_factor=np.array(factors))  # refuses what is out of range
+    rule("adaedl").policy.init(len(factors), entropy_factor=np.array(factors))  # raises for values out of range
     rules = {f"{value:g}": (rule("adaedl"), {"entropy_factor": value}) for value in factors}
     rules[FITTED] = rule("adaptive-gamma"), {}
     two = {f"{n}, made up": {1.0: made_up_trace(1.0, boost=boost)} for n, boost in (("worse", 0.0), ("better", 0.7))}
@@ -316,7 +316,7 @@ class Long(TraceFiles):
         return self.max_draft_length
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         super().check()
         if self.tokens < 1 or len(self.starts) < 2 or not all(0 <= start <= 0.99 for start in self.starts):
             raise ValueError(f"tokens must be positive and two or more starts lie in [0, 0.99], got {self.starts}")

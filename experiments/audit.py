@@ -42,7 +42,7 @@ from specdec_jax.lossless.sampled import chi_square
 
 SIDE = Path(__file__).parent / "lib" / "peer_sides" / "audit_side.py"
 CONTROL = "biased on purpose"
-LEVEL = 1e-4  # of a test; a run has about ten
+LEVEL = 1e-4  # significance level of one test; a run has about ten
 NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # a gap of logits that rounding may turn over
 
 
@@ -113,7 +113,7 @@ def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
     if "error" in entry:
         return {"method": entry["method"], "biased": entry["method"] == CONTROL, "error": entry["error"]}
     counts, gaps = np.array(entry["counts"], float), entry["gaps"]
-    tests = []  # of the first token, the first two, ...: a bias shows best where it is
+    tests = []  # for prefixes of length 1, 2, ...: a bias is clearest where it occurs
     for length in range(1, entry["length"] + 1):
         prefixes = [each.reshape(entry["vocab"] ** length, -1).sum(axis=1) for each in (counts, law)]
         statistic, degrees, p_value = chi_square(prefixes[0], prefixes[1] / prefixes[1].sum() * prefixes[0].sum())
@@ -143,7 +143,7 @@ def smallest_seen(degrees: int, level: float) -> float:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a way of decoding."""
+    """One row per decoding method."""
     cells = []
     for row in rows:
         if "error" in row:

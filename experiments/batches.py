@@ -82,7 +82,7 @@ class Batches(Output, Models):
 
 
 def batches(config: Batches, console: Console) -> None:
-    """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     check_least(config, 1, "max_new_tokens", "repeats", "batches")
     check_sampling(config)
     unknown = set(config.only) - set(METHODS)
@@ -165,7 +165,7 @@ def _table(config: Batches, rates: Rates, methods: list[str]) -> str:
         lines = []
         for batch in config.batches:
             of = {m: np.array([rates[batch, temperature, m, r] for r in range(config.repeats)]) for m in methods}
-            ratios = [of[method] / of[PLAIN] for method in methods[1:]]  # of the same repeat
+            ratios = [of[method] / of[PLAIN] for method in methods[1:]]  # ratios within the same repeat
             cells = [interval((np.median(each), each.min(), each.max())) for each in ratios]
             lines.append([str(batch), f"{np.median(of[PLAIN]):.0f}", *cells])
         heads = ["batch", "plain, tokens/s", *methods[1:]]

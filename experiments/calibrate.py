@@ -66,7 +66,7 @@ class Calibrate(Output, Served):
     max_new_tokens: int = 128
     """Most tokens of an answer."""
     max_draft_length: int = 7
-    """Most drafts a round in replays."""
+    """Maximum draft length in replays."""
     max_deviation: float = 0.02
     """Bounds lenience: mean total variation a token between what it emits and the target's distribution."""
     costs: str | None = None
@@ -150,7 +150,7 @@ def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str,
 
 
 def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:
-    """Mean total variation a token by lenience, and the least lenience that keeps it under the bound asked for."""
+    """Mean total variation per token by lenience, and the least lenience that keeps it below the given bound."""
     pair = build_pair(*models, costs=ESTIMATED)
     prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
     temperature = float(trace.temperature[0])

@@ -68,7 +68,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     """Measures everything the config asks for, or what is still missing of it, and writes the run folder.
 
     Raises:
-        ValueError, FileNotFoundError: bad input, before anything is written or compiled.
+        ValueError, FileNotFoundError for invalid input, before anything is written or compiled.
     """
     prompts = load_prompts(config.prompts, config.limit, config.split)
     cache = enable()
@@ -265,7 +265,7 @@ def _report(
     equality, dtype = equality_summary(rows), read_manifest(folder.path)["about_dtype"]
     path = folder.path / "costs.json"
     began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
-    clauses = [costs.get("doubts", ()) for costs in began]  # of the costs that the run began with, and went on with
+    clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
     clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
     doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)

@@ -48,7 +48,7 @@ STAGES: dict[str, Callable[..., None]] = {
 
 @exit_codes(FloatingPointError, interrupted="interrupted; the same command goes on")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the config given first on the command line; 2 on bad input."""
+    """Runs the config given first on the command line; 2 on invalid input."""
     words = config_words("distill", __doc__, arguments)
     if words:
         stages, rest = _stages(words[1:])
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def distill(config: DistillConfig, stages: Sequence[str], console: Console, share: Share | None = None) -> Path:
     """Runs the stages in the config's run folder; `share`: with the other processes of a launch.
 
-    Raises ValueError, OSError: bad input, a full disk, a folder in use.
+    Raises ValueError, OSError for invalid input, a full disk or a folder in use.
     """
     folder = Path(config.out or f"runs/{config.name}")
     use_mesh(config.mesh)
@@ -103,7 +103,7 @@ def _config(path: str, arguments: list[str]) -> DistillConfig:
 
 
 def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The stages asked for (all, without --stage), and the other arguments."""
+    """The selected stages (all without --stage), and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stage", action="append", nargs="?", const="", default=[])
     options, rest = parser.parse_known_args(arguments)

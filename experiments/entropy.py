@@ -54,7 +54,7 @@ GAINS = ((FITTED, PUBLISHED), ("survival", FITTED), ("survival", CHOSEN))
 EDGES = (0.0, 0.05, 0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))  # nats
 LEAST = 0.01  # nats; a ratio to less entropy says nothing
 COVERED = 0.9
-PANELS, POINTS = 4, 60  # of the picture: panels side by side, points of a curve
+PANELS, POINTS = 4, 60  # in the figure: panels side by side, points of a curve
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Entropy(TraceOptions):
     """Bins of entropy, with equally many tokens each."""
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         super().check()
         check_least(self, 2, "bins")
         if not 0 < self.entropy_factor < float("inf"):
@@ -85,7 +85,7 @@ class Positions(NamedTuple):
 
 
 def study(options: Entropy, console: Console) -> None:
-    """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     made_up = {"one pair": {1.0: made_up_trace(1.0)}, "another": {1.0: made_up_trace(1.0, boost=0.7)}}
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
@@ -176,7 +176,7 @@ def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
 
 
 def described(seen: Positions, of: int, factor: float, known_cross: bool) -> dict[str, Any]:
-    """What a bin holds: its share, the bound, the acceptance and how often and how far that is below it."""
+    """Statistics of a bin: share, bound, acceptance, and how often and how far acceptance is below the bound."""
     if not len(seen.text):
         return {"share": 0.0}
     bound = np.maximum(1.0 - np.sqrt(factor * seen.entropy), 0.0)

@@ -107,7 +107,7 @@ def suite(config: Suite, console: Console) -> None:
 
 
 def bandwidth(config: Suite) -> Iterator[Measurement]:
-    """What a copy reaches: bytes read and written over its time."""
+    """Bandwidth of a copy: bytes read and written over its time."""
     size = (2**20 if config.smoke else COPIED) // 4
     array = jnp.arange(size, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)

@@ -37,7 +37,7 @@ from experiments.lib.terminal import Whole, publish
 from specdec_jax.loading import load_model
 
 SIDE = Path(__file__).parent / "lib" / "parity_side" / "logits.py"
-NEAR = 1e-4  # of the largest logit; of statistics in nats and probabilities too
+NEAR = 1e-4  # tolerance relative to the largest logit; also for statistics in nats and probabilities
 RECORDED = "llama float32"  # the small model that is traced, with its own weights and noise as the drafter
 LIKELY = 4  # standard deviations
 SLOTS = 32
@@ -45,7 +45,7 @@ SLOTS = 32
 
 @dataclass(frozen=True)
 class Parity(Output):
-    """Logits beside transformers'."""
+    """Compare logits with those of transformers."""
 
     models: tuple[str, ...] = ()
     """Hub ids or folders; none: small random models of every family."""
@@ -56,7 +56,7 @@ class Parity(Output):
     install_seconds: float = 3600.0
     """Most time for making it; without one there is nothing to compare, and that is all that is said."""
     recorder: bool = False
-    """Of --models TARGET DRAFTER, compare traces instead of logits."""
+    """Compare traces of --models TARGET DRAFTER instead of logits."""
 
     def __post_init__(self) -> None:
         if self.recorder and len(self.models) != 2:
@@ -67,7 +67,7 @@ class Parity(Output):
 
 @exit_codes()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compares and reports; 1 where logits differ, 2 on bad input."""
+    """Compares and reports; 1 where logits differ, 2 on invalid input."""
     return parity(parsed(Parity, __doc__, arguments), terminal())
 
 

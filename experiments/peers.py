@@ -256,7 +256,7 @@ def measure(
 
 
 def _plain(answer: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[str, Any]:
-    """What a row keeps of an answer: its text up to an end of sequence, counts and times."""
+    """Fields of an answer that a row keeps: text up to an end of sequence, counts and times."""
     if "tokens" in answer:
         ends = {*target.model.spec.eos_ids, *target.tokenizer.eos_ids}
         tokens = answer["tokens"]

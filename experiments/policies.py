@@ -93,7 +93,7 @@ class Policies(TraceOptions):
     """NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c."""
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         if not self.groups:
             super().check()
         self.check_numbers()
@@ -153,7 +153,7 @@ def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Vari
         grid = {key: values for key, values in parsed.items() if key in entry.policy.hyperparameters}
         taken |= grid.keys()
         for key, values in grid.items():
-            entry.policy.init(len(values), **{key: np.array(values)})  # refuses what is out of range
+            entry.policy.init(len(values), **{key: np.array(values)})  # raises for values out of range
         for values in itertools.product(*grid.values()) if grid else ():
             chosen = dict(zip(grid, values, strict=True))
             label = " ".join([entry.name, *(f"{key}={number(value)}" for key, value in chosen.items())])
@@ -289,7 +289,7 @@ NOTES = (
 
 
 def rules_table(shown: Shown, over: Sequence[str]) -> str:
-    """A line a rule."""
+    """One row per rule."""
     rows, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
     fast = {name: runs.speedup(row).estimate for name, row in rows.items()}
     least, limit = fast[STATIC], fast.get(FORESIGHT, fast[ORACLE])

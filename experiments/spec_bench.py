@@ -41,7 +41,7 @@ OVERALL = "overall"
 
 
 class Choice(NamedTuple):
-    """One answer to all turns of a question. The lists have an entry a turn; accept_lengths has one a round of any."""
+    """One answer to all turns of a question. Lists have one entry per turn; accept_lengths has one per round."""
 
     index: int
     turns: list[str]
@@ -66,7 +66,7 @@ class TaskSpeed(NamedTuple):
 
     task: str
     questions: int
-    mean_accepted_tokens: float | None  # of the rounds; None without any
+    mean_accepted_tokens: float | None  # per round; None without rounds
     baseline_tokens_per_second: float  # mean of the questions' tokens/s
     tokens_per_second: float  # the same of the method
     speedup_ratio_of_means: float  # Spec-Bench's speed-up: the two above divided
@@ -87,7 +87,7 @@ class SpecBench:
 
 
 def spec_bench(config: SpecBench, console: Console) -> None:
-    """Prints the tables or writes the files. Raises ValueError, FileNotFoundError: bad input."""
+    """Prints the tables or writes the files. Raises ValueError, FileNotFoundError for invalid input."""
     if len(config.paths) == 1 and config.paths[0].is_dir():
         for path in export(config.paths[0], config.out):
             console.print(str(path), soft_wrap=True)
@@ -169,7 +169,7 @@ def table(rows: Iterable[TaskSpeed]) -> str:
 
 
 def write_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """An answer file, complete or not at all."""
+    """Writes an answer file atomically."""
     entries = [answer._asdict() | {"choices": [choice._asdict() for choice in answer.choices]} for answer in answers]
     write_text(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
 

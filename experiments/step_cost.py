@@ -87,7 +87,7 @@ class StepCost(Output, Smoke, Models):
     slots: int = 512
     """Cache slots, half of them full."""
     draft_length: int = 7
-    """Drafter steps of a round."""
+    """Number of drafter steps per round."""
     prompt: int = 1024
     """Tokens of a prompt whose processing is compared with a large product of the first dtype; 0: none."""
     max_new_tokens: int = 64

@@ -17,7 +17,7 @@ from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, select
 from specdec_jax.text.strategies import build
 
-HYSTERESIS = 0.25  # of the running entropy's standard deviation, to either side of the threshold
+HYSTERESIS = 0.25  # in standard deviations of the running entropy, on either side of the threshold
 UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
 PHASE = {"minimum_length": 8, "decay": 0.9}
 CARRIED = ("static", "adaedl", "max-confidence", "cumulative-confidence")  # rules whose settings are carried over
@@ -37,7 +37,7 @@ def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np
 
 
 def figures_of(trace: Trace) -> dict[str, Any]:
-    """What is only looked at: percentiles, separation, the map from entropy to acceptance."""
+    """Diagnostics: percentiles, separation, the map from entropy to acceptance."""
     drafter, target, accepted, running = positions_of(trace)
     return {
         "acceptance": float(accepted.mean()),

@@ -63,7 +63,7 @@ def _sentences(figures: Mapping[str, Any]) -> str:
 
 
 def _carried(rows: list[dict[str, Any]]) -> list[str]:
-    """What was learnt on one task and judged on the others: both thresholds, and the settings of rules."""
+    """Thresholds and rule settings chosen on one task and evaluated on the others."""
     thresholds = [
         markdown(
             ["learnt on", "threshold", "J there", "J elsewhere", "best J elsewhere"],

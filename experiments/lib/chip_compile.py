@@ -45,7 +45,7 @@ class Job:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """What the process needs before jax starts."""
+    """Environment variables that the process needs before jax starts."""
     # The lock is for programs that run on a TPU; the one of a killed process would stop every compilation after it.
     variables = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     if CHIPS[job.chip].platform == "cuda":

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
     target: llama.LlamaConfig
     drafter: llama.LlamaConfig
     draft_vocabulary: int | None = None
-    int8: bool = False  # of both, matrices are (models/int8.py)
+    int8: bool = False  # whether both models' matrices are int8 (models/int8.py)
     siblings: int = 0  # most that `survival` verifies beside a draft
     expanded: int = 0  # siblings that a drafter pass reads besides
 
@@ -61,10 +61,10 @@ SCORED = 97  # tokens of a text that is scored
 
 
 class Shapes(NamedTuple):
-    """What programs of a pair are compiled with."""
+    """Arguments with which the programs of a pair are compiled."""
 
     decoder: Decoder
-    params: ModelParams  # of jax.ShapeDtypeStruct, as all below
+    params: ModelParams  # leaves are jax.ShapeDtypeStruct, as in all fields below
     request: Any
     state: Any
 
@@ -88,7 +88,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shap
 
 
 def _reader(decoder: Decoder, params: ModelParams) -> Any:
-    """What the target's prefill is given of a drafter that reads its hidden states."""
+    """The drafter parameters passed to the target's prefill, for a drafter that reads its hidden states."""
     return None if not decoder.parts.drafter.layers else params.drafter
 
 

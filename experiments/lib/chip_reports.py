@@ -92,7 +92,7 @@ def hlo_operations(text: str) -> list[Operation]:
 
 
 class Thunks(NamedTuple):
-    """What a GPU's program launches."""
+    """Kernels and other operations launched by a GPU program."""
 
     kernels: list[Operation]
     counts: dict[str, int]  # kernels, copies, command_buffers, and on the host whiles and conditionals

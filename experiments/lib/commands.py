@@ -1,4 +1,4 @@
-"""An experiment's command line: its help, and how it ends: one line on bad input, and an exit code."""
+"""An experiment's command line: its help, and how it ends: one line on invalid input, and an exit code."""
 
 import functools
 import re
@@ -62,7 +62,7 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
 def command(
     kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None
 ) -> Callable[..., int]:
-    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`; 0, or 2 on bad input."""
+    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`; 0, or 2 on invalid input."""
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ class HubDataset(NamedTuple):
     hub_id: str
     config: str | None
     split: str
-    category: str  # of its prompts: the task, as Spec-Bench names it where it has one
+    category: str  # task of its prompts, by Spec-Bench's name if it has one
     ask: Callable[[Row], str]  # the text of the user's turn, "" for nothing; KeyError for a missing column
     id_key: str | None = None  # the column that names a row; None: its number in the split
     keep: Callable[[Row], bool] = lambda row: True

@@ -90,7 +90,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
 
 def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[Corpus, Corpus | None]:
-    """What is trained on, and what is held out for validation, None for nothing.
+    """The training corpus and the validation corpus (None if nothing is held out).
 
     Raises ValueError for no shards, or ones without the hidden states that the drafter reads.
     """
@@ -113,7 +113,7 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
 
 
 def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus, label: Any = None) -> Begun:
-    """What the config trains, ready for the first step; `label` computes labels that the corpus does not hold."""
+    """The training run of a config before its first step; `label` computes labels that the corpus does not hold."""
     state, drafter = initial_state(config, target, corpus.counts)
     step = build_step(
         drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll

@@ -146,7 +146,7 @@ def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A line a variant."""
+    """One row per variant."""
     cells = []
     for row in rows:
         shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]

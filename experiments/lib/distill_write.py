@@ -23,7 +23,7 @@ from specdec_jax.locks import claimed
 DOCUMENTS = "documents"
 # What the manifest says by itself:
 OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")
-LEAST_WORDS = 40  # of a paragraph of a package's description
+LEAST_WORDS = 40  # minimum length of a paragraph of a package's description
 
 
 def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -110,7 +110,7 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
 
 def _labels_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
-    """Shards whose labels are not as many as asked for, or that lack hidden states."""
+    """Shards with another number of labels than configured, or without hidden states."""
     data.refresh()
     layers = list(config.hidden_layers)
     return [

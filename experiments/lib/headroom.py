@@ -53,7 +53,7 @@ class Headroom(TraceFiles):
     ratios: tuple[float, ...] = (0.05, 0.1, 0.2)
     """c of model drafters, on a flat machine."""
     slopes: tuple[float, ...] = (0.02, 0.05)
-    """Of lookup drafters: what a verified token costs, in passes."""
+    """Cost of a verified token in passes, for lookup drafters."""
     max_draft_length: int = 15
     """Longest draft."""
     sweep: Path | None = None
@@ -85,7 +85,7 @@ def headroom(options: Headroom, console: Console) -> None:
 
 
 def sources_of(options: Headroom) -> list[Source]:
-    """Every log on every machine; SpecDecode-Bench's once a drafter."""
+    """Every log on every machine; SpecDecode-Bench's once per drafter."""
     options.check()
     sources = []
     for path in map(Path, options.traces):
@@ -122,7 +122,7 @@ class Line(NamedTuple):
 
 
 def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
-    """A line a data set of a public log, and a line a trace of ours."""
+    """One row per data set of a public log, and one per own trace."""
     lines, several = [], len(source.tasks) > 1 and source.trace.lengths_only
     for task, texts in source.tasks.items():
         if (task == ALL) == several:
@@ -138,7 +138,7 @@ def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """A line a data set and machine: the best rule is the fastest one, whichever that is."""
+    """One row per data set and machine: the best rule is the fastest one."""
     cells = []
     for line in lines:
         best = max((name for name in line.over if name != ORACLE), key=lambda name: line.over[name].estimate)
@@ -245,7 +245,7 @@ def sweep_table(measured: Sequence[Measured]) -> str:
 
 
 def predictions(here: Mapping[int, Measured], others: Sequence[Measured]) -> dict[str, dict[int, float]]:
-    """Speed-ups by draft length, each way: costs from the other data sets always, tokens a round as said."""
+    """Speed-ups by draft length, each way: costs always from the other data sets, tokens per round as stated."""
     drafts = np.array([entry.drafts for entry in others])
     times = np.array([entry.tokens / entry.speedup for entry in others])
     design = np.stack([np.ones(len(drafts)), drafts], axis=1) / times[:, None]  # relative errors

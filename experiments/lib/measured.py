@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
     method: str
     temperature: float
-    trace_temperature: float  # of the trace that was replayed
+    trace_temperature: float  # temperature of the replayed trace
     same_prompts: bool  # whether its texts answer the run's prompts
     speedup: Interval  # measured, total over total
     acceptance: float | None

@@ -70,7 +70,7 @@ def elsewhere(cells: Cells, source: Source, name: str) -> float | None:
 
 
 def pairs_table(cells: Cells, names: Sequence[str]) -> str:
-    """A line a rule; a rule that some trace cannot replay has none."""
+    """One row per rule; rules that some trace cannot replay are left out."""
     names = [name for name in names if all(name in rows for _, rows in cells)]
     here = {name: [runs.speedup(rows[name]).estimate for _, rows in cells] for name in names}
     there = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}

@@ -37,7 +37,7 @@ from specdec_jax.metrics.judging import answers
 from specdec_jax.sharding import bytes_here
 from specdec_jax.text.generation import encode
 
-PASSES = 4  # of a timed run
+PASSES = 4  # passes per timed run
 TINY: dict[str, Any] = {"target": "tiny", "widths": (1, 2), "max_new_tokens": 8, "limit": 2, "repeats": 3}
 
 

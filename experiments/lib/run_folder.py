@@ -100,7 +100,7 @@ class RunFolder:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file, complete or not at all."""
+    """Replaces a file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

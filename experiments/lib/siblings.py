@@ -44,7 +44,7 @@ class Siblings(TraceOptions):
 
 
 def study(options: Siblings, console: Console) -> None:
-    """Counts, replays and writes the run folder. Raises ValueError, FileNotFoundError: bad input."""
+    """Counts, replays and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     run = runs.open_traces("siblings", options, console)
     blocks = [tables.about(run)]
     for source, title in tables.sections(run):

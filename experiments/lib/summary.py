@@ -33,10 +33,10 @@ class MethodSummary(NamedTuple):
     tokens_per_second_mean: float  # mean of the prompts' tokens/s, as Spec-Bench has it
     tokens_per_second_total: float  # all tokens over all seconds
     speedups: list[float]  # ratios to the baseline, in the prompts' order
-    speedup: Spread  # of these
+    speedup: Spread  # of `speedups`
     speedup_total: Interval  # total tokens/s over the baseline's
     speedup_clean: Spread | None  # `speedup` over prompts free of repeated text; None if there are none
-    repeated_share: float  # of all tokens
+    repeated_share: float  # fraction of all tokens
     draft_acceptance_rate: float | None  # accepted / drafted tokens
     mean_draft_length: float | None  # drafted tokens / drafts
     mean_acceptance_length: float | None  # 1 + accepted / drafts
@@ -181,7 +181,7 @@ def against_table(summaries: Sequence[MethodSummary], rival: str) -> str:
 
 
 def notes(summaries: Sequence[MethodSummary]) -> str:
-    """What the columns mean, in a few sentences."""
+    """Explains the columns in a few sentences."""
     count = max((summary.prompts for summary in summaries), default=0)
     return (
         f"{count} prompt{'s' * (count != 1)}. Speed-up is against plain decoding of the same target in the same "

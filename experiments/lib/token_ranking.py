@@ -45,7 +45,7 @@ class RankTokens:
 
 
 def rank_tokens(config: RankTokens, console: Console) -> None:
-    """Counts and writes. Raises ValueError, FileNotFoundError: bad input."""
+    """Counts and writes. Raises ValueError, FileNotFoundError for invalid input."""
     counts = count(config)
     ranked = rank(counts)[: config.most]
     config.out.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def count(config: RankTokens) -> np.ndarray:
     """[V, 2]: how often each token stands in answers, and anywhere; of --texts both are the same.
 
     Raises:
-        ValueError, FileNotFoundError: bad input.
+        ValueError, FileNotFoundError for invalid input.
     """
     check_least(config, 1, "most")
     if (config.data is None) == (config.texts is None):

@@ -61,7 +61,7 @@ class TraceFiles(Output, Smoke):
         return 1
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         if not (self.traces or self.smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
         self.check_tokens()
@@ -95,7 +95,7 @@ class TraceOptions(TraceFiles):
         return self.max_draft_length
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         super().check()
         self.check_numbers()
 
@@ -154,9 +154,9 @@ class Run(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """What is compared. Of several settings the one is judged that is fastest on the other half of the prompts."""
+    """A compared policy. Of several settings, each half of the prompts uses the one fastest on the other half."""
 
-    replay: Callable[[Source, int], Replay]  # of a source and the longest draft: a setting a row, over all texts
+    replay: Callable[[Source, int], Replay]  # (source, longest draft) -> one row per setting, all texts
     settings: Sequence[Mapping[str, Any]] = ({},)
 
 
@@ -216,7 +216,7 @@ def open_traces(
         sources: instead of the traces of the options.
 
     Raises:
-        FileNotFoundError, ValueError: bad input, before anything is written.
+        FileNotFoundError, ValueError for invalid input, before anything is written.
     """
     sources = list(read_sources(options, made_up) if sources is None else sources)
     config = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
@@ -338,7 +338,7 @@ def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mappin
 def row_of(
     source: Source, texts: np.ndarray, result: Replay, settings: Sequence[Mapping[str, Any]], seed: int
 ) -> dict[str, Any]:
-    """A row of some texts: each at the setting that was fastest, total over total, on the half of them without it."""
+    """A row of some texts: each half uses the setting with the least total time on the other half."""
     counts = {name: getattr(result, name)[:, texts] for name in COUNTS}
     columns: dict[str, np.ndarray] = {"seconds": result.seconds(source.costs)[:, texts], **counts}
     first = half_of(len(texts), seed)
@@ -379,12 +379,12 @@ def find(rows: Iterable[Row], **wanted: Any) -> Row:
 
 
 def faster(seconds: np.ndarray, than: np.ndarray) -> Interval:
-    """How many times faster, total over total, with a paired bootstrap interval over the texts."""
+    """Ratio of total times, with a paired bootstrap interval over the texts."""
     return ratio_of_totals(than, seconds)
 
 
 def speedup(row: Row) -> Interval:
-    """Over plain decoding, total over total."""
+    """Speed-up over plain decoding, as a ratio of total times."""
     return faster(np.array(row["seconds"]), np.array(row["plain_seconds"]))
 
 

@@ -56,7 +56,7 @@ class Waiting(TraceFiles):
     """Play the rows of traces as batches."""
 
     factors: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0)
-    """What drafting costs is multiplied by these for survival and goodput."""
+    """Factors on the drafting cost for survival and goodput."""
     lengths: tuple[int, ...] = (1, 2, 3, 5)
     """Fixed draft lengths."""
 
@@ -66,7 +66,7 @@ class Waiting(TraceFiles):
         return LONGEST
 
     def check(self) -> None:
-        """Raises ValueError where options make no sense."""
+        """Raises ValueError where options are invalid."""
         super().check()
         if not self.factors or min(self.factors) <= 0 or min(self.lengths, default=1) < 0:
             raise ValueError(f"factors must be above 0 and lengths 0 or more, got {self.factors}, {self.lengths}")

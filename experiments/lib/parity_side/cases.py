@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 
 TOKENS = np.random.default_rng(3).integers(0, 61, (2, 20)).tolist()
-SOURCES = [np.random.default_rng(4).integers(3, 61, size).tolist() for size in (23, 11)]  # of models with an encoder
+SOURCES = [np.random.default_rng(4).integers(3, 61, size).tolist() for size in (23, 11)]  # for encoder models
 POSITIONS = (0, 1, 6, 13, 19)
 SMALL = {
     "vocab_size": 61,

@@ -21,7 +21,7 @@ from transformers.generation import utils
 VOCAB, LENGTH, PROMPT = 4, 4, (1, 2, 1, 3, 1, 2)  # lookup finds (1, 2) in the prompt
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 GREEDY_LENGTH = 32
-NOISE = 0.25  # of the drafter: about half of its drafts are rejected
+NOISE = 0.25  # scale of the drafter's noise: about half of its drafts are rejected
 PLAIN, HEURISTIC = "plain", "heuristic"
 CONSTANT = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
 METHODS = {  # options of `generate` and of the drafter's generation config; the most telling first
@@ -98,7 +98,7 @@ def sampled_counts(models, method, samples):
 
 
 def greedy_gaps(models, method, prompts):
-    """Of each prompt whose greedy text differs from plain decoding's: the gap of the two largest logits there."""
+    """Gap of the two largest logits at the first difference, per prompt whose greedy text differs from plain."""
     gaps = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
