@@ -65,7 +65,7 @@ class Accelerators:
     batches: tuple[int, ...] = (1,)
     """Rows."""
     slots: int = 512
-    """Cache slots a row."""
+    """Cache slots per row."""
     max_draft_length: int = 7
     """Maximum draft length."""
     mesh: str = "data=1,model=1"

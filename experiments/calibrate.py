@@ -68,7 +68,7 @@ class Calibrate(Output, Served):
     max_draft_length: int = 7
     """Maximum draft length in replays."""
     max_deviation: float = 0.02
-    """Bounds lenience: mean total variation a token between what it emits and the target's distribution."""
+    """Bounds lenience: mean total variation per token between what it emits and the target's distribution."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
     seed: int = 0

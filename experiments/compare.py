@@ -65,7 +65,7 @@ class Job(NamedTuple):
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
-    """Measures everything the config asks for, or what is still missing of it, and writes the run folder.
+    """Measures all results of the config that are still missing, and writes the run folder.
 
     Raises:
         ValueError, FileNotFoundError for invalid input, before anything is written or compiled.

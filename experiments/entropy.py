@@ -220,7 +220,7 @@ def ratios(seen: Positions) -> dict[str, Any]:
 
 
 def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> list[str]:
-    """A line a pair and temperature: what fits and what it is worth; and the share accepted in equally large bins."""
+    """One row per pair and temperature: the fits and their worth; and the share accepted in equally large bins."""
     words = (f"{first} over {other}".replace("adaedl, ", "") for first, other in GAINS)
     lines, bins = [], []
     for source, title in titled(run):

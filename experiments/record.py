@@ -64,11 +64,11 @@ class Record(Output, Served):
     system: str | None = None
     """System prompt."""
     batch: int = 16
-    """Texts that share a pass."""
+    """Number of texts per batch."""
     seed: int = 0
     """Prompt i of P is sampled, accepted and continued with seed + i, its k-th further answer with seed + i + k P."""
     seeds: int = 1
-    """Answers to every sampled prompt. Experiments on the trace take each for a text of its own: their intervals are
+    """Answers to every sampled prompt. Experiments on the trace treat each as an independent text: their intervals are
     over answers, and the halves of a choice share prompts."""
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ def record(config: Record, console: Console) -> list[Path]:
 def _record_one(
     config: Record, pair: LoadedPair, encoded: Sequence[Asked], temperature: float, path: Path, console: Console
 ) -> None:
-    """Writes the trace of one temperature, in the prompts' order, seed by seed; similar lengths share a pass."""
+    """Writes the trace of one temperature, in the prompts' order, seed by seed; similar lengths form a batch."""
     count, where = len(encoded) * (config.seeds if temperature > 0 else 1), path.parent / PARTS
     order = sorted(range(count), key=lambda index: len(encoded[index % len(encoded)].tokens))
     groups = [order[first : first + config.batch] for first in range(0, count, config.batch)]

@@ -164,7 +164,7 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
 
 
 def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, dict[str, Any]]:
-    """What a rule's work, or watching phases, adds to whole generations that draft the same tokens without it.
+    """Time that a rule, or watching phases, adds to whole generations that draft the same tokens without it.
 
     By "rule, temperature": seconds `without` it, the share `added`, run by run, and drafter `passes` of a generation.
     """

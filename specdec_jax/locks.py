@@ -51,8 +51,7 @@ def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: floa
     After an error the piece is released when the iterator is closed: keep no other reference to the iterator.
 
     Args:
-        missing: () -> names of unfinished pieces, according to the files; a yielded piece must be finished before the
-            next.
+        missing: () -> names of unfinished pieces, from the files; a yielded piece must be done before the next.
         look: seconds between checks of pieces that others hold.
     """
     folder = Path(folder)

@@ -38,8 +38,8 @@ class Pair(NamedTuple):
     drafter: llama.LlamaConfig
     draft_vocabulary: int | None = None
     int8: bool = False  # whether both models' matrices are int8 (models/int8.py)
-    siblings: int = 0  # most that `survival` verifies beside a draft
-    expanded: int = 0  # siblings that a drafter pass reads besides
+    siblings: int = 0  # maximum number that `survival` verifies per draft
+    expanded: int = 0  # siblings that a drafter pass also reads
 
 
 PAIRS = {
@@ -135,7 +135,7 @@ def _weights(config: llama.LlamaConfig, int8: bool) -> Any:
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
-    """Bytes of weights that a pass of either model reads: of a table that only embeds, single rows.
+    """Bytes of weights that a pass of either model reads: of an embedding-only table, single rows.
 
     `shares`: chips that share the target's, and a large drafter's.
     """

@@ -40,7 +40,7 @@ from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
 
 VALIDATION_BATCHES = 8
-SETTINGS = "training.json"  # the settings of the training, beside its checkpoints
+SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "labels_online", "dtype", "seed")
 
 

@@ -87,7 +87,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
 def measure_paces(
     path: Path, variants: Mapping[str, DistillConfig], corpus: Corpus, target: LoadedModel, console: Console
 ) -> dict[str, float]:
-    """Seconds a step of every variant, the median of TIMED steps, and kept in `path`: later runs time what is new."""
+    """Seconds per step of every variant (median of TIMED steps), kept in `path`; later runs time only new variants."""
     paces = json.loads(path.read_text()) if path.is_file() else {}
     missing = [name for name in variants if name not in paces]
     with bar(console, "timing", len(missing), 0, unit="variants") as update:

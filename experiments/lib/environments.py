@@ -21,7 +21,7 @@ LLAMA_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F
 
 
 class NoEnvironment(RuntimeError):
-    """An environment that could not be made; the message says why in a line."""
+    """An environment that could not be made; the message gives the reason in one line."""
 
 
 def python_of(

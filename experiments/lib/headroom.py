@@ -215,7 +215,7 @@ def _measured(where: tuple[str, str, int, int], plain: Mapping[str, Any], drafte
 
 
 def sweep_table(measured: Sequence[Measured]) -> str:
-    """Errors of speed-ups predicted from others, and what choosing by them costs; a line a way to predict."""
+    """Errors of speed-ups predicted from others, and the loss from choosing by them; one row per prediction method."""
     groups: dict[tuple[str, str, int], list[Measured]] = defaultdict(list)
     for entry in measured:
         groups[entry[:3]].append(entry)

@@ -31,11 +31,11 @@ MEASURED = (  # runs a command and says at its end how much memory it had at mos
 
 
 class Failed(RuntimeError):
-    """A side that cannot go on; the message says why in a line."""
+    """A side that cannot go on; the message gives the reason in one line."""
 
 
 class Process:
-    """A side that lives as long as the run: a request a line in, an answer a line out.
+    """A process that lives as long as the run: one request per line in, one answer per line out.
 
     `answer` gives tokens or text, seconds with the prompt's, passes and peak memory.
 

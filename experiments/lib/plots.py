@@ -49,7 +49,7 @@ def rule_colours(names: Sequence[str]) -> dict[str, str]:
 
 
 def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline: str | None = None) -> Figure:
-    """Bars of the mean speed-up with its 95 % interval, a dot a prompt, the value printed at the bar.
+    """Bars of the mean speed-up with its 95 % interval, one dot per prompt, the value printed at the bar.
 
     Raises:
         ValueError: as `summarise`.
@@ -65,7 +65,7 @@ def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline:
         axes.barh(place, mean.estimate, height=0.62, color=COLOURS[place % len(COLOURS)], alpha=0.85, zorder=2)
         if mean.high > mean.low:  # plain decoding against itself does not vary
             axes.plot([mean.low, mean.high], [place, place], color=INK, lw=2, solid_capstyle="butt", zorder=4)
-            shifts = [place + (0.18 if i % 2 else -0.18) for i in range(len(dots))]  # beside the interval, not on it
+            shifts = [place + (0.18 if i % 2 else -0.18) for i in range(len(dots))]  # next to the interval, not on it
             axes.scatter(dots, shifts, s=9, color="white", edgecolors=INK, linewidths=0.6, zorder=3)
         # A column at the right edge: beside a bar, the number would stand next to some prompt's dot and seem its value.
         axes.text(1.0, place, interval(mean), transform=axes.get_yaxis_transform(), **VALUE_STYLE)

@@ -33,7 +33,7 @@ def judge_of(pairs: Mapping[str, Pair]) -> Pair:
 
 
 def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature: float, size: int) -> dict[str, Any]:
-    """Means over a text's tokens, by passes of both models over it, filled up to `size` so that one program serves all.
+    """Means over a text's tokens, by passes of both models over it, padded to `size` so that all share one program.
 
     `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have.
     """
@@ -57,7 +57,7 @@ def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature
 
 
 def quality_tables(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
-    """Blocks of Markdown: a table a temperature, a line a method, and a note; others differ from `reference`."""
+    """Blocks of Markdown: one table per temperature, one row per method, and a note; others differ from `reference`."""
     blocks = []
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         figures = by_method([row for row in rows if row["temperature"] == temperature])

@@ -135,7 +135,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on besides the config: versions, revision, devices, machine, command. Starts jax."""
+    """Provenance of a result besides the config: versions, revision, devices, machine, command. Starts jax."""
     devices = jax.devices()
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

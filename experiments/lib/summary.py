@@ -169,7 +169,7 @@ def methods_tables(summaries: Sequence[MethodSummary]) -> list[str]:
 
 
 def against_table(summaries: Sequence[MethodSummary], rival: str) -> str:
-    """How much faster than `rival`, which the summaries have as their baseline; Markdown, a line a method."""
+    """How much faster than `rival`, the baseline of the summaries; Markdown, one row per method."""
     temperatures = list(dict.fromkeys(summary.temperature for summary in summaries))
     rows: dict[str, list[str]] = {}
     for summary in summaries:

@@ -317,7 +317,7 @@ def sweep(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
 
 
 def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mapping[str, Row]]) -> list[Row]:
-    """The rows of every source, what and task; `measure` gives a row a task, called only where one is missing."""
+    """The rows of every source, variant and task; `measure` gives one row per task, only for missing ones."""
     rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:

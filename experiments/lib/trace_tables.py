@@ -82,7 +82,7 @@ def compared(
     chosen: str | None = None,
     more: Mapping[str, Callable[[Row], str]] | None = None,
 ) -> str:
-    """A line a row: its speed-up, its gain over each of some rows, what was accepted; Markdown.
+    """One table row per row: speed-up, gain over each of some rows, acceptance; Markdown.
 
     Args:
         over: names of rows of the same texts.
@@ -124,7 +124,7 @@ def lines_figure(
     ticks: Sequence[float] = (),
     log: bool = False,
 ) -> Figure:
-    """A panel a title, a line a name with its intervals as bars; level 1 is marked.
+    """One panel per title, one line per name with its intervals as bars; level 1 is marked.
 
     Args:
         labels: of the axes.

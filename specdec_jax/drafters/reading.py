@@ -3,8 +3,7 @@
 The target's hidden states at a position are projected in the target's own pass and stored as features for the next
 position: [B, S, P] alongside the drafter's cache. The first pass of a round uses them, and so does a row that catches
 up after idle rounds. Later passes of the round use the drafter's own last hidden state, because the target has not
-processed those positions. Accepted drafts are fed again with the target's features, so that the cache contains no
-entries based on the drafter's own states.
+processed those positions. Accepted drafts are fed again with the target's features, which the cache then holds.
 
 Sources: EAGLE (arXiv 2401.15077, section 4.1) and EAGLE-3 (arXiv 2503.01840, section 3.1).
 """

@@ -174,9 +174,7 @@ def _joined(bounds: Sequence[Interval]) -> Interval:
     """The estimate of the middle one, from the lowest bound to the highest."""
     if len(bounds) == 1:
         return bounds[0]
-    numbers = [
-        number for bound in bounds for number in bound if np.isfinite(number)
-    ]  # a single text has estimates only
+    numbers = [number for bound in bounds for number in bound if np.isfinite(number)]  # NaN bounds for one text
     return Interval(bounds[len(bounds) // 2].estimate, min(numbers), max(numbers))
 
 

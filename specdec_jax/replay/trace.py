@@ -86,11 +86,7 @@ class Trace(NamedTuple):
 
 
 OPTIONAL = ("chains", "run", "candidate", "truncation", "prompt_hash")
-TRUNCATIONS = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-}  # values that disable them
+TRUNCATIONS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # values that disable them, in the order of `truncation`
 WHOLE = ("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run", "candidate", "prompt_hash")
 KINDS = {"accepted": "b", **dict.fromkeys(WHOLE, "iu")}
 KINDS |= {name: "f" for name in Trace._fields if name not in (*KINDS, "about")}

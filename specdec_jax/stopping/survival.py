@@ -2,14 +2,12 @@
 
 Speculative decoding is a renewal process: rounds emit tokens and take time, and the long-run rate R is the value of
 time in tokens. With S the probability that all drafts of the round so far are accepted, a_1, a_2, ... the acceptance
-probabilities of the next ones, c the time of a drafter pass and V(k) of verifying k drafts, in passes of plain
-decoding:
+probabilities of the next ones, c the time of a drafter pass and V(k) of verifying k drafts, in plain passes:
 
 - the token of a computed distribution is drafted unless the wider verification costs more than the expected gain of it
   and its successors;
 - n more passes pay iff  S E[a_1 + a_1 a_2 + ... n terms]  >  R (n c + V(k + n) - V(k));  they are run one at a
-  time, and the best n within the budget decides, because V is a step function: the first token of a wider width is
-  costly.
+  time, and the best n within the budget decides, because V is a step function: only the first token of a width costs.
 
 The odds that a token is accepted are proportional to those of the most probable token in greedy decoding, and inversely
 proportional to the entropy in sampling; the factor depends on the temperature and, once the token is drawn, slightly on

@@ -61,9 +61,7 @@ def fingerprint(params: Params) -> dict[str, Any]:
     return size | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
-_scales: dict[
-    int, tuple[Any, float]
-] = {}  # by the array's id, with a weak reference to check that the array is the same
+_scales: dict[int, tuple[Any, float]] = {}  # by id of the array, with a weak reference to check its identity
 
 
 def _scale(leaf: Any) -> float:
