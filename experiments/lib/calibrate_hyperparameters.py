@@ -122,7 +122,7 @@ def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phas
 
 
 def carry_over(trace: Trace, costs: CostModel, longest: int) -> list[dict[str, Any]]:
-    """A row a task: what was learnt on it alone, judged on all other tasks against their best setting."""
+    """One row per task: settings fitted on it alone, evaluated on all other tasks against their best."""
     settings = {name: rule(name).settings() for name in CARRIED}
     seconds = {
         name: replay_rule(trace, rule(name), costs, longest, tried).seconds(costs) for name, tried in settings.items()

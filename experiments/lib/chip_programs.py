@@ -1,4 +1,4 @@
-"""Programs of a pair of models by shapes alone: nothing is loaded, everything is compiled as a generation would be."""
+"""Programs of a pair of models from shapes alone: no weights are loaded; compiled as for a generation."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Prompts from data sets of the Hugging Face hub, by name: which rows are taken and what the model is asked about them.
+"""Prompts from data sets of the Hugging Face hub, by name: the selected rows and their prompts.
 
 `hub:NAME` loads the set with the package `datasets`, which is optional (pip install datasets). `hub:NAME@FILE` reads a
 copy of its split instead, .jsonl, or .parquet with `pyarrow`. NAME is the short name or the hub's id.

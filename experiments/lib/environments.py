@@ -1,4 +1,4 @@
-"""Virtual environments for compilers and peers, made when they are first asked for and then kept."""
+"""Virtual environments for compilers and peers, created at first use and then kept."""
 
 import hashlib
 import os

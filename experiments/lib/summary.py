@@ -33,7 +33,7 @@ class MethodSummary(NamedTuple):
     tokens_per_second_mean: float  # mean of the prompts' tokens/s, as Spec-Bench has it
     tokens_per_second_total: float  # all tokens over all seconds
     speedups: list[float]  # ratios to the baseline, in the prompts' order
-    speedup: Spread  # of `speedups`
+    speedup: Spread  # spread of `speedups`
     speedup_total: Interval  # total tokens/s over the baseline's
     speedup_clean: Spread | None  # `speedup` over prompts free of repeated text; None if there are none
     repeated_share: float  # fraction of all tokens

@@ -119,7 +119,7 @@ class TraceOptions(TraceFiles):
 def costs_or_default(path: str | Path | None) -> CostModel:
     """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate).
 
-    Without one, what was measured on two x86 cores (docs/performance.md).
+    Without one, the measurements on two x86 cores (docs/performance.md).
     """
     if path is None:
         costs = load_cost_model(COSTS)

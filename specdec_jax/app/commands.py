@@ -186,9 +186,9 @@ class Advise:
     max_draft_length: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
     """The longest draft considered; costs that were measured for shorter ones end it earlier."""
     drafter: Annotated[str | None, Maybe] = None
-    """Of SpecDecode-Bench: acc_eagle or acc_ngram."""
+    """Drafter in SpecDecode-Bench logs: acc_eagle or acc_ngram."""
     draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """Of Spec-Bench answers: what every round drafted; by default the longest that was accepted."""
+    """Draft length of Spec-Bench answers; by default the most tokens accepted in a round."""
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the numbers to this file."""
 

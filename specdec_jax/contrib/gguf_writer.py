@@ -53,7 +53,7 @@ ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # 
 ENDS = ("eos", "eot", "eom")
 SWALLOWING = ("single_word", "lstrip", "rstrip")
 UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-UNUSED, BYTE = 5, 6  # of tokenizer.ggml.token_type
+UNUSED, BYTE = 5, 6  # values of tokenizer.ggml.token_type
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 NO_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
 """Gemma's pre-tokenizer, which finds no space where the normalizer has left none."""

@@ -14,7 +14,7 @@ PRECISIONS = (*DTYPES, INT8)
 class Precision(NamedTuple):
     """The number types of a model."""
 
-    dtype: Any  # of the cache, inputs of matrix products, and weights (with int8: except matrices)
+    dtype: Any  # dtype of the cache, inputs of matrix products, and weights (with int8: except matrices)
     int8: bool = False  # whether matrices are int8 (models.int8)
 
 

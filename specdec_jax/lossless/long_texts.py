@@ -29,7 +29,7 @@ from specdec_jax.types import DecodeState, Monitor, StoppingPolicy, Verifier
 ROWS = 256  # number of texts in each test
 TOKENS, STRETCH = 192, 32  # length of a text and of the stretches that are summed
 VOCAB, CANDIDATES = 8, 3  # minimum vocabulary of the toy, also beyond the siblings of a draft token
-DISTANCE = 0.5  # of its drafter, as in `toy_pair`
+DISTANCE = 0.5  # distance of its drafter, as in `toy_pair`
 PROMPT = (0, 1)
 GREEDY = 3  # index of the greedy warp below
 ALONE = {"temperature": (1.0, 0.6, 1.3, 0.0, 1.0), "top_k": (0, 3, 0, 0, 0), "top_p": (1.0, 1.0, 0.8, 1.0, 0.9)}

@@ -30,7 +30,7 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     longest = trace.max_draft_length if max_draft_length is None else max_draft_length
     prior, drafts = fit_prior(trace), drafts_from(trace, longest)
     chance = chances(prior, drafts, trace.temperature[:, None, None], learnt_by_text(prior, trace))
-    worth = np.pad(np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0)))  # of n drafts, in tokens
+    worth = np.pad(np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0)))  # tokens of n drafts
     budget = np.clip(trace.limit[:, None] - np.arange(worth.shape[1]) - 1, 0, longest)
     worth[np.arange(longest + 1) > budget[:, :, None]] = -np.inf
     time = costs.verification_times(longest) + np.arange(longest + 1) * costs.ratio

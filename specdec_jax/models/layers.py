@@ -80,7 +80,7 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm (arXiv 1910.07467) in float32."""
 
     eps: float
-    dtype: Any  # of the stored scale
+    dtype: Any  # dtype of the stored scale
     offset: float = 0.0  # added to the stored scale: Gemma stores its difference from one
 
     @nn.compact
@@ -97,7 +97,7 @@ class LayerNorm(nn.Module):
     """Layer norm (arXiv 1607.06450) in float32, with scale and shift."""
 
     eps: float
-    dtype: Any  # of the stored scale and shift
+    dtype: Any  # dtype of the stored scale and shift
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

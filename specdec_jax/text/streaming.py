@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
     kinds: list[str]  # kind of each token, as in `decoding.statistics.kinds_of`
     rejected: list[int]  # rejected drafts of this round
     threshold: float  # the policy's, NaN if it has none
-    log_probs: Sequence[float] = ()  # of the chunk's tokens, as in Generation
+    log_probs: Sequence[float] = ()  # log-probabilities of the chunk's tokens, as in Generation
     warped_log_probs: Sequence[float] = ()
 
 

@@ -26,7 +26,7 @@ class Reading(NamedTuple):
     layers: tuple[int, ...]  # the N layers of the target that are read, numbered as in `StreamsForward`
     target_width: int  # D of the target
     width: int  # P
-    dtype: Any  # of the kept features
+    dtype: Any  # dtype of the stored features
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
     stand_in: Callable[[Params, Array], Array]  # drafts: own last hidden states [B, T, D] -> [B, T, P]
     apply: Callable[..., tuple[Array, Array, Cache]]

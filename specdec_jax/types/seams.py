@@ -87,7 +87,7 @@ class Hidden(NamedTuple):
     last: Forward | None = None  # returns hidden states [B, T, D]
     kernel: Callable[[Params], Any] | None = None  # [V, D], the matrix for `models.layers.project`
     cap: float | None = None  # soft cap of the logits, cap * tanh(product / cap); None: no cap
-    dtype: Any = None  # of the output projection; None: the kernel's
+    dtype: Any = None  # dtype of the output projection; None: the kernel's
     streams: StreamsForward | None = None
     num_layers: int = 0  # L: `streams` accepts layers 0 to L
     width: int = 0  # D of `streams`

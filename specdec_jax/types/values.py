@@ -102,7 +102,7 @@ class RoundContext(NamedTuple):
 
     @property
     def seed(self) -> Array:
-        """Raises ValueError: a rule that knows the uniforms of drafting and verification can bias the output."""
+        """Raises ValueError: a policy with the uniforms of drafting and verification can bias the output."""
         raise ValueError(
             "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) is their chance"
         )

@@ -33,7 +33,7 @@ def write_case(out, name):
         model.save_pretrained(folder)
         shapes = shapes_in(folder)
         if model_type in ENCODERS and not options.get("tie_word_embeddings", True):
-            shapes["lm_head.weight"] = shapes["shared.weight"]  # transformers 5 ties what was not loaded apart
+            shapes["lm_head.weight"] = shapes["shared.weight"]  # transformers 5 ties missing weights
         fill(folder, shapes)
         filled = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
         filled.save_pretrained(folder, max_shard_size=size)

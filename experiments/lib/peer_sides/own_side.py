@@ -1,4 +1,4 @@
-"""Decodes with specdec_jax, as every other side does: in a process of its own, a request a line.
+"""Decodes with specdec_jax in a separate process, as the other sides do: one request per line.
 
 python -m experiments.lib.peer_sides.own_side TARGET DRAFTER DTYPE DRAFTS
 
