@@ -56,69 +56,35 @@ def test_every_committed_config_loads_and_opens_with_its_question(path):
         assert word in text.split('"""')[1], f"{path.name} does not say {word}"
 
 
-def test_the_demo_is_what_it_says():
+def test_the_demo_has_prompts_of_every_category_and_the_rest_is_one_option_away():
     config = load_config("configs/demo.py")
-    chosen = ["plain", "adaedl", "survival", "survival-8192", "survival-reading"]
-    assert [method.name for method in config.chosen_methods()] == chosen
     categories = [prompt.category for prompt in load_prompts(config.prompts)]
     assert len(categories) == 6 and len(set(categories)) == 4
-    assert (config.temperatures, config.max_new_tokens, config.repeats) == ((0.0, 0.8), 64, 1)
-    assert (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
-
-
-def test_the_rest_of_the_demo_is_one_option_away():
-    config = load_config("configs/demo.py", ["--only", "--prompts", "configs/prompts/demo.jsonl"])
-    assert [method.name for method in config.chosen_methods()] == [
-        "plain",
-        "static-3",
-        "static-7",
-        "adaedl",
-        "adaedl-keep",
-        "survival",
-        "survival-8192",
-        "survival-reading",
-    ]
-    assert len(load_prompts(config.prompts)) == 12
+    assert len(config.chosen_methods()) == 5 and (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
+    whole = load_config("configs/demo.py", ["--only", "--prompts", "configs/prompts/demo.jsonl"])
+    assert len(whole.chosen_methods()) == 8 and len(load_prompts(whole.prompts)) == 12
 
 
 def test_overrides():
-    arguments = [
-        "--max-new-tokens",
-        "32",
-        "--temperatures",
-        "0",
-        "0.5",
-        "--only",
-        "adaedl",
-        "--no-chat",
-        "--limit",
-        "2",
-    ]
-    arguments += ["--out", "x"]
-    config = load_config("configs/demo.py", arguments)
+    words = "--max-new-tokens 32 --temperatures 0 0.5 --only adaedl --no-chat --limit 2 --out x"
+    config = load_config("configs/demo.py", words.split())
     assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
     assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
     assert len(config.methods) == 8 and load_config("configs/demo.py").max_new_tokens == 64
 
 
-@pytest.mark.parametrize("argument", ["--max-new-token", "--max_new_token=32", "--max-new-tokns"])
-def test_an_unknown_option_names_the_nearest(argument):
-    with pytest.raises(ValueError, match="did you mean '--max-new-tokens'"):
-        load_config("configs/demo.py", [argument, "32"])
+@pytest.mark.parametrize("words", ["--max-new-token 32", "--max_new_token=32", "--max-new-tokns 32", "--methods plain"])
+def test_an_unknown_option_names_the_nearest(words):
+    nearest = "--methods" if "methods" in words else "did you mean '--max-new-tokens'"
+    with pytest.raises(ValueError, match=nearest):
+        load_config("configs/demo.py", words.split())
 
 
-def test_methods_cannot_be_set_on_the_command_line():
-    with pytest.raises(ValueError, match="--methods"):
-        load_config("configs/demo.py", ["--methods", "plain"])
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--max-new-tokens", "0"], ["--max-new-tokens", "x"], ["--only", "adadl"], ["--temperatures", "-1"]]
-)
-def test_a_refused_value_ends_the_program_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as end:
-        override(load_config("configs/demo.py"), arguments)
-    assert end.value.code == 2 and capsys.readouterr().err.strip()
+@pytest.mark.parametrize("words", ["--max-new-tokens 0", "--max-new-tokens x", "--only adadl", "--temperatures -1"])
+def test_a_refused_value_ends_the_program_with_2(words, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        override(load_config("configs/demo.py"), words.split())
+    assert capsys.readouterr().err.strip()
 
 
 BAD_FILES = {
@@ -138,60 +104,38 @@ BAD_FILES = {
     'Method("a", adaedl()), ), top_p=(0.0': r"top_p must lie in \(0, 1\], got 0.0",
     'Method("a", adaedl(': r"SyntaxError",
     "undefined": r":4: NameError",
+    'Method("a", None, drafter="ngram")': r":4: .*no policy to say when",
+    'Method("a", static(), drafter="prompt_lookup(longst=4)")': "did you mean 'longest'",
+    'Method("a", static(), drafter="ngram(order=1)")': "got 1",
+    'Method("a", static(), drafter="prompt_lokup(longest=4)")': "takes no options; did you mean 'prompt_lookup'",
+    'Method("a", static(), drafter=("smollm2", "ngram(longest=4)"))': "drafter ngram has no option 'longest'",
+    "from specdec_jax.stopping import adadl\n": "specdec_jax.stopping has no 'adadl'; did you mean 'adaedl'",
+    "confg = 3\n": "must set `config`",
 }
 
 
-@pytest.mark.parametrize("method", BAD_FILES)
-def test_a_mistake_in_a_config_is_one_message(tmp_path, method):
+@pytest.mark.parametrize("text", BAD_FILES)
+def test_a_mistake_in_a_config_is_one_message(tmp_path, text):
+    """Of the file, or of a second method in it."""
     path = tmp_path / "mine.py"
-    text = "from configs.base import CompareConfig, Method\nfrom specdec_jax.stopping import adaedl, static\n"
-    call = f'config = CompareConfig(name="x", prompts="p", methods=(\n  Method("plain", policy=None), {method}))\n'
-    path.write_text(text + call)
-    with pytest.raises(ValueError, match=BAD_FILES[method]):
+    imports = "from configs.base import CompareConfig, Method\nfrom specdec_jax.stopping import adaedl, static\n"
+    call = f'config = CompareConfig(name="x", prompts="p", methods=(\n  Method("plain", policy=None), {text}))\n'
+    path.write_text(text if text.endswith("\n") else imports + call)
+    with pytest.raises(ValueError, match=BAD_FILES[text]):
         load_config(path)
 
 
-def test_a_misspelt_policy_names_the_nearest(tmp_path):
-    (tmp_path / "mine.py").write_text("from specdec_jax.stopping import adadl\n")
-    with pytest.raises(ValueError, match="specdec_jax.stopping has no 'adadl'; did you mean 'adaedl'"):
-        load_config(tmp_path / "mine.py")
-
-
-def test_a_file_without_a_config_and_a_missing_file(tmp_path):
-    (tmp_path / "mine.py").write_text("confg = 3\n")
-    with pytest.raises(ValueError, match="must set `config`"):
-        load_config(tmp_path / "mine.py")
+def test_no_such_config_and_a_baseline_that_is_not_the_first():
     with pytest.raises(FileNotFoundError, match="configs/dem.py.*did you mean 'demo.py'"):
         load_config("configs/dem.py")
-
-
-def test_the_baseline_comes_first():
     with pytest.raises(ValueError, match="baseline"):
         CompareConfig(name="x", prompts="p", methods=(Method("a", adaedl()), PLAIN))
 
 
-@pytest.mark.parametrize(
-    ("drafter", "message"),
-    [
-        ("prompt_lookup(longst=4)", "did you mean 'longest'"),
-        ("ngram(order=1)", "got 1"),
-        ("prompt_lokup(longest=4)", "drafter 'prompt_lokup' takes no options; did you mean 'prompt_lookup'"),
-        (("smollm2-drafter", "ngram(longest=4)"), "drafter ngram has no option 'longest'"),
-    ],
-)
-def test_a_methods_drafter_is_checked_before_anything_is_loaded(drafter, message):
-    with pytest.raises(ValueError, match=message):
-        Method("a", static(), drafter=drafter)
-
-
-def test_a_drafter_needs_a_policy():
-    with pytest.raises(ValueError, match="no policy to say when"):
-        Method("plain", None, drafter="ngram")
-
-
 def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text('{"text": "a"}\n')
+    prompts, moved = tmp_path / "p.jsonl", tmp_path / "q.jsonl"
+    for path in (prompts, moved):
+        path.write_text('{"text": "a"}\n')
 
     def digest(threshold=0.5, keep=False, **fields):
         method = Method("a", adaedl(keep_checked_token=keep, threshold=threshold))
@@ -200,22 +144,12 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
         )
 
     same = digest()
-    assert same == digest(name="other") == digest(out="folder") == digest(limit=1)
-    different = [
-        digest(0.6),
-        digest(keep=True),
-        digest(seed=1),
-        digest(temperatures=(0.0,)),
-        digest(dtype="float32"),
-        digest(prompts=f"{prompts}:2"),
-        digest(prompts=f"{prompts}:3"),
-        digest(prompts="hub:gsm8k"),
-        digest(prompts="hub:openai_humaneval"),
-    ]
-    moved = tmp_path / "folder" / "q.jsonl"
-    moved.parent.mkdir()
-    moved.write_text(prompts.read_text())
-    assert digest(prompts=str(moved)) == same and digest(prompts=f"{moved}:2") == digest(prompts=f"{prompts}:2")
+    assert same == digest(name="other") == digest(out="folder") == digest(limit=1) == digest(prompts=str(moved))
+    different = [digest(0.6), digest(keep=True)]
+    different += [digest(**fields) for fields in ({"seed": 1}, {"temperatures": (0.0,)}, {"dtype": "float32"})]
+    sources = f"{prompts}:2", f"{prompts}:3", "hub:gsm8k", "hub:openai_humaneval"
+    different += [digest(prompts=source) for source in sources]
+    assert digest(prompts=f"{moved}:2") == digest(prompts=f"{prompts}:2")
     prompts.write_text('{"text": "b"}\n')
     assert len({same, *different, digest()}) == 11
 
@@ -224,16 +158,10 @@ def test_strategies_inside_strategies_count_by_how_they_were_built():
     def digest(policy):
         return config_hash(CompareConfig(name="x", prompts="p", methods=(PLAIN, Method("a", policy))))
 
-    digests = [
-        digest(at_least(policy=adaedl())),
-        digest(at_least(policy=adaedl(keep_checked_token=True))),
-        digest(at_least(policy=adaedl(raw_entropy=True))),
-        digest(at_least(policy=at_least(2, adaedl()))),
-        digest(at_least(policy=at_least(2, adaedl(keep_checked_token=True)))),
-        digest(at_least(policy=adaedl(threshold=0.5))),
-        digest(at_least(policy=static())),
-    ]
-    assert len(set(digests)) == len(digests)
+    keeps, usual = adaedl(keep_checked_token=True), adaedl()
+    inner = usual, keeps, adaedl(raw_entropy=True), at_least(2, usual), at_least(2, keeps), adaedl(threshold=0.5)
+    digests = [digest(at_least(policy=policy)) for policy in (*inner, static())]
+    assert len(set(digests)) == len(digests) == 7
     assert digest(at_least(policy=adaedl(keep_checked_token=False))) == digests[0]
     with pytest.raises(ValueError, match="made by no factory under @strategy"):
         digest(static().replace(begin=adaedl().begin))
@@ -271,60 +199,3 @@ def test_traces_and_costs_count_by_what_is_in_them(tmp_path):
     costs.write_text('{"c": 1}')
     assert len({first, anew, digest((str(moved),))}) == 3
     assert digest([str(moved / trace.name)]) == digest((str(moved),))
-
-
-def test_a_description_is_json_and_names_factories():
-    inner = Method("a", at_least(2, adaedl()))
-    text = json.dumps(describe(CompareConfig(name="x", prompts="p", methods=(PLAIN, inner))))
-    assert "specdec_jax.stopping.at_least:at_least" in text and "specdec_jax.stopping.adaedl:adaedl" in text
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{not json}", r":2: not JSON"),
-        ("[1, 2]", r":2: expected an object, got list"),
-        ('{"promt": "x"}', r":2: none of the keys turns, prompt, text in it, only 'promt'"),
-        ('{"turns": []}', r":2: 'turns' must be text that is not empty, got \[\]"),
-        ('{"turns": ["a", ""]}', r":2: 'turns'"),
-        ('{"prompt": 3}', r":2: 'prompt' .* got 3"),
-        ('{"turns": "hi"}', r":2: 'turns' must be a list of texts, such as ..hi.., got 'hi'"),
-        ('{"id": "1", "text": "x"}', r":2: the id '1' occurs a second time"),
-    ],
-)
-def test_a_bad_prompt_line_is_named(tmp_path, line, message):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(ValueError, match=message):
-        read_prompts(path)
-
-
-def test_prompt_shapes(tmp_path):
-    path = tmp_path / "p.jsonl"
-    lines = [
-        '{"question_id": 81, "category": "writing", "turns": ["a", "b"]}',
-        "",
-        '{"prompt": "c\u2028d"}',
-        '{"text": "e"}',
-    ]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    prompts = read_prompts(path)
-    assert [(p.id, p.category, p.turns) for p in prompts] == [
-        ("81", "writing", ("a", "b")),
-        ("3", "none", ("c\u2028d",)),
-        ("4", "none", ("e",)),
-    ]
-    assert read_prompts(path, limit=1) == prompts[:1]
-
-
-def test_prompt_files_that_are_none(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        read_prompts(tmp_path / "nowhere.jsonl")
-    (tmp_path / "empty").write_text("\n\n")
-    with pytest.raises(ValueError, match="no prompts"):
-        read_prompts(tmp_path / "empty")
-    (tmp_path / "latin").write_bytes(b'{"text": "\xe4"}\n')
-    with pytest.raises(ValueError, match="not UTF-8"):
-        read_prompts(tmp_path / "latin")
-    with pytest.raises(ValueError, match="got 0"):
-        read_prompts(DEMO_PROMPTS, limit=0)

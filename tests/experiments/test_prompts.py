@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from experiments.lib.datasets_by_name import DATASETS, as_entries
+from experiments.lib.datasets_by_name import DATASETS
 from experiments.lib.prompts import HALVES, Prompt, load_prompts, read_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,13 +24,7 @@ ROWS = {
     "wmt19/de-en": [{"translation": {"de": "Guten Tag.", "en": "Good day."}}, {"translation": {"de": "", "en": ""}}],
     "gsm8k": [{"question": "What is 2 + 2?", "answer": "It is 4.\n#### 4"}],
     "openai_humaneval": [
-        {
-            "task_id": "HumanEval/0",
-            "prompt": '\n\ndef one():\n    """1"""\n',
-            "canonical_solution": "    return 1\n",
-            "test": "",
-            "entry_point": "one",
-        }
+        {"task_id": "HumanEval/0", "prompt": '\n\ndef one():\n    """1"""\n', "canonical_solution": "    return 1\n"}
     ],
 }
 PROMPTS = {
@@ -56,32 +50,34 @@ def write_lines(path, rows):
     return path
 
 
-@pytest.mark.parametrize(
-    ("name", "category", "count"),
-    [
-        ("code", "code", 24),
-        ("math", "math_reasoning", 24),
-        ("summarise", "summarization", 12),
-        ("german", "translation", 12),
-        ("instructions", "instructions", 12),
-    ],
-)
-def test_our_own_sets_have_two_halves(name, category, count):
-    prompts = load_prompts(FOLDER / f"{name}.jsonl")
-    assert len(prompts) == count and {prompt.category for prompt in prompts} == {category}
-    assert Counter(prompt.split for prompt in prompts) == {half: count // 2 for half in HALVES}
-    assert len({prompt.turns for prompt in prompts}) == count and all(len(prompt.turns) == 1 for prompt in prompts)
-    assert [prompt.id for prompt in prompts] == [f"{name}-{number:02d}" for number in range(1, count + 1)]
+CATEGORIES = {"code": "code", "math": "math_reasoning", "summarise": "summarization", "german": "translation"}
+CATEGORIES |= {"instructions": "instructions"}
 
 
-def test_passages_are_long_enough_to_be_summarised():
-    words = [len(prompt.turns[0].split("\n\n", 1)[1].split()) for prompt in read_prompts(FOLDER / "summarise.jsonl")]
-    assert all(120 <= number <= 220 for number in words)
+def test_our_own_sets_have_two_halves_and_no_prompt_twice():
+    for name, category in CATEGORIES.items():
+        prompts, count = load_prompts(FOLDER / f"{name}.jsonl"), 24 if name in ("code", "math") else 12
+        assert len(prompts) == count and {prompt.category for prompt in prompts} == {category}
+        assert Counter(prompt.split for prompt in prompts) == {half: count // 2 for half in HALVES}
+        assert [prompt.id for prompt in prompts] == [f"{name}-{number:02d}" for number in range(1, count + 1)]
+        passages = [prompt.turns[0].split("\n\n", 1)[1] for prompt in prompts if name == "summarise"]
+        assert all(120 <= len(passage.split()) <= 220 for passage in passages)
+    prompts = [prompt for path in sorted(FOLDER.glob("*.jsonl")) for prompt in read_prompts(path)]
+    assert len(prompts) == 108 == len({prompt.turns[0] for prompt in prompts})
+    assert all(len(prompt.turns) == 1 for prompt in prompts)
 
 
-def test_no_prompt_is_in_two_sets():
-    texts = [turn for path in sorted(FOLDER.glob("*.jsonl")) for p in read_prompts(path) for turn in p.turns]
-    assert len(texts) == 108 == len(set(texts))
+def test_prompt_shapes(tmp_path):
+    path = tmp_path / "p.jsonl"
+    lines = (
+        '{"question_id": 81, "category": "writing", "turns": ["a", "b"]}',
+        "",
+        '{"prompt": "c\u2028d"}',
+        '{"text": "e"}',
+    )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    expected = [("81", "writing", "a", "b"), ("3", "none", "c\u2028d"), ("4", "none", "e")]
+    assert triples(read_prompts(path)) == expected and triples(read_prompts(path, limit=1)) == expected[:1]
 
 
 @pytest.fixture
@@ -122,33 +118,44 @@ def test_a_source_without_splits_is_halved_within_each_category(tmp_path):
     assert [p.id for p in load_prompts(path, split="calibrate")] == ["2"]
 
 
-@pytest.mark.parametrize(
-    ("more", "arguments", "message"),
-    [
-        (":0", {}, "'.*letters.jsonl:0'"),
-        ("", {"limit": 0}, "got 0"),
-        ("", {"split": "juge"}, r"letters.jsonl: no prompt of the split 'juge' \(there are: 'calibrate', 'judge'\)"),
-    ],
-)
-def test_a_bad_request_is_named(letters, more, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load_prompts(f"{letters}{more}", **arguments)
+FINE = '{"text": "fine", "id": "1", "split": "judge"}\n'
+REFUSED = [  # lines of FILE, a source, options, and what is said
+    (FINE, "FILE:0", {}, "'.*p.jsonl:0'"),
+    (FINE, "FILE", {"limit": 0}, "got 0"),
+    (FINE, "FILE", {"split": "juge"}, r"p.jsonl: no prompt of the split 'juge' \(there are: 'judge'\)"),
+    ('{"text": "x", "split": 3}', "FILE", {}, r"p.jsonl:1: 'split' must be a name, got 3"),
+    (FINE + "{not json}", "FILE", {}, r":2: not JSON"),
+    (FINE + "[1, 2]", "FILE", {}, r":2: expected an object, got list"),
+    (FINE + '{"promt": "x"}', "FILE", {}, r":2: none of the keys turns, prompt, text in it, only 'promt'"),
+    (FINE + '{"turns": []}', "FILE", {}, r":2: 'turns' must be text that is not empty, got \[\]"),
+    (FINE + '{"turns": ["a", ""]}', "FILE", {}, r":2: 'turns'"),
+    (FINE + '{"prompt": 3}', "FILE", {}, r":2: 'prompt' .* got 3"),
+    (FINE + '{"turns": "hi"}', "FILE", {}, r":2: 'turns' must be a list of texts, such as ..hi.., got 'hi'"),
+    (FINE + '{"id": "1", "text": "x"}', "FILE", {}, r":2: the id '1' occurs a second time"),
+    ("\n\n", "FILE", {}, "no prompts"),
+    ('{"text": "\udce4"}\n', "FILE", {}, "not UTF-8"),
+    ("", "nowhere.jsonl", {}, "nowhere"),
+    ("", "hub:gsm8", {}, "no data set 'gsm8' .*did you mean 'gsm8k'"),
+    ("", "hub:gsm8k", {}, r"hub:gsm8k@FILE.* needs the package 'datasets'.*pip install datasets"),
+    ("", "hub:gsm8k@nowhere", {}, "no file '.*nowhere' of the split 'test' of openai/gsm8k"),
+    ('{"question": "x"}\n{"text": "x"}', "hub:gsm8k@FILE", {}, r"row 1 has no column 'question' \(it has: text\)"),
+    ('{"question": 5}', "hub:gsm8k@FILE", {}, "row 0 has another shape"),
+    ("{", "hub:gsm8k@FILE", {}, r"p.jsonl:1: not JSON"),
+    ('{"question": " "}', "hub:gsm8k@FILE", {}, "no row to make a prompt of"),
+]
 
 
-def test_a_bad_split_is_named(tmp_path):
-    path = write_lines(tmp_path / "p.jsonl", [{"text": "x", "split": 3}])
-    with pytest.raises(ValueError, match=r"p.jsonl:1: 'split' must be a name, got 3"):
-        load_prompts(path)
+@pytest.mark.parametrize(("lines", "source", "options", "message"), REFUSED)
+def test_what_cannot_be_read_is_one_error(tmp_path, monkeypatch, lines, source, options, message):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    path = tmp_path / "p.jsonl"
+    path.write_text(lines, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_prompts(source.replace("FILE", str(path)), **options)
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_rows_of_the_hub_become_prompts(name):
-    entries = as_entries(DATASETS[name], ROWS[name])
-    assert [(entry["id"], entry["category"], *entry["turns"]) for entry in entries] == PROMPTS[name]
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_a_local_copy_is_read(tmp_path, name):
+def test_rows_of_the_hub_in_a_local_copy_become_prompts(tmp_path, name):
     file = write_lines(tmp_path / "copy.jsonl", ROWS[name])
     assert triples(load_prompts(f"hub:{name}@{file}")) == triples(load_prompts(f"hub:{name}@{file}:1")) == PROMPTS[name]
     assert triples(load_prompts(f"hub:{DATASETS[name].hub_id}@{file}")) == PROMPTS[name]
@@ -168,24 +175,6 @@ def test_parquet_is_read_with_pyarrow(tmp_path, monkeypatch):
         load_prompts(f"hub:gsm8k@{file}")
 
 
-@pytest.fixture
-def hub(monkeypatch):
-    """A stand-in for the package `datasets`; the list of what it was asked for."""
-    asked = []
-
-    def load_dataset(path, name=None, *, split):
-        asked.append((path, name, split))
-        short = next(short for short, entry in DATASETS.items() if entry.hub_id == path)
-        if short == "gsm8k":
-            raise RuntimeError("no network\nat all")
-        return iter(ROWS[short])
-
-    module = ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    return asked
-
-
 @pytest.mark.parametrize(
     ("source", "name", "asked"),
     [
@@ -193,41 +182,23 @@ def hub(monkeypatch):
         ("databricks/databricks-dolly-15k", "databricks-dolly-15k", ("databricks/databricks-dolly-15k", None, "train")),
         ("wmt19/de-en", "wmt19/de-en", ("wmt/wmt19", "de-en", "validation")),
         ("openai_humaneval", "openai_humaneval", ("openai/openai_humaneval", None, "test")),
+        ("gsm8k", None, ("openai/gsm8k", "main", "test")),
     ],
 )
-def test_the_hub_is_asked_for_the_right_split(hub, source, name, asked):
-    assert triples(load_prompts(f"hub:{source}")) == PROMPTS[name]
-    assert hub == [asked]
+def test_the_hub_is_asked_for_the_right_split(monkeypatch, source, name, asked):
+    """By a stand-in for the package `datasets`, that cannot reach one of the sets."""
+    calls = []
 
+    def load_dataset(path, part=None, *, split):
+        calls.append((path, part, split))
+        if name is None:
+            raise RuntimeError("no network\nat all")
+        return iter(ROWS[name])
 
-def test_a_set_that_cannot_be_loaded_is_named(hub):
-    with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: no network"):
-        load_prompts("hub:gsm8k")
-
-
-def test_without_the_package_the_error_names_it_and_the_other_way(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"hub:gsm8k@FILE.* needs the package 'datasets'.*pip install datasets"):
-        load_prompts("hub:gsm8k")
-
-
-def test_a_wrong_name_or_no_file_is_one_error(tmp_path):
-    with pytest.raises(ValueError, match="no data set 'gsm8' .*did you mean 'gsm8k'"):
-        load_prompts("hub:gsm8")
-    with pytest.raises(FileNotFoundError, match="no file '.*nowhere' of the split 'test' of openai/gsm8k"):
-        load_prompts(f"hub:gsm8k@{tmp_path / 'nowhere'}")
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ('{"question": "x"}\n{"text": "x"}', r"openai/gsm8k: row 1 has no column 'question' \(it has: text\)"),
-        ('{"question": 5}', "row 0 has another shape"),
-        ("{", r"a.jsonl:1: not JSON"),
-        ('{"question": " "}', "no row to make a prompt of"),
-    ],
-)
-def test_a_wrong_copy_is_one_error(tmp_path, lines, message):
-    (tmp_path / "a.jsonl").write_text(lines)
-    with pytest.raises(ValueError, match=message):
-        load_prompts(f"hub:gsm8k@{tmp_path / 'a.jsonl'}")
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    if name is None:
+        with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: no network"):
+            load_prompts(f"hub:{source}")
+    else:
+        assert triples(load_prompts(f"hub:{source}")) == PROMPTS[name]
+    assert calls == [asked]
