@@ -39,12 +39,9 @@ def test_the_threshold_is_the_best_of_all():
     assert found.youden == pytest.approx(max(tried.values())) == pytest.approx(tried[found.threshold])
     pairs = values[~accepted][:, None] - values[accepted][None, :]
     assert found.area == pytest.approx(np.mean(np.sign(pairs)) / 2 + 0.5)
-
-
-def test_what_is_of_one_kind_cannot_be_separated():
-    for accepted in (np.ones(5, bool), np.zeros(5, bool)):
+    for of_one_kind in (np.ones(5, bool), np.zeros(5, bool)):
         with pytest.raises(ValueError, match="accepted and rejected tokens"):
-            separate(np.arange(5.0), accepted)
+            separate(np.arange(5.0), of_one_kind)
 
 
 def test_the_fitted_factor_is_the_one_that_made_the_tokens():
@@ -61,14 +58,17 @@ def test_the_curve_counts_every_token_once():
     assert np.dot(curve.acceptance, curve.count) == pytest.approx(accepted.sum())
 
 
-def test_phases_lie_around_what_separates_best():
+def test_phases_lie_around_what_separates_best_and_of_sampled_distributions_are_learnt_from_those():
     trace = made_up_traces()[0.0]
     hyperparameters = phase_hyperparameters(trace)
     _, _, accepted, running = positions_of(trace)
     middle = separate(running, accepted).threshold
-    assert hyperparameters["leave"] < middle < hyperparameters["enter"] and hyperparameters[
-        "enter"
-    ] - middle == pytest.approx(running.std() / 4)
+    assert hyperparameters["leave"] < middle < hyperparameters["enter"]
+    assert hyperparameters["enter"] - middle == pytest.approx(running.std() / 4)
+    trace = made_up_traces()[1.0]
+    warped = trace._replace(target_entropy=trace.target_entropy * 0.5)
+    raw, other = phase_hyperparameters(warped), phase_hyperparameters(warped, raw_entropy=False)
+    assert raw == phase_hyperparameters(trace) and other["enter"] == pytest.approx(raw["enter"] / 2, rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,9 @@ def test_the_command_writes_every_part(calibrated):
 def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):
     target, drafter, path = calibrated
     learnt = read_calibration(path).hyperparameters
+    for kind, entries in ((kind, entries) for one in learnt.values() for kind, entries in one.items()):
+        for name, found in entries.items():
+            build(kind, name, found)  # which refuses what a strategy does not have
     rule = phase_length()
     pair = build_pair(target, drafter, policy=rule, verifier=easd(), dtype="float32")
     for temperature, kind in ((0.0, "greedy"), (0.7, "sampled")):
@@ -129,13 +132,6 @@ def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):
     assert "policy_hyperparameters" not in prepare(pair, ["one"]).options
     result = generate("one", SamplingParams(max_new_tokens=8), pair=pair, calibration=path, record=True)
     assert len(result.tokens) == 8
-
-
-def test_every_calibrated_name_takes_its_hyperparameters(calibrated):
-    for hyperparameters in read_calibration(calibrated[2]).hyperparameters.values():
-        for kind, entries in hyperparameters.items():
-            for name, found in entries.items():
-                build(kind, name, found)
 
 
 @pytest.mark.parametrize("kind, temperature", [("greedy", 0.0), ("sampled", 1.0)])
@@ -169,31 +165,22 @@ def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):
             assert (decoding in learnt) == (found["name"] == "phase_length"), "the survival rule inside has its prior"
 
 
-def test_phases_of_sampled_distributions_are_learnt_from_those():
-    trace = made_up_traces()[1.0]
-    warped = trace._replace(target_entropy=trace.target_entropy * 0.5)
-    raw, other = phase_hyperparameters(warped), phase_hyperparameters(warped, raw_entropy=False)
-    assert raw == phase_hyperparameters(trace) and other["enter"] == pytest.approx(raw["enter"] / 2, rel=1e-4)
-
-
 def test_another_pair_is_refused(calibrated, tmp_path):
     target, drafter, path = calibrated
-    changed = json.loads(path.read_text())
-    changed["drafter"]["parameters"] += 1
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=r"belongs to another pair: its drafter is drafter of [\d,]+ parameters"):
-        generate("one", target=target, drafter=drafter, dtype="float32", calibration=other)
-    changed["drafter"]["parameters"] -= 1
-    changed["target"]["scale"] *= 1.1
-    other.write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match="its target is target .* other weights of that size"):
-        generate("one", target=target, drafter=drafter, dtype="float32", calibration=other)
-    with pytest.raises(ValueError, match="no built-in calibration"):
-        generate("one", target=target, drafter=drafter, dtype="float32", calibration="built-in")
+    found, other = json.loads(path.read_text()), tmp_path / "other.json"
+    larger = {"drafter": found["drafter"] | {"parameters": found["drafter"]["parameters"] + 1}}
+    scaled = {"target": found["target"] | {"scale": found["target"]["scale"] * 1.1}}
+    for changed, source, message in (
+        (larger, other, r"belongs to another pair: its drafter is drafter of [\d,]+ parameters"),
+        (scaled, other, "its target is target .* other weights of that size"),
+        ({}, "built-in", "no built-in calibration"),
+    ):
+        other.write_text(json.dumps(found | changed))
+        with pytest.raises(ValueError, match=message):
+            generate("one", target=target, drafter=drafter, dtype="float32", calibration=source)
     pair = build_pair(target, drafter, dtype="bfloat16")
     assert calibration_of(path, pair).source == str(path), "another dtype is the same pair"
-    assert fingerprint(pair.params.target)["parameters"] == changed["target"]["parameters"]
+    assert fingerprint(pair.params.target)["parameters"] == found["target"]["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -215,16 +202,15 @@ def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):
 
 def test_plain_decoding_needs_none_and_still_refuses_what_is_none(calibrated):
     target, _, path = calibrated
-    assert generate(
-        "one", SamplingParams(max_new_tokens=2), target=target, drafter=None, dtype="float32", calibration=path
-    ).tokens
+    options = {"target": target, "drafter": None, "dtype": "float32"}
+    assert generate("one", SamplingParams(max_new_tokens=2), calibration=path, **options).tokens
     with pytest.raises(FileNotFoundError, match="no calibration at nowhere"):
-        generate("one", target=target, drafter=None, dtype="float32", calibration="nowhere")
+        generate("one", calibration="nowhere", **options)
 
 
 def test_bad_options_end_the_command(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--max-deviation", "2"])
-    assert "max_deviation must lie in (0, 1), got 2" in capsys.readouterr().err
     assert main(["--prompts", "nowhere.jsonl"]) == 2
-    assert "nowhere.jsonl" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "max_deviation must lie in (0, 1), got 2" in said and "nowhere.jsonl" in said

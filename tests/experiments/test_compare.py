@@ -108,9 +108,7 @@ def test_methods_are_measured_against_another_one_too(finished):
     assert table.splitlines()[2].startswith("| b | 2.50 [2.00–3.00], total 2.40 [") and "| a |" not in table
 
 
-def test_a_stopped_run_goes_on_and_a_finished_one_is_only_reported_again(
-    finished, config, tmp_path, monkeypatch
-):
+def test_a_stopped_run_goes_on_and_a_finished_one_is_only_reported_again(finished, config, tmp_path, monkeypatch):
     whole, out = rows(finished[1]), tmp_path / "out"
     out.mkdir()
     (out / "manifest.json").write_bytes((finished[1] / "manifest.json").read_bytes())

@@ -134,33 +134,27 @@ def test_rows_hold_the_hyperparameters_that_decoded(ran, tmp_path):
         measured_points(older, traces, COSTS)
 
 
+BLOCK = {"verifier": described("verification.block")}
+
+
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "temperature", "played"),
     [
-        {"drafter": "prompt_lookup"},
-        {"drafter": ["smollm2-drafter", "prompt_lookup"]},
-        {"verifier": described("verification.lenience")},
-        {"verifier": {"strategy": "my_verifier:mine", "options": {}, "hyperparameters": {}}},
+        ({"drafter": "prompt_lookup"}, 0.0, False),
+        ({"drafter": ["smollm2-drafter", "prompt_lookup"]}, 0.0, False),
+        ({"verifier": described("verification.lenience")}, 0.0, False),
+        ({"verifier": {"strategy": "my_verifier:mine", "options": {}, "hyperparameters": {}}}, 0.0, False),
+        (BLOCK, 0.0, True),
+        (BLOCK, 0.05, False),
+        ({"drafter": None}, 0.0, True),  # the config's
     ],
 )
-def test_what_no_trace_can_play_is_left_out(ran, tmp_path, entries):
+def test_what_no_trace_can_play_is_left_out(ran, tmp_path, entries, temperature, played):
     run, traces = ran
-    assert list(found(changed(run, tmp_path / "run", {"static": entries}), traces)) == METHODS[1:]
-
-
-@pytest.mark.parametrize("entries", [{"verifier": described("verification.block")}, {"drafter": None}])
-def test_greedy_block_verification_and_the_drafter_of_the_config_are_kept(ran, tmp_path, entries):
-    run, traces = ran
-    assert list(found(changed(run, tmp_path / "run", {"static": entries}), traces)) == METHODS
-
-
-def test_block_verification_of_sampled_texts_is_left_out(ran, tmp_path):
-    run, traces = ran
-    block = {"static": {"verifier": described("verification.block")}}
-    warm = changed(run, tmp_path / "run", block)
-    lines = (warm / "results.jsonl").read_text().replace('"temperature": 0.0', '"temperature": 0.05')
-    (warm / "results.jsonl").write_text(lines)
-    assert list(found(warm, traces)) == METHODS[1:]
+    copy = changed(run, tmp_path / "run", {"static": entries})
+    lines = (copy / "results.jsonl").read_text().replace('"temperature": 0.0', f'"temperature": {temperature}')
+    (copy / "results.jsonl").write_text(lines)
+    assert list(found(copy, traces)) == METHODS[0 if played else 1 :]
 
 
 def test_the_rounds_are_not_trivial(ran):

@@ -35,22 +35,9 @@ def files(tmp_path):
 def test_an_answer_file_is_spec_benchs(files):
     assert read_answers(files[0]) == answers(PLAIN)
     first = json.loads(files[0].read_text().splitlines()[0])
-    assert first == {
-        "question_id": 81,
-        "category": "writing",
-        "model_id": "m",
-        "choices": [
-            {
-                "index": 0,
-                "turns": ["a b", "a b"],
-                "decoding_steps": [1, 1],
-                "new_tokens": [10, 30],
-                "wall_time": [1, 3],
-                "accept_lengths": [2, 3],
-            }
-        ],
-        "tstamp": 1.5,
-    }
+    choice = {"index": 0, "turns": ["a b", "a b"], "decoding_steps": [1, 1], "accept_lengths": [2, 3]}
+    about = {"question_id": 81, "category": "writing", "model_id": "m", "tstamp": 1.5}
+    assert first == {**about, "choices": [choice | {"new_tokens": [10, 30], "wall_time": [1, 3]}]}
     first["answer_id"] = "abc"  # theirs has it; nothing reads it
     files[0].write_text(json.dumps(first) + "\n\n")
     assert read_answers(files[0]) == answers(PLAIN)[:1]
@@ -69,10 +56,9 @@ def test_the_two_averages_are_spec_benchs_and_the_totals():
     assert overall.speedup_ratio_of_means == pytest.approx(((20 + 70 + 12 + 9) / 4) / ((10 + 40 + 6 + 3) / 4))
     assert overall.speedup_total == pytest.approx((131 / 5) / (135 / 10))
     assert found["qa"][3:] == (6, 12, 2, 2, 2)
-
-
-def test_the_order_of_a_file_does_not_matter():
-    assert speeds(answers(PLAIN)[::-1], answers(FAST)) == speeds(answers(PLAIN), answers(FAST))
+    assert speeds(answers(PLAIN)[::-1], answers(FAST)) == list(found.values()), "whatever the order"
+    assert speeds(answers(PLAIN), answers(FAST, lengths=()))[0].mean_accepted_tokens is None, "without rounds"
+    assert task_of("math") == "mt_bench" and task_of("math_reasoning") == "math_reasoning"
 
 
 def test_choices_of_a_question_are_added_up():
@@ -85,32 +71,20 @@ def test_choices_of_a_question_are_added_up():
     assert qa.tokens_per_second == pytest.approx(24 / 10)
 
 
-@pytest.mark.parametrize(
-    ("category", "task"), [("writing", "mt_bench"), ("math", "mt_bench"), ("math_reasoning", "math_reasoning")]
-)
-def test_the_categories_of_mt_bench_are_one_task(category, task):
-    assert task_of(category) == task
+def test_the_command_prints_every_task(files, tmp_path, capsys):
+    write_tokenizer(tmp_path)  # of letters: "a b" is three tokens, by which the baseline's can be counted too
+    counted = ["mt_bench", "2", "2.50", "25.0", "45.0", "1.800", "1.875", "1.833"]
+    for options, tokens in (([], "25.0"), (["--retokenise", str(tmp_path)], f"{(6 / 4 + 3 / 2) / 2:.1f}")):
+        assert main([*map(str, files), *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown = {line.split()[0]: line.split() for line in lines if line.strip()}
+        assert shown["mt_bench"][:5] == [*counted[:3], tokens, "45.0"] and shown["overall"][1] == "4"
+        assert options or shown["mt_bench"] == counted
+        assert max(map(len, lines)) <= 80 and "…" not in "".join(lines)
 
 
-def test_without_rounds_there_is_no_accepted_length():
-    assert speeds(answers(PLAIN), answers(FAST, lengths=()))[0].mean_accepted_tokens is None
-
-
-def test_the_command_prints_every_task(files, capsys):
-    assert main([str(files[0]), str(files[1])]) == 0
-    printed = capsys.readouterr().out
-    assert "fast.jsonl against plain.jsonl" in printed
-    row = next(line.split() for line in printed.splitlines() if line.strip().startswith("mt_bench"))
-    assert row == ["mt_bench", "2", "2.50", "25.0", "45.0", "1.800", "1.875", "1.833"]
-    assert any(line.split()[:2] == ["overall", "4"] for line in printed.splitlines() if line.strip())
-    assert "…" not in printed and max(map(len, printed.splitlines())) <= 80
-
-
-def test_the_baselines_tokens_can_be_counted_in_its_text(files, tmp_path, capsys):
-    write_tokenizer(tmp_path)  # of letters: "a b" is three tokens
-    assert main([*map(str, files), "--retokenise", str(tmp_path)]) == 0
-    row = next(line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("mt_bench"))
-    assert row[3] == f"{(6 / 4 + 3 / 2) / 2:.1f}" and row[4] == "45.0"
+def of_choice(**changed):
+    return lambda entry: entry["choices"][0].update(changed)
 
 
 @pytest.mark.parametrize(
@@ -118,42 +92,32 @@ def test_the_baselines_tokens_can_be_counted_in_its_text(files, tmp_path, capsys
     [
         (lambda e: e.pop("category"), "bad.jsonl:2: no 'category' in this answer"),
         (lambda e: e["choices"][0].pop("wall_time"), "bad.jsonl:2: no 'wall_time'"),
-        (
-            lambda e: e["choices"][0].update(wall_time=[1, 2]),
-            "bad.jsonl:2: question 101 needs as many numbers as turns",
-        ),
-        (lambda e: e["choices"][0].update(wall_time=["1"]), "bad.jsonl:2: not an answer of Spec-Bench"),
+        (of_choice(wall_time=[1, 2]), "bad.jsonl:2: question 101 needs as many numbers as turns"),
+        (of_choice(wall_time=["1"]), "bad.jsonl:2: not an answer of Spec-Bench"),
         (lambda e: e.update(choices=[]), "bad.jsonl:2: question 101 needs"),
         (lambda e: e.update(question_id=81), "bad.jsonl:2: question 81 is answered a second time"),
-        (lambda e: e["choices"][0].update(wall_time=[0]), "question 101 of 'm': 80 tokens in 0 s"),
+        (of_choice(wall_time=[0]), "question 101 of 'm': 80 tokens in 0 s"),
         (lambda e: e.update(question_id=5), "question 5 is answered by the baseline only (2 such questions)"),
-    ],
-)
-def test_a_bad_answer_is_one_error(files, tmp_path, capsys, change, message):
-    lines = [json.loads(line) for line in files[0].read_text().splitlines()]
-    change(lines[1])
-    bad = tmp_path / "bad.jsonl"
-    bad.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main([str(bad), str(files[1])]) == 2
-    told = capsys.readouterr()
-    assert message in told.err and told.err.count("\n") == 1 and not told.out
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
+        ("\n", "no answers in it"),
+        ('{"question_id": 1', "bad.jsonl:1: not JSON"),
+        (["none.jsonl", "fast.jsonl"], "no answer file"),
         (["plain.jsonl"], "give a baseline's and a method's answer file"),
-        (["plain.jsonl", "none.jsonl"], "no answer file"),
-        (["plain.jsonl", "empty.jsonl"], "no answers in it"),
-        (["plain.jsonl", "torn.jsonl"], "torn.jsonl:1: not JSON"),
         (["."], "is no run folder of experiments.compare"),
     ],
 )
-def test_bad_files_are_one_error(files, tmp_path, capsys, names, message):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "torn.jsonl").write_text('{"question_id": 1')
+def test_bad_answers_and_files_are_one_error(files, tmp_path, capsys, change, message):
+    """A changed answer, a whole file, or the words of the command."""
+    names, text = ["bad.jsonl", "fast.jsonl"], change
+    if isinstance(change, list):
+        names, text = change, ""
+    elif callable(change):
+        lines = [json.loads(line) for line in files[0].read_text().splitlines()]
+        change(lines[1])
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "bad.jsonl").write_text(text)
     assert main([str(tmp_path / name) for name in names]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and not said.out
 
 
 @pytest.fixture
@@ -187,15 +151,11 @@ def test_a_run_folder_becomes_answer_files(run, capsys):
     assert log.likely.length.tolist() == [7] * 4 and log.num_open == 8 and log.low.accepted.sum() == 16
 
 
-def test_answer_files_go_where_they_are_told(run, tmp_path, capsys):
+def test_answer_files_go_elsewhere_and_a_run_of_another_kind_is_an_error(run, tmp_path, capsys):
     assert main([str(run.path), "--out", str(tmp_path / "here" / "there")]) == 0
     assert len(list((tmp_path / "here" / "there").glob("*.jsonl"))) == 4
-
-
-def test_a_run_without_results_or_of_another_kind_is_an_error(run, tmp_path, capsys):
     run.append({"method": "x", "temperature": 0})
     assert main([str(run.path)]) == 2
     assert "no run folder of experiments.compare ('prompt_id')" in capsys.readouterr().err
     (run.path / "results.jsonl").unlink()
-    assert main([str(run.path)]) == 2
-    assert "has no results" in capsys.readouterr().err
+    assert main([str(run.path)]) == 2 and "has no results" in capsys.readouterr().err
