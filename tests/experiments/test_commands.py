@@ -8,39 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from experiments import adaedl, compare
+from experiments import compare
 from experiments.lib.commands import config_words, exit_codes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def ending(error, *also, **options):
-    @exit_codes(*also, **options)
-    def main(code=0):
-        if error is not None:
-            raise error
-        return code
+def test_exit_codes(capsys):
+    def ending(error, *also, **options):
+        @exit_codes(*also, **options)
+        def main(code=0):
+            if error is not None:
+                raise error
+            return code
 
-    return main
+        return main
 
-
-def test_what_main_returns_is_the_exit_code():
     assert ending(None)() == 0 and ending(None)(code=1) == 1
-
-
-@pytest.mark.parametrize(
-    "error", [ValueError("two\n  lines"), FileNotFoundError("two lines"), tarfile.TarError("two lines")]
-)
-def test_bad_input_is_one_line_and_2(error, capsys):
-    assert ending(error, tarfile.TarError)() == 2
-    assert capsys.readouterr().err == "error: two lines\n"
-
-
-def test_what_nobody_named_is_raised(capsys):
-    with pytest.raises(TypeError):
-        ending(TypeError("a bug"), tarfile.TarError)()
-    with pytest.raises(KeyboardInterrupt):
-        ending(KeyboardInterrupt())()
+    for error in (ValueError("two\n  lines"), FileNotFoundError("two lines"), tarfile.TarError("two lines")):
+        assert ending(error, tarfile.TarError)() == 2 and capsys.readouterr().err == "error: two lines\n"
+    for error in (TypeError("a bug"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            ending(error, tarfile.TarError)()
     assert ending(KeyboardInterrupt(), interrupted="to go on: again")() == 130
     assert capsys.readouterr().err == "to go on: again\n"
 
@@ -52,6 +41,10 @@ def test_the_first_word_is_a_config(capsys):
             config_words("compare", "Compares.", wrong)
     assert config_words("compare", "Compares.", ["--help"]) == []
     assert capsys.readouterr().out.endswith("\n\n Compares.\n")
+    path = str(ROOT / "configs" / "demo.py")
+    with pytest.raises(SystemExit, match="^0$"):
+        compare.main([path, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: python -m experiments.compare {path} [-h]")
 
 
 EXPERIMENTS = sorted(
@@ -83,22 +76,6 @@ def test_every_experiment_says_what_it_is_in_80_columns(name, capsys, monkeypatc
     assert max(len(line) for line in lines if "─" not in line and "usage" not in line) <= 80
 
 
-def test_a_study_that_is_none_is_refused_with_those_there_are(capsys):
-    for words in ([], ["tabels"], ["--smoke"]):
-        assert adaedl.main(words) == 2
-        said = capsys.readouterr().err
-        assert said.startswith("error: name one of tables, factor, lambda, long first") and said.count("\n") == 1
-    assert adaedl.main(["tables", "--smoke", "--starts", "2"]) == 2
-
-
-def test_a_configs_help_names_the_command(capsys):
-    path = str(ROOT / "configs" / "demo.py")
-    with pytest.raises(SystemExit):
-        compare.main([path, "--help"])
-    out = capsys.readouterr().out
-    assert out.startswith(f"usage: python -m experiments.compare {path} [-h]") and "{None}" not in out
-
-
 @dataclass(frozen=True)
 class Numbers:
     limit: int | None = 3
@@ -121,7 +98,11 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
         ("accelerators", "--batches -1", "batches must be 1 or more, got (-1,)"),
         ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
         ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
+        ("batches", "waiting --smoke --factors 0", "factors must be above 0"),
         ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
+        ("adaedl", "", "error: name one of tables, factor, lambda, long first"),
+        ("adaedl", "tabels", "error: name one of tables, factor, lambda, long first"),
+        ("adaedl", "--smoke", "error: name one of tables, factor, lambda, long first"),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_written(

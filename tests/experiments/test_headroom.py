@@ -28,7 +28,7 @@ def sweep(path, slow=()):
     return path
 
 
-def test_a_sweep_that_follows_the_law_is_predicted_exactly(tmp_path):
+def test_a_sweep_that_follows_the_law_is_predicted_exactly_and_a_slower_set_is_an_error(tmp_path):
     measured = read_sweep(sweep(tmp_path / "data.json"))
     assert len(measured) == 9  # trees are left out
     here = {entry.drafts: entry for entry in measured if entry.benchmark == "gsm8k"}
@@ -38,31 +38,22 @@ def test_a_sweep_that_follows_the_law_is_predicted_exactly(tmp_path):
     assert "| the measured tokens a round | 0.0 % | 0.0 % | 0.00 % | 0.0 % | 3 |" in table
     always = next(line for line in table.splitlines() if "always 7" in line)
     assert "0.00 %" not in always  # the best length differs between the sets
-
-
-def test_a_set_that_is_slower_than_the_others_is_an_error_of_the_prediction(tmp_path):
     table = sweep_table(read_sweep(sweep(tmp_path / "data.json", slow=("mtbench",))))
     line = next(line for line in table.splitlines() if "measured tokens" in line)
     assert float(line.split("|")[3].strip(" %")) > 50
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys):
-    log = tmp_path / "combined_cnn.jsonl"
+    log, out = tmp_path / "combined_cnn.jsonl", tmp_path / "out"
     lengths = [[4, 1, 2, 1, 3, 2, 1] * 3, [1, 1, 9, 2] * 4, [2, 2, 1, 5, 1, 1]]
     entries = [{"id": str(i), "acc_eagle": {"acc_len": n}, "acc_ngram": {"acc_len": n}} for i, n in enumerate(lengths)]
     log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     save_trace(tmp_path / "t.npz", made_up_trace(0.7))
-    out = tmp_path / "out"
     words = [str(log), str(tmp_path / "t.npz"), "--ratios", "0.1", "--slopes", "0.05", "--max-draft-length", "3"]
     assert main([*words, "--out", str(out)]) in (0, None)
     table = (out / "table.md").read_text()
-    for line in (
-        "| eagle | greedy | all | 3 | c = 0.1 |",
-        "| n-gram lookup | greedy | all | 3 | slope 0.05 |",
-        "| drafter | ",
-    ):
-        assert line in table
-    assert (out / "headroom.png").stat().st_size > 10_000
+    wanted = "eagle | greedy | all | 3 | c = 0.1 |", "n-gram lookup | greedy | all | 3 | slope 0.05 |", "drafter | "
+    assert all(f"| {line}" in table for line in wanted) and (out / "headroom.png").stat().st_size > 10_000
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert {row["what"] for row in rows if row["group"].startswith("drafter")} >= {"survival", "oracle", "static"}
     assert "survival" not in {row["what"] for row in rows if row["group"].startswith("eagle")}

@@ -41,36 +41,23 @@ n_accept  = 20
 """
 
 
-def side(tmp_path, seconds=30.0):
-    return Process([sys.executable, "-c", ECHO], tmp_path / "side.log", seconds)
+def test_a_side_answers_a_request_a_line_and_says_why_it_ends_or_takes_too_long(tmp_path):
+    def side(seconds=30.0, code=ECHO):
+        return Process([sys.executable, "-c", code], tmp_path / "side.log", seconds)
 
-
-def test_a_side_answers_a_request_a_line(tmp_path):
-    one = side(tmp_path)
+    one = side()
     assert one.answer({"ids": [1, 2, 3], "mode": "plain"})["tokens"] == [3, 2, 1]
     assert one.answer({"ids": [4], "mode": "plain"})["tokens"] == [4]
-    one.close()
-
-
-def test_a_side_that_ends_or_takes_too_long_says_why(tmp_path):
     with pytest.raises(Failed, match="ended with 3: ValueError: no such mode"):
-        side(tmp_path).answer({"ids": [], "mode": "die"})
-    slow = side(tmp_path, seconds=0.3)
+        one.answer({"ids": [], "mode": "die"})
+    slow = side(seconds=0.3)
     with pytest.raises(Failed, match="no answer in 0 s"):
         slow.answer({"ids": [], "mode": "sleep"})
     with pytest.raises(Failed, match="ended with 1: NameError"):
-        Process([sys.executable, "-c", "nothing"], tmp_path / "side.log", 5.0)
+        side(5.0, "nothing")
 
 
-def test_llama_cpps_reports_are_read():
-    assert plain_figures(COMPLETION, 32) == {"seconds": 1.0, "passes": 32, "count": 32}
-    assert speculative_figures(SPECULATIVE, 32) == {"seconds": 1.0, "passes": 13, "count": 33}
-    for read in (plain_figures, speculative_figures):
-        with pytest.raises(Failed, match="reported no times"):
-            read("error: no model", 32)
-
-
-def test_llama_cpp_is_told_the_request(tmp_path, monkeypatch):
+def test_llama_cpp_is_told_the_request_and_its_reports_are_read(tmp_path, monkeypatch):
     ran = []
 
     def run(command, seconds):
@@ -81,12 +68,16 @@ def test_llama_cpp_is_told_the_request(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_processes, "run_group", run)
     one = LlamaCpp(tmp_path, tmp_path / "t.gguf", tmp_path / "d.gguf", 2, tmp_path / "log", 5.0)
     request = {"text": "Hi", "new": 32, "temperature": 0.0, "seed": 0, "slots": 256}
-    answer = one.answer({**request, "mode": "plain"})
-    assert answer["text"] == "the text" and answer["peak_kb"] == 4321
-    assert one.answer({**request, "mode": "draft-3"})["count"] == 33
+    plain, draft = (one.answer({**request, "mode": mode}) for mode in ("plain", "draft-3"))
+    assert plain["text"] == "the text" and plain["peak_kb"] == 4321
+    assert plain.items() >= {"seconds": 1.0, "passes": 32, "count": 32}.items()
+    assert draft.items() >= {"seconds": 1.0, "passes": 13, "count": 33}.items()
     plain, draft = ran
     assert "-md" not in plain and draft[draft.index("--spec-draft-n-max") + 1] == "3"
     assert all("--ignore-eos" in command and command[command.index("-t") + 1] == "2" for command in ran)
+    for read in (plain_figures, speculative_figures):
+        with pytest.raises(Failed, match="reported no times"):
+            read("error: no model", 32)
 
 
 def test_a_program_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
@@ -96,41 +87,29 @@ def test_a_program_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     one = LlamaCpp(tmp_path, tmp_path / "t", tmp_path / "d", 2, tmp_path / "log", 2.0)
     with pytest.raises(Failed, match="no answer in 2 s"):
         one.answer({"text": "Hi", "new": 3, "temperature": 0.0, "seed": 0, "slots": 64, "mode": "plain"})
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(50):
-        if not Path(f"/proc/{pid}").exists():
-            return
+    process, until = Path("/proc", (tmp_path / "pid").read_text().strip()), time.monotonic() + 5
+    while process.exists() and time.monotonic() < until:
         time.sleep(0.1)
-    pytest.fail("it goes on")
+    assert not process.exists(), "it goes on"
 
 
-def test_agreement_is_the_share_before_the_first_difference():
-    assert agreement("abcd", "abcd") == 1 and agreement(" abxd", "abcd ") == 0.5 and agreement("", "abcd") == 0
-
-
-def rows_of(name, peer, mode, speed, text="same"):
-    return [
-        {
-            "prompt_id": prompt, "temperature": 0.0, "name": name, "dtype": "bfloat16", "peer": peer, "mode": mode,
-            "num_emitted_tokens": 64, "seconds": 64 / speed, "passes": 32, "peak_kb": 5e5, "base_kb": 3e5, "text": text,
-        }
-        for prompt in ("a", "b")
-    ]  # fmt: skip
+def rows_of(name, mode, speed, text="same"):
+    row = {"temperature": 0.0, "name": name, "dtype": "bfloat16", "peer": name.split()[0], "mode": mode, "text": text}
+    row |= {"num_emitted_tokens": 64, "seconds": 64 / speed, "passes": 32, "peak_kb": 5e5, "base_kb": 3e5}
+    return [row | {"prompt_id": prompt} for prompt in ("a", "b")]
 
 
 def test_the_table_has_ratios_of_neighbours_and_a_row_for_who_failed():
+    assert agreement("abcd", "abcd") == 1 and agreement(" abxd", "abcd ") == 0.5 and agreement("", "abcd") == 0
     every = peers.contenders_of("bfloat16", "d", "reader@8")
     wanted = [one for one in every if one.peer != "vllm" and one.dtype == "bfloat16"]
-    rows = rows_of("specdec_jax plain", "specdec_jax", "plain", 30) + rows_of(
-        "specdec_jax survival", "specdec_jax", "survival", 45
-    )
-    rows += rows_of("transformers plain", "transformers", "plain", 20)
-    rows += rows_of("transformers assisted-3", "transformers", "assisted-3", 15, text="sane")
-    rows += rows_of("specdec_jax survival, reader@8", "specdec_jax", "survival", 60)
+    rows = rows_of("specdec_jax plain", "plain", 30) + rows_of("specdec_jax survival", "survival", 45)
+    rows += rows_of("specdec_jax survival, reader@8", "survival", 60)
+    rows += rows_of("transformers plain", "plain", 20)
+    rows += rows_of("transformers assisted-3", "assisted-3", 15, text="sane")
     config = SimpleNamespace(target="t", drafter="d", max_new_tokens=64, dtype="bfloat16", temperatures=(0.0,))
-    table = report(
-        config, rows, wanted, {"llama.cpp plain, bfloat16": "does not compile: no | compiler"}, [10**8, 10**7]
-    )
+    failed = {"llama.cpp plain, bfloat16": "does not compile: no | compiler"}
+    table = report(config, rows, wanted, failed, [10**8, 10**7])
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines() if line.startswith("| ")}
     assert "| 1.50 | 1.00 | 0.50 | 100% | 500 | 1.8 |" in lines["specdec_jax survival"]
     assert "| 2.00 | 0.75 | 0.50 |" in lines["specdec_jax survival, reader@8"]
@@ -171,7 +150,6 @@ def test_a_run_goes_on_where_it_was_and_lists_who_failed(tmp_path, monkeypatch, 
     before = len(asked)
     assert peers.main(options) == 0
     assert {mode for _, mode in asked[before:]} == {"assisted-5"}, "what is known is not decoded again"
-    capsys.readouterr()
     with pytest.raises(SystemExit):
         peers.main(["--only", "lama.cpp"])
     assert "unknown peer 'lama.cpp'" in capsys.readouterr().err

@@ -33,15 +33,18 @@ def test_changes_are_those_of_the_logits():
     np.testing.assert_allclose(found.largest[rows], apart.max(axis=-1), rtol=1e-5)
 
 
-def test_texts_and_vocabularies_that_cannot_be_compared():
+def test_what_cannot_be_compared():
     tables = [from_logits_function(lambda params, tokens: params[tokens], ModelSpec(size, 128)) for size in (5, 6)]
     with pytest.raises(ValueError, match="a text of 1 tokens"):
         changes_along((tables[0], tables[0]), (None, None), [3])
     with pytest.raises(ValueError, match="logits of 5 and of 6 tokens"):
         changes_along((tables[0], tables[1]), (None, None), [3, 4])
+    for wrong in (("int8",), ("int8", "int8"), ("bfloat16", "int4")):
+        with pytest.raises(ValueError, match="two dtypes|unknown dtype 'int4'"):
+            precision.PrecisionStudy(dtypes=wrong)
 
 
-def test_a_study_of_a_tiny_model(tmp_path, monkeypatch, capsys):
+def test_a_study_of_a_tiny_model(tmp_path, monkeypatch):
     out = tmp_path / "run"
     assert precision.main(["--smoke", "--out", str(out)]) == 0
     rows = {row["dtype"]: row for row in read_rows(out)}
@@ -51,18 +54,9 @@ def test_a_study_of_a_tiny_model(tmp_path, monkeypatch, capsys):
     assert small["divergence"][0] > 0 and small["largest_change"] > 0 and exact["largest_change"] > 0
     assert own["ratio"] == {"1": [1, 1, 1], "2": [1, 1, 1]} and small["tokens"] == 16
     for dtype, row in rows.items():
-        params = tiny_pair(dtype)[0].params
-        values = precision.bytes_here(params)
-        assert row["bytes"] == values and row["seconds"].keys() == {"1", "2"}
+        assert row["bytes"] == precision.bytes_here(tiny_pair(dtype)[0].params)
+        assert row["seconds"].keys() == {"1", "2"}
     assert own["bytes"] * 0.5 < small["bytes"] < own["bytes"] * 0.65 < exact["bytes"] == 2 * own["bytes"]
-    table = (out / "table.md").read_text()
-    assert "KL divergence from bfloat16, nats a token" in table and "| int8 | " in table and "over bfloat16" in table
+    assert "| int8 | " in (out / "table.md").read_text()
     monkeypatch.setattr(precision, "timed", lambda *_: pytest.fail("measured again"))
     assert precision.main(["--smoke", "--out", str(out)]) == 0
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize("wrong", [("int8",), ("int8", "int8"), ("bfloat16", "int4")])
-def test_dtypes_that_say_nothing(wrong):
-    with pytest.raises(ValueError, match="two dtypes|unknown dtype 'int4'"):
-        precision.PrecisionStudy(dtypes=wrong)
