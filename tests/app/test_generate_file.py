@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import re
 
 import pytest
 from filelock import FileLock
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.slow
 GOOD = [
     {"prompt": "hello", "max_new_tokens": 20, "id": "first"},
     {"prompt": "the second", "temperature": 0.9, "max_new_tokens": 33, "stop": "q"},
-    {"prompt": [{"role": "user", "content": "third"}], "seed": 4, "temperature": 1.0, "top_k": 9},
     {"prompt": "4", "policy": {"prior_precision": 2.0}, "max_new_tokens": 1, "id": 4},
     {"prompt": "fünf", "temperature": 0.5, "top_p": 0.8},
     {"prompt": "six", "max_new_tokens": 25},
@@ -37,11 +35,14 @@ def models(tmp_path_factory):
     return [*options, "--no-chat", "--max-draft-length", "3", "--max-new-tokens", "12", "--tokens"]
 
 
+LINES = [json.dumps(line).encode() for line in GOOD]
+TEXT = b"\n".join([LINES[0], b"", *BAD[:2], *LINES[1:3], *BAD[2:], *LINES[3:]])  # the last has no end
+
+
 @pytest.fixture
 def source(tmp_path):
-    lines = [json.dumps(line).encode() for line in GOOD if not isinstance(line["prompt"], list)]
     path = tmp_path / "in.jsonl"
-    path.write_bytes(b"\n".join([lines[0], b"", *BAD[:2], *lines[1:3], *BAD[2:], *lines[3:]]))  # the last has no end
+    path.write_bytes(TEXT)
     return path
 
 
@@ -53,18 +54,18 @@ def read(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-@pytest.fixture
-def whole(models, source, tmp_path):
+@pytest.fixture(scope="module")
+def whole(models, tmp_path_factory):
     """What an undisturbed run writes."""
-    output = tmp_path / "whole.jsonl"
-    assert run(models, source, output, "--batch", "2") == 1
-    return output.read_bytes()
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "in.jsonl").write_bytes(TEXT)
+    assert run(models, folder / "in.jsonl", folder / "out.jsonl", "--batch", "2") == 1
+    return (folder / "out.jsonl").read_bytes()
 
 
-def test_lines_come_in_order_with_what_was_asked_of_each(whole, source):
+def test_lines_come_in_order_with_what_was_asked_of_each(whole):
     found = [json.loads(line) for line in whole.splitlines()]
-    numbers = [i for i, line in enumerate(source.read_bytes().split(b"\n"), 1) if line]
-    assert [line["line"] for line in found] == numbers
+    assert [line["line"] for line in found] == [i for i, line in enumerate(TEXT.split(b"\n"), 1) if line]
     good = [line for line in found if "error" not in line]
     assert [line.get("id") for line in good] == ["first", None, 4, None, None]
     assert [line["num_tokens"] for line in good if line["finish_reason"] == "length"][:1] == [20]
@@ -76,10 +77,9 @@ def test_lines_come_in_order_with_what_was_asked_of_each(whole, source):
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_the_output_does_not_depend_on_the_batch_nor_on_citing(models, source, whole, tmp_path, batch, capsys):
-    output = tmp_path / "again.jsonl"
-    assert run(models, source, output, "--batch", str(batch), "--cite") == 1
+    assert run(models, source, tmp_path / "again.jsonl", "--batch", str(batch), "--cite") == 1
     assert "eprint = {2405.19715}" in capsys.readouterr().err, "SpecDec++, a source of survival"
-    assert output.read_bytes() == whole
+    assert (tmp_path / "again.jsonl").read_bytes() == whole
 
 
 def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tmp_path):
@@ -94,15 +94,13 @@ def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tm
 
 def test_the_last_line_says_where_drafting_was_turned_off(models, tmp_path, capsys):
     """Nothing is said of a line of one token, for which no rule drafts."""
-    source, last = tmp_path / "in.jsonl", []
-    for costs in ((0.01,), (0.01, 50), (50, 50)):
+    source, said = tmp_path / "in.jsonl", ["", " in 1 of 3 lines, and drafted in ", " in every line; "]
+    for costs, words in zip(((0.01,), (0.01, 50), (50, 50)), said, strict=True):
         lines = [{"prompt": "hello", "policy": {"drafter_cost": cost}} for cost in costs]
         source.write_text("\n".join(map(json.dumps, [*lines, {"prompt": "4", "max_new_tokens": 1}])))
-        assert run(models, source, tmp_path / f"{len(last)}.jsonl", "--batch", "2") == 0
-        last.append(capsys.readouterr().err.splitlines()[-1])
-    assert "turned" not in last[0]
-    assert re.search(r"; survival turned drafting off in 1 of 3 lines, and drafted in \d+% of all rounds; ", last[1])
-    assert "; survival turned drafting off in every line; " in last[2]
+        assert run(models, source, tmp_path / f"{len(words)}.jsonl", "--batch", "2") == 0
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert f"; survival turned drafting off{words}" in last if words else "turned" not in last
 
 
 def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, whole, tmp_path, capsys):
@@ -120,32 +118,29 @@ def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, wh
 
 
 def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, capsys):
-    output = tmp_path / "out.jsonl"
-    run(models, source, output)
-    before = output.read_bytes()
-    assert run(models, source, output, "--temperature", "0.5") == 2
-    assert "written with temperature 0.0, not 0.5" in capsys.readouterr().err
-    source.write_bytes(source.read_bytes().replace(b"hello", b"jello"))
-    assert run(models, source, output) == 2
-    assert "written from another input" in capsys.readouterr().err
-    (tmp_path / "out.jsonl.settings.json").unlink()
-    assert run(models, source, output) == 2
-    assert "does not say what it is" in capsys.readouterr().err
-    assert output.read_bytes() == before
-    assert run(models, source, output, "--overwrite", "--log-probs") == 1
+    output, rule, text = tmp_path / "out.jsonl", tmp_path / "rule.py", source.read_bytes()
+    rule.write_text("from specdec_jax.stopping.static import static\n\nrule = static\n")
+    words = ["--policy", str(rule)]
+    run(models, source, output, *words)
+    before, settings = output.read_bytes(), tmp_path / "out.jsonl.settings.json"
+
+    def refused(message, *more):
+        assert run(models, source, output, *words, *more) == 2
+        assert message in capsys.readouterr().err and output.read_bytes() == before
+
+    refused("written with temperature 0.0, not 0.5", "--temperature", "0.5")
+    rule.write_text(rule.read_text() + "# another\n")
+    refused("written with policy holds")
+    rule.write_text(rule.read_text().removesuffix("# another\n"))
+    source.write_bytes(text.replace(b"hello", b"jello"))
+    refused("written from another input")
+    settings.unlink()
+    refused("does not say what it is")
+    assert run(models, source, output, *words, "--overwrite", "--log-probs") == 1
     assert output.read_bytes() != before
     good = [line for line in read(output) if "error" not in line]
     assert good and all(len(line["log_probs"]) == line["num_tokens"] == len(line["warped_log_probs"]) for line in good)
     assert (tmp_path / "out.jsonl.old").read_bytes() == before
-
-
-def test_a_rule_of_ones_own_that_has_changed_is_another_setting(models, source, tmp_path, capsys):
-    output, rule = tmp_path / "out.jsonl", tmp_path / "rule.py"
-    rule.write_text("from specdec_jax.stopping.static import static\n\nrule = static\n")
-    assert run(models, source, output, "--policy", str(rule)) == 1
-    rule.write_text(rule.read_text() + "# another\n")
-    assert run(models, source, output, "--policy", str(rule)) == 2
-    assert "written with policy holds" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
@@ -172,28 +167,24 @@ def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys,
 
 
 def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path, capsys):
-    beside = tmp_path / "out.jsonl.settings.json"
+    beside, out = tmp_path / "out.jsonl.settings.json", tmp_path / "out.jsonl"
     beside.write_text("{}")
-    cases = [
-        (source, source, [], "would overwrite the input"),
-        (tmp_path / "none.jsonl", tmp_path / "out.jsonl", [], "No such file"),
-        (source, tmp_path, [], "it is a folder"),
-        (beside, tmp_path / "out.jsonl", [], "would overwrite the input"),
-        (source, tmp_path / "new.jsonl", ["--system", "be brief"], "messages need the chat template; it is off"),
-        (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
-        (source, tmp_path / "out.jsonl", ["--batch", "0"], "batch must be at least 1, got 0"),
-    ]
-    for given, output, more, why in cases:
-        assert run(models, given, output, *more) == 2
-        assert why in capsys.readouterr().err
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_one_process_writes_a_file(models, source, tmp_path, capsys):
-    output = tmp_path / "out.jsonl"
-    with FileLock(tmp_path / ".out.jsonl.lock"):
-        assert run(models, source, output) == 2
-    assert "is being written by another process" in capsys.readouterr().err
+    with FileLock(tmp_path / ".locked.jsonl.lock"):
+        for given, output, more, why in (
+            (source, source, [], "would overwrite the input"),
+            (tmp_path / "none.jsonl", out, [], "No such file"),
+            (source, tmp_path, [], "it is a folder"),
+            (beside, out, [], "would overwrite the input"),
+            (source, tmp_path / "new.jsonl", ["--system", "brief"], "messages need the chat template; it is off"),
+            (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
+            (source, out, ["--batch", "0"], "batch must be at least 1, got 0"),
+            (source, tmp_path / "locked.jsonl", [], "is being written by another process"),
+            (source, out, ["--spanning"], "--distributed and --spanning go together"),
+            (source, out, ["--distributed"], "--distributed and --spanning go together"),
+        ):
+            assert run(models, given, output, *more) == 2
+            assert why in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.fixture(scope="module")

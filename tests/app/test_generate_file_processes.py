@@ -21,17 +21,9 @@ def command(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     target, drafter = write_pair(folder)
     np.save(folder / "tokens.npy", np.arange(3, 200))
-    options = [
-        "--target",
-        target,
-        "--drafter",
-        f"{drafter}@{folder / 'tokens.npy'}",
-        "--dtype",
-        "float32",
-        "--costs",
-        "estimated",
-    ]
-    return [*options, "--no-chat", "--max-draft-length", "3", "--max-new-tokens", "40", "--tokens", "--batch", "2"]
+    models = ["--target", target, "--drafter", f"{drafter}@{folder / 'tokens.npy'}", "--dtype", "float32", "--no-chat"]
+    lengths = ["--max-draft-length", "3", "--max-new-tokens", "40", "--tokens", "--batch", "2"]
+    return [*models, "--costs", "estimated", *lengths]
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +76,8 @@ def test_all_say_what_is_wrong(command, source, tmp_path):
     assert all(said.count("error: ") == 1 and why in said for _, said in found), found
 
 
-@pytest.mark.parametrize("option", ["--spanning", "--distributed"])
-def test_distributed_and_spanning_go_together(command, source, tmp_path, capsys, option):
-    assert main(["generate-file", str(source), str(tmp_path / "out.jsonl"), *command, option]) == 2
-    assert "--distributed and --spanning go together" in capsys.readouterr().err
-
-
 def test_who_finds_no_others_says_what_is_missing(command, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
-    assert (
-        main(["generate-file", str(source), str(tmp_path / "out.jsonl"), *command, "--distributed", "--spanning"]) == 2
-    )
+    words = ["generate-file", str(source), str(tmp_path / "out.jsonl"), *command, "--distributed", "--spanning"]
+    assert main(words) == 2
     assert "JAX_NUM_PROCESSES must be a whole number, got 'two'" in capsys.readouterr().err
