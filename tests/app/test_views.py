@@ -43,59 +43,35 @@ def test_colours_by_kind_and_text_as_it_is():
     styled = terminal.coloured(PIECES)
     assert styled.plain == "one 2↵ two\tthree" and len(styled.spans) == 4
     assert terminal.coloured(PIECES, show_rejected=False).plain == "one two\tthree"
+    escaped = terminal.ansi([Piece("\x1b[31mred", "bonus")])  # a model's codes are shown and not obeyed
+    assert "\x1b[31mred" not in escaped and "␛[31mred" in escaped
 
 
-def test_a_models_escape_codes_are_shown_and_not_obeyed():
-    assert "\x1b[31mred" not in terminal.ansi([Piece("\x1b[31mred", "bonus")])
-    assert "␛[31mred" in terminal.ansi([Piece("\x1b[31mred", "bonus")])
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({"force_terminal": True, "color_system": "truecolor"}, True),
-        ({"force_terminal": False}, False),
-        ({"force_terminal": True, "no_color": True}, False),
-        ({"force_terminal": True, "color_system": None}, False),  # TERM=dumb
-    ],
-)
-def test_colours_only_where_they_are_wanted(options, wanted):
-    assert terminal.shows_colours(Console(file=io.StringIO(), **options)) is wanted
-
-
-def shown(width=60, height=20):
-    """What a live view writes, its control codes taken out, and its Generation."""
-    script = tokens_of("one two three four")
-    pair = scripted_pair(script, wrong_at(script, 5))
-    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-    result = live.show_live(console, pair, "[static]", PROMPT, SamplingParams(max_new_tokens=64), **OPTIONS)
-    return console.file.getvalue(), result, pair
+def test_colours_only_where_they_are_wanted():
+    dumb = {"force_terminal": True, "color_system": None}  # TERM=dumb
+    for options in ({"force_terminal": False}, {"force_terminal": True, "no_color": True}, dumb):
+        assert not terminal.shows_colours(Console(file=io.StringIO(), **options))
+    assert terminal.shows_colours(Console(file=io.StringIO(), force_terminal=True, color_system="truecolor"))
 
 
 def test_the_live_view_ends_with_the_whole_text_and_its_figures():
-    text, result, pair = shown()
-    assert (
-        result.tokens == generate(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, record=True, **OPTIONS).tokens
-    )
+    script = tokens_of("one two three four")
+    pair, sampling = scripted_pair(script, wrong_at(script, 5)), SamplingParams(max_new_tokens=64)
+    console = Console(file=io.StringIO(), width=60, height=20, force_terminal=True, color_system=None)
+    result = live.show_live(console, pair, "[static]", PROMPT, sampling, **OPTIONS)
+    assert result.tokens == generate(PROMPT, sampling, pair=pair, record=True, **OPTIONS).tokens
+    text = console.file.getvalue()
     end = text[text.rindex("╭") :]
     assert "[static]: x" in end  # a title is text, not markup
     assert "one t#" in end and "rejected draft" in end
     assert f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes" in end
 
 
-def generation(**changes):
-    figures = {
-        "num_draft_tokens": 10,
-        "draft_acceptance_rate": 0.5,
-        "mean_draft_length": 2.5,
-        "mean_acceptance_length": 2.25,
-        "drafter_passes": 12,
-        "discarded_passes": 2,
-        "num_reasoning_tokens": 0,
-    }
-    fields = {"text": "x", "tokens": [1] * 20, "prompt_tokens": [1], "finish_reason": "length", "seconds": 2.0}
-    fields |= {"statistics": figures | changes.pop("statistics", {}), "prefill_seconds": 0.0, "compile_seconds": 0.0}
-    return Generation(**{**fields, **changes})
+def generation(statistics=None, **changes):
+    figures = {"num_draft_tokens": 10, "draft_acceptance_rate": 0.5, "mean_draft_length": 2.5, "drafter_passes": 12}
+    figures |= {"mean_acceptance_length": 2.25, "discarded_passes": 2, "num_reasoning_tokens": 0, **(statistics or {})}
+    made = Generation("x", [1] * 20, [1], "length", figures, 2.0, 0.0, 0.0)
+    return made._replace(**changes)
 
 
 def test_the_line_of_statistics():
@@ -110,8 +86,6 @@ def test_the_line_of_statistics():
 
 
 def test_nothing_that_is_no_json_gets_through():
-    import numpy as np
-
     value = {"a": float("nan"), "b": [np.float32(2), np.array([np.inf, 1])], "c": (np.int32(3), None, True)}
     assert json.dumps(plain(value), allow_nan=False) == '{"a": null, "b": [2.0, [null, 1.0]], "c": [3, null, true]}'
 
@@ -156,9 +130,9 @@ def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypa
     assert code == 1 and report["lossless"] is False and report["conclusion"] == "not lossless"
     wrong = report["counterexample"]  # of which token depends on the temperatures that are drawn
     assert wrong["position"] == 1 and abs(wrong["probability"] - wrong["expected"]) > 0.01
-    assert report["exact"]["total_variation"] > 0.01 and len(report["exact"]["cases"]) == 60
-    assert report["rounds"]["error"] > 0.01
-    assert len(report["rounds"]["cases"]) == 5 and len(report["rounds"]["cases"][0]["coverage"]["asked"]) == 5
+    exact, rounds = report["exact"], report["rounds"]
+    assert exact["total_variation"] > 0.01 and len(exact["cases"]) == 60 and rounds["error"] > 0.01
+    assert len(rounds["cases"]) == 5 and len(rounds["cases"][0]["coverage"]["asked"]) == 5
 
 
 TEXTS = LongTextsReport((0.5, 0.5), 256, 64, 20, True, True)
@@ -224,16 +198,12 @@ def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
     found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
     monkeypatch.setattr(proof, "_on_toys", lambda *args: found)
     target, drafter = write_pair(tmp_path)
-    models = [
-        *("--target", target, "--drafter", drafter, "--prompt", "hello"),
-        *("--pair-sequences", "300", "--temperature", "0.3"),
-    ]
-    code, out = verify(capsys, "--policy", "static", *models, "--json")
-    report = json.loads(out)
-    assert code == 0 and report["pair"]["lossless"] and report["pair"]["sequences"] == 300
-    assert report["pair"]["degrees"] > 3
-    assert report["pair"]["tokens"] == 8 == len(report["pair"]["by_position"])  # drafts of 7, the length in use
-    assert report["pair"]["drafted"][-1] > 0
+    models = ["--target", target, "--drafter", drafter, "--prompt", "hello", "--temperature", "0.3"]
+    code, out = verify(capsys, "--policy", "static", *models, "--pair-sequences", "300", "--json")
+    pair = json.loads(out)["pair"]
+    assert code == 0 and pair["lossless"] and pair["sequences"] == 300 and pair["degrees"] > 3
+    assert pair["tokens"] == 8 == len(pair["by_position"])  # drafts of 7, the length in use
+    assert pair["drafted"][-1] > 0
 
 
 def test_the_pairs_test_says_how_long_and_stops_with_what_it_has(capsys):
