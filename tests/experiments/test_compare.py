@@ -4,10 +4,11 @@ import json
 
 import pytest
 from pages import documented_columns
-from tiny_pair import write_pair
+from tiny_compare import write_config
 
 from experiments import compare
 from experiments.compare import equality_summary, main
+from experiments.lib.run_folder import read_rows as rows
 from experiments.lib.summary import against_table, summarise
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.text import generation, pair
@@ -16,37 +17,13 @@ from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-from configs.base import CompareConfig, Method
-from specdec_jax.stopping import static
-
-config = CompareConfig(
-    name="tiny",
-    prompts={prompts!r},
-    methods=(Method("plain", policy=None), Method("static-2", static(draft_length=2))),
-    target={target!r},
-    drafter={drafter!r},
-    dtype="float32",
-    temperatures=(0.0, 1.0),
-    max_new_tokens=8,
-    max_draft_length=2,
-    verification_widths=(3,),
-    chat=False,
-)
-"""
 KEYS = ("temperature", "prompt_id", "method")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("compare")
-    target, drafter = write_pair(folder)
-    prompts = folder / "prompts.jsonl"
-    lines = [{"id": "one", "category": "a", "text": "hello"}, {"id": "two", "category": "b", "text": "why?"}]
-    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    path = folder / "config.py"
-    path.write_text(CONFIG.format(prompts=str(prompts), target=target, drafter=drafter))
-    return path
+    options = "temperatures=(0.0, 1.0), max_new_tokens=8, max_draft_length=2, verification_widths=(3,)"
+    return write_config(tmp_path_factory.mktemp("compare"), 'Method("static-2", static(draft_length=2))', options)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +31,6 @@ def finished(config, tmp_path_factory):
     """(exit code, the run folder) of one whole run."""
     out = tmp_path_factory.mktemp("run") / "out"
     return main([str(config), "--out", str(out)]), out
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
 def test_a_run_writes_four_files_with_every_result(finished):
@@ -187,7 +160,7 @@ def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):
         ("CONFIG --max-new-tokens 125", "prompt 'two' of 4 tokens and 125 new ones exceed the context of"),
         ("CONFIG --max-draft-length 5", "widest verification width 3 cannot hold max_draft_length 5"),
         ("CONFIG --out file/out", "cannot write the run folder"),
-        ("wrong.py", "wrong.py:5: CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'"),
+        ("wrong.py", "wrong.py:6: CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'"),
         ("", "name a config first"),
     ],
 )
@@ -221,9 +194,9 @@ def test_the_equality_summary_names_every_difference_and_its_gap():
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):
     """Lookup beside model drafting on one target: the same greedy texts, and no drafter passes."""
     path, out = tmp_path / "config.py", tmp_path / "out"
-    more = """, Method("lookup", static(), drafter="prompt_lookup(longest=2)"),
-        Method("both", static(), drafter=("prompt_lookup", "ngram"))),"""
-    text = config.read_text().replace("),\n    target=", more + "\n    target=")
+    more = 'Method("lookup", static(), drafter="prompt_lookup(longest=2)"), '
+    more += 'Method("both", static(), drafter=("prompt_lookup", "ngram")), '
+    text = config.read_text().replace('Method("static-2"', f'{more}Method("static-2"')
     path.write_text(text.replace("(0.0, 1.0)", "(0.0,)").replace("max_new_tokens=8", "max_new_tokens=24"))
     assert main([str(path), "--out", str(out)]) == 0
     found = {(row["prompt_id"], row["method"]): row for row in rows(out)}

@@ -10,6 +10,7 @@ from stopping_cases import Seen
 
 from experiments import adaedl, entropy, policies
 from experiments.lib import trace_runs
+from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.costs.cost_model import cost_model
@@ -45,10 +46,6 @@ def finished(tmp_path_factory):
         return made[name]
 
     return get
-
-
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

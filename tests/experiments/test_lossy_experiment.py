@@ -1,10 +1,8 @@
 """`quality` of experiments.compare on tiny models: the figures of lossy verifiers are those of the rows."""
 
-import json
-
 import numpy as np
 import pytest
-from tiny_pair import write_pair
+from tiny_compare import write_config
 
 from experiments.compare import main
 from experiments.lib.quality import by_method
@@ -12,33 +10,23 @@ from experiments.lib.run_folder import read_rows
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-from configs.base import CompareConfig, Method
-from specdec_jax.stopping import static
-from specdec_jax.verification import by_phase, easd, lenience, rejection
-
-VERIFIERS = {{
-    "rejection": rejection(), "half": lenience(lenience=0.5), "tenth": lenience(lenience=0.1),
-    "easd": easd(top_n=3, target_entropy=0.1), "by-phase": by_phase(lenience=0.5),
-}}
-config = CompareConfig(
-    name="tiny", prompts={prompts!r}, target={target!r}, drafter={drafter!r}, dtype="float32", chat=False,
-    methods=(Method("plain", None), *(Method(name, static(draft_length=4), verifier=verifier)
-                                      for name, verifier in VERIFIERS.items())),
-    temperatures=(0.0, 1.0), repeats=2, max_new_tokens=12, against="rejection", quality=True,
-)
-"""
-METHODS = ("plain", "rejection", "half", "tenth", "easd", "by-phase")
+VERIFIERS = {
+    "rejection": "rejection()",
+    "half": "lenience(lenience=0.5)",
+    "tenth": "lenience(lenience=0.1)",
+    "easd": "easd(top_n=3, target_entropy=0.1)",
+    "by-phase": "by_phase(lenience=0.5)",
+}
+OPTIONS = 'temperatures=(0.0, 1.0), repeats=2, max_new_tokens=12, against="rejection", quality=True'
+METHODS = ("plain", *VERIFIERS)
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lossy")
-    target, drafter = write_pair(folder)
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": text, "text": text}) + "\n" for text in ("hello", "why?")))
-    (folder / "config.py").write_text(CONFIG.format(prompts=str(prompts), target=target, drafter=drafter))
-    assert main([str(folder / "config.py"), "--out", str(folder / "out")]) == 0
+    methods = (f'Method("{name}", static(draft_length=4), verifier={text})' for name, text in VERIFIERS.items())
+    config = write_config(folder, ", ".join(methods), OPTIONS)
+    assert main([str(config), "--out", str(folder / "out")]) == 0
     return folder / "out"
 
 
@@ -51,7 +39,7 @@ def test_the_figures_are_those_of_the_rows(ran):
         figures = by_method(here)
         for name, own in figures.items():
             mine = [[row["log_likelihood"] for row in here if (row["method"], row["prompt_id"]) == (name, prompt)]
-                    for prompt in ("hello", "why?")]  # fmt: skip
+                    for prompt in ("one", "two")]  # fmt: skip
             assert own["log_likelihood"] == pytest.approx(np.mean(mine, axis=1))
         assert figures["rejection"]["total_variation"].max() < 1e-5 < 0.01 < figures["tenth"]["total_variation"].mean()
         assert figures["plain"]["total_variation"].max() < 1e-5

@@ -1,9 +1,10 @@
 """Predictions beside measured runs: a replay has the hyperparameters that decoded, the run's calibration included."""
 
 import json
+from pathlib import Path
 
 import pytest
-from tiny_pair import write_pair
+from tiny_compare import write_config
 
 from experiments import compare, record
 from experiments.lib.measured import measured_points
@@ -27,32 +28,10 @@ HYPERPARAMETERS = {
     "monitor": {"phases": {"enter": 9.0, "leave": 9.0}},  # the default calls these texts reasoning after eight tokens
 }
 OTHERS = {"policy": {"static": {"draft_length": 4}}, "verifier": {}, "monitor": {}}
-CONFIG = """
-from configs.base import CompareConfig, Method
-from specdec_jax.stopping import phase_length, static, survival
-
-times = (1.0, 1.0, 1.0, 9.0, 9.0, 9.0)
-config = CompareConfig(
-    name="measured",
-    prompts={prompts!r},
-    methods=(
-        Method("plain", policy=None),
-        Method("static", static()),
-        Method("static-3", static(draft_length=3)),
-        Method("survival", survival(verification_times=times)),
-        Method("phase-length", phase_length()),
-    ),
-    target={target!r},
-    drafter={drafter!r},
-    dtype="float32",
-    temperatures=(0.0,),
-    max_new_tokens=24,
-    max_draft_length=5,
-    verification_widths=(6,),
-    calibration={calibration!r},
-    chat=False,
-)
-"""
+CASES = """Method("static", static()), Method("static-3", static(draft_length=3)),
+    Method("survival", survival(verification_times=(1.0, 1.0, 1.0, 9.0, 9.0, 9.0))),
+    Method("phase-length", phase_length()),"""
+OPTIONS = "temperatures=(0.0,), max_new_tokens=24, max_draft_length=5, verification_widths=(6,), calibration={!r}"
 METHODS = ["static", "static-3", "survival", "phase-length"]
 
 
@@ -60,21 +39,19 @@ METHODS = ["static", "static-3", "survival", "phase-length"]
 def ran(tmp_path_factory):
     """(folder of a calibrated greedy run, traces of the same pair and prompts)."""
     folder = tmp_path_factory.mktemp("measured")
-    target, drafter = write_pair(folder)
-    lines = [{"id": f"p{row}", "category": "a", "text": text} for row, text in enumerate(("hello", "a b a b", "why?"))]
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    models = {
-        name: {"name": name, **fingerprint(load_model(source, dtype="float32").params)}
-        for name, source in (("target", target), ("drafter", drafter))
+    path = str(folder / "calibration.json")
+    config = write_config(folder, CASES, OPTIONS.format(path), texts=("hello", "a b a b", "why?"))
+    content = {
+        name: {"name": name, **fingerprint(load_model(str(folder / name), dtype="float32").params)}
+        for name in ("target", "drafter")
     }
-    calibration = {**models, "hyperparameters": {"greedy": HYPERPARAMETERS, "sampled": OTHERS}, "figures": {}}
-    (folder / "calibration.json").write_text(json.dumps(calibration))
-    sources = {"prompts": str(folder / "prompts.jsonl"), "target": target, "drafter": drafter}
-    (folder / "config.py").write_text(CONFIG.format(calibration=str(folder / "calibration.json"), **sources))
-    assert compare.main([str(folder / "config.py"), "--out", str(folder / "run")]) == 0
-    options = [word for name, value in sources.items() for word in (f"--{name}", value)]
-    options += ["--dtype", "float32", "--no-chat", "--max-new-tokens", "24", "--max-draft-length", str(LONGEST)]
-    assert record.main([*options, "--temperatures", "0", "--out", str(folder / "traces")]) == 0
+    content |= {"hyperparameters": {"greedy": HYPERPARAMETERS, "sampled": OTHERS}, "figures": {}}
+    Path(path).write_text(json.dumps(content))
+    assert compare.main([str(config), "--out", str(folder / "run")]) == 0
+    options = ["--target", str(folder / "target"), "--drafter", str(folder / "drafter"), "--temperatures", "0"]
+    options += ["--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "traces"), "--dtype", "float32"]
+    lengths = ["--max-new-tokens", "24", "--max-draft-length", str(LONGEST)]
+    assert record.main([*options, "--no-chat", *lengths]) == 0
     return folder / "run", {0.0: load_trace(folder / "traces" / "trace-0.npz")}
 
 

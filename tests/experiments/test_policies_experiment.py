@@ -1,7 +1,5 @@
 """experiments.policies: its tables are what an independent sum of replays says."""
 
-import json
-
 import numpy as np
 import pytest
 from rich.console import Console
@@ -9,15 +7,12 @@ from rich.console import Console
 from experiments import policies
 from experiments.lib.cells import markdown
 from experiments.lib.rules import RULES
+from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.terminal import Whole
 from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.replay.trace import save_trace
-
-
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("tuning", ["task", "all"])
