@@ -1,4 +1,4 @@
-"""Slash commands: they change what they name, show what was asked for, and what fails changes nothing."""
+"""Slash commands, their completions, and advice: they change what they name, and what fails changes nothing."""
 
 import re
 
@@ -6,18 +6,11 @@ import pytest
 from chat_sessions import ask, shown
 
 from specdec_jax.app.chat import commands
+from specdec_jax.app.chat.completion import complete
 from specdec_jax.app.chat.reports import fitted
+from specdec_jax.app.chat.suggest import suggest
 from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
-
-
-def test_phases_are_shown_once_they_are_watched(session):
-    chat = commands.Chat(session)
-    first = ask(session, "hello")
-    commands.run(chat, "/phases on")
-    second = ask(session, "more")
-    assert second.reused == len(first.ids) + len(first.result.tokens) - 1
-    assert re.search(r"(routine|reasoning) \d+", shown(commands.run(chat, "/phases")))
 
 
 @pytest.mark.parametrize(
@@ -33,23 +26,23 @@ def test_the_settings_fit_the_line_below_the_prompt(width, line):
     assert fitted(settings, width) == line and len(line) <= width
 
 
-FAILING = [
-    ("/polcy adaedl", "unknown command /polcy; did you mean '/policy'"),
-    ("/policy adaedl(treshold=0.5)", "did you mean 'threshold'"),
-    ("/gamma many", "must be a whole number, got 'many'"),
-    ("/gamma auto", "there is no answer yet"),
-    ("/entropy-factor 0.2", r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl"),
-    ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
-    ("/target smolm2", "did you mean 'smollm2'"),
-    ("/temperature warm", "must be a number, got 'warm'"),
-    ("/compare", "ask something first"),
-    ("/tokens of", "on or off, got 'of'"),
-    ("/save", "needs a file name"),
-    ("/save no/such/folder/run.html", "there is no folder 'no/such/folder'"),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), FAILING, ids=[line for line, _ in FAILING])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/polcy adaedl", "unknown command /polcy; did you mean '/policy'"),
+        ("/policy adaedl(treshold=0.5)", "did you mean 'threshold'"),
+        ("/gamma many", "must be a whole number, got 'many'"),
+        ("/gamma auto", "there is no answer yet"),
+        ("/entropy-factor 0.2", r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl"),
+        ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
+        ("/target smolm2", "did you mean 'smollm2'"),
+        ("/temperature warm", "must be a number, got 'warm'"),
+        ("/compare", "ask something first"),
+        ("/tokens of", "on or off, got 'of'"),
+        ("/save", "needs a file name"),
+        ("/save no/such/folder/run.html", "there is no folder 'no/such/folder'"),
+    ],
+)
 def test_a_command_that_fails_leaves_the_session_as_it_was(session, line, message):
     chat = commands.Chat(session)
     before = session.settings, session.pair, chat.tokens, chat.ended
@@ -85,15 +78,18 @@ def test_commands_change_what_they_name(session):
     assert commands.run(chat, "/quit") is None and chat.ended
 
 
-def test_stats_say_what_was_read_and_re_used(session):
+def test_stats_say_what_was_read_and_re_used_and_phases_are_shown_once_they_are_watched(session):
     chat = commands.Chat(session)
     assert "none yet" in shown(commands.run(chat, "/stats"))
     ask(session, "hello")
-    turn = ask(session, "more")
+    first = ask(session, "more")
     text = shown(commands.run(chat, "/stats"))
-    assert re.search(rf"prompt tokens re-used +{turn.reused} *\n", text)
-    assert f"{turn.prefilled} (new in this turn)" in text
+    assert re.search(rf"prompt tokens re-used +{first.reused} *\n", text)
+    assert f"{first.prefilled} (new in this turn)" in text
     assert shown(commands.run(chat, "/phases")).startswith("No phases are being watched")
+    commands.run(chat, "/phases on")
+    assert ask(session, "and now?").reused == len(first.ids) + len(first.result.tokens) - 1
+    assert re.search(r"(routine|reasoning) \d+", shown(commands.run(chat, "/phases")))
 
 
 def test_compare_plays_three_methods_on_the_last_prompt(session):
@@ -102,11 +98,71 @@ def test_compare_plays_three_methods_on_the_last_prompt(session):
     turn = ask(session, "hello")
     lines = [line.split() for line in shown(commands.run(chat, "/compare 2")).splitlines()]
     rows = [" ".join(word for word in line if word not in "│┃|") for line in lines]
-    plain, fixed, current = (
-        next(row for row in rows if row.startswith(name)) for name in ("plain", "static 2", "adaedl")
-    )
+    names = "plain", "static 2", "adaedl(threshold=0.1)"
+    plain, *others = (next(row for row in rows if row.startswith(name)) for name in names)
     assert plain.split()[1] == str(len(turn.result.tokens)) and "1.00x" in plain
-    assert all(row.endswith("identical") for row in (plain, fixed, current))
-    assert current.startswith("adaedl(threshold=0.1)")
+    assert all(row.endswith("identical") for row in (plain, *others))
     again = ask(session, "more")
     assert again.reused == len(turn.ids) + len(turn.result.tokens) - 1  # comparing left the kept cache alone
+
+
+@pytest.mark.parametrize(
+    ("policy", "rate", "mean", "command"),
+    [
+        ("static(draft_length=3)", 0.9, 3, "/gamma 5"),
+        ("static(draft_length=3)", 0.8, 3, None),
+        ("static(draft_length=6)", 0.4, 6, "/gamma 3"),
+        ("static(draft_length=1)", 0.4, 1, "/policy adaedl"),
+        ("static(draft_length=15)", 0.9, 15, "/gamma 16"),
+        ("adaedl", 0.9, 3, "/lambda 0.5"),
+        ("adaedl(threshold=0.3)", 0.4, 3, "/lambda 0.5"),
+        ("adaedl", 0.9, 6.5, "/max-draft-length 14"),
+        ("adaedl", None, None, "/lambda 0.3"),
+        ("survival", 0.9, 3, "/gamma 5"),
+        ("survival", 0.4, 4, "/max-draft-length 3"),
+    ],
+)
+def test_suggestions(policy, rate, mean, command):
+    most = 16 if policy.startswith("static") else 7
+    figures = {"draft_acceptance_rate": rate, "mean_draft_length": mean, "drafter_passes": 30}
+    found = suggest(Settings(policy=policy, max_draft_length=most), most, figures)
+    assert (found and found.command) == command
+    if found and rate:
+        assert ("longer" in found.advice) == (rate > 0.8)
+    nothing = dict.fromkeys(("draft_acceptance_rate", "mean_draft_length")) | {"drafter_passes": 0}
+    assert suggest(Settings(drafter="none"), most, nothing) is None
+
+
+def test_gamma_auto_does_what_is_suggested(session):
+    chat = commands.Chat(session)
+    turn = ask(session, "hello")
+    low = {**turn.result.statistics, "draft_acceptance_rate": 0.3}
+    session.last = turn._replace(result=turn.result._replace(statistics=low))
+    assert "/gamma 1" in shown(commands.run(chat, "/gamma auto"))
+    assert session.settings.policy == "static(draft_length=1)"
+    changed = session.settings
+    with pytest.raises(ValueError, match="no answer since the last change"):
+        commands.run(chat, "/gamma auto")  # and not one more step on the strength of the same answer
+    assert session.settings == changed
+    good = turn.result._replace(statistics={**low, "draft_acceptance_rate": 0.7})
+    session.last = turn._replace(result=good, settings=changed)
+    assert "Nothing to change" in shown(commands.run(chat, "/gamma auto"))
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("/pol", ["/policy"]),
+        ("/policy ada", ["adaedl", "adaptive_gamma"]),
+        ("/policy adaedl(thr", ["threshold=", "threshold_decay="]),
+        ("/policy at_least(min", ["minimum="]),
+        ("/policy static(draft_length=3, dr", []),
+        ("/target smollm2-drafter-n", ["smollm2-drafter-nano"]),
+        ("/tokens ", ["all", "on", "off"]),
+        ("hello /pol", []),
+    ],
+)
+def test_completions(before, expected):
+    found = complete(before)
+    assert [completion.text for completion in found] == expected
+    assert all(c.start == 0 or before.endswith(c.text[: -c.start]) for c in found)

@@ -90,8 +90,8 @@ def test_words_are_not_broken_at_the_right_edge(size):
     assert lines[-1] == "more.  Quite done."
 
 
-def leave(child):
-    child.send("/quit\r")
+def leave(child, keys="/quit\r"):
+    child.send(keys)
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
@@ -99,38 +99,28 @@ def leave(child):
 
 def test_a_conversation(chat, tmp_path):
     child = chat()
-    child.send("hello\r")
-    child.expect(TOKEN)
+
+    def say(line, *answers):
+        child.send(f"{line}\r")
+        for answer in answers:
+            child.expect(answer)
+
+    say("hello", TOKEN)
     written = child.before
     child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
     assert REJECTED in written + child.before
     child.expect("rejected drafts are hidden from now on")
-    child.send("/polcy\r")
-    child.expect("unknown command /polcy; did you mean '/policy'")
-    child.send("/gamma 2\r")
-    child.expect(r"policy static\(draft_length=2\)")
-    child.send("more\r")
-    child.expect(TOKEN)
+    say("/gamma 2", r"policy static\(draft_length=2\)")
+    say("more", TOKEN)
     written = child.before
     child.expect(r"12 tokens, [^\r]*% of drafts accepted, mean draft [12]")
     assert REJECTED not in written + child.before and "100%" not in child.after
-    child.send("/tokens all\r")
-    child.expect("tokens all")
-    child.send("/stats\r")
-    child.expect(r"prompt tokens re-used +3\d")
-    child.send("/compare\r")
-    child.expect("against plain")
-    child.expect(r"plain [^\r]*1.00x[^\r]*identical")
-    child.expect(r"static\(draft_length=2\) [^\r]*identical")
-    child.send("/tokens off\r")
-    child.expect("tokens off")
-    child.send("/save no/such/folder/run.html\r")
-    child.expect("error: there is no folder 'no/such/folder' to save in")
-    child.send("/save run.html\r")
-    child.expect("saved run.html")
+    say("/stats", r"prompt tokens re-used +3\d")
+    say("/compare", r"plain [^\r]*1.00x[^\r]*identical", r"static\(draft_length=2\) [^\r]*identical")
+    say("/save no/such/folder/run.html", "error: there is no folder 'no/such/folder' to save in")
+    say("/save run.html", "saved run.html")
     assert "<html" in (tmp_path / "run.html").read_text(encoding="utf-8")
-    child.send("/reset\r")
-    child.expect("A new conversation")
+    say("/reset", "A new conversation")
     leave(child)
 
 
@@ -157,33 +147,26 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat):
 
 def test_lines_completion_history_and_the_keys_that_leave(chat, tmp_path):
     child = chat()
-    child.send("/temp")
-    child.expect("/temperature")  # offered while one types
-    child.send(TAB)
-    child.expect("erature")
-    child.send(" 0.5\r")
-    child.expect("temperature 0.5")
-    child.send(f"hello{ALT_ENTER}hello\r")
-    child.expect("12 tokens, ")
-    child.send("\x1b[200~one\ntwo\x1b[201~\r")  # a pasted text of two lines is one message
-    child.expect("12 tokens, ")
+    for keys, expected in (
+        ("/temp", "/temperature"),  # offered while one types
+        (TAB, "erature"),
+        (" 0.5\r", "temperature 0.5"),
+        (f"hello{ALT_ENTER}hello\r", "12 tokens, "),
+        ("\x1b[200~one\ntwo\x1b[201~\r", "12 tokens, "),  # a pasted text of two lines is one message
+    ):
+        child.send(keys)
+        child.expect(expected)
     child.expect(PROMPT)
     child.send("half a line" + CTRL_C)
     child.expect("Ctrl-C once more")
-    child.send(CTRL_C)
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    leave(child, CTRL_C)
     history = (tmp_path / "specdec_jax" / "chat_history").read_text()
     assert "+/temperature 0.5" in history and "+hello\n+hello\n" in history and "+one\n+two\n" in history
     assert "half a line" not in history
     child = chat()
     child.send("\x1b[A\r")  # the line before, of the session before
     child.expect("12 tokens, ")
-    child.send(CTRL_D)
-    child.expect(pexpect.EOF)
-    child.close()
-    assert child.exitstatus == 0
+    leave(child, CTRL_D)
 
 
 def test_a_script_is_read_line_by_line_without_colours(arguments, environment):

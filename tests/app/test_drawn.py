@@ -1,4 +1,4 @@
-"""A decoded text told token by token, and drawn on a terminal and as a page."""
+"""A decoded text told token by token, drawn on a terminal and as a page; and `generate --page FILE`."""
 
 import io
 import json
@@ -14,13 +14,16 @@ from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 from tiny_pair import write_pair
 
+from specdec_jax.app import cli
 from specdec_jax.app.views.coloured import render
 from specdec_jax.app.views.page import page, save_page
 from specdec_jax.app.views.printing import plain
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
 from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
+from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
+from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -266,3 +269,51 @@ def test_a_branch_stands_for_a_rejected_draft_and_is_shown():
     assert [draft.text for draft in tokens[1].rejected] == ["x", "y"]
     assert '<span class="token branch"' in page(shown, tokenizer())
     assert '<span class="token branch"' not in page(example(), tokenizer())
+
+
+SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
+    return ["--target", target, "--drafter", drafter]
+
+
+def test_a_page_beside_the_same_text(capsys, models, tmp_path):
+    arguments = ["generate", "hello <b>", *models, *SHORT, "--policy", "adaedl(threshold=0.1)", "--json"]
+    assert cli.main(arguments) == 0
+    plain = capsys.readouterr()
+    file = tmp_path / "a.html"
+    assert cli.main([*arguments, "--page", str(file)]) == 0
+    drawn = capsys.readouterr()
+    assert list(tmp_path.iterdir()) == [file]
+    html = file.read_text(encoding="utf-8")
+    assert "hello &lt;b&gt;" in html and "adaedl(threshold=0.1)" in html and "bound 1" in html
+    assert plain.err == "" and drawn.err == f"page: {file}\n"
+    assert plain.out.split('"statistics"')[0] == drawn.out.split('"statistics"')[0]
+
+
+@pytest.mark.seldom
+def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):
+    """The tiny target is ever uncertain: at the default thresholds it reasons after eight tokens, at its own never."""
+    content = {
+        name: {"name": name, **fingerprint(load_model(path, dtype="float32").params)}
+        for name, path in (("target", models[1]), ("drafter", models[3]))
+    }
+    learnt = {"policy": {}, "verifier": {}, "monitor": {"phases": {"enter": 50.0, "leave": 50.0}}}
+    content |= {"hyperparameters": {"greedy": learnt, "sampled": learnt}, "figures": {}}
+    (tmp_path / "calibration.json").write_text(json.dumps(content))
+
+    def reasoning(*more):
+        page = tmp_path / "a.html"
+        assert cli.main(["generate", "hello", *models, *SHORT, "--json", "--page", str(page), *more]) == 0
+        result = json.loads(capsys.readouterr().out)
+        shaded = page.read_text(encoding="utf-8").count(' reasoning"')
+        return result["statistics"]["num_reasoning_tokens"], shaded, result["tokens"]
+
+    unwatched, watched = reasoning(), reasoning("--phases")
+    calibrated = reasoning("--phases", "--calibration", str(tmp_path / "calibration.json"))
+    assert watched[0] == 4 and watched[1] > 0
+    assert unwatched[:2] == calibrated[:2] == (0, 0)
+    assert unwatched[2] == watched[2] == calibrated[2]
