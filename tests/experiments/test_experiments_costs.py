@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from trace_walks import Static, on_the_other_half, over_plain, totals, walk
 
 from experiments import adaedl as study
 from experiments import policies, step_cost
@@ -39,35 +40,6 @@ def ran(tmp_path):
         return out, read_rows(out)
 
     return run
-
-
-def static_seconds(trace, length, costs, longest=LONGEST):
-    """Decoding times [N] of a static draft length, round by round."""
-    passes, seconds, rounds = costs.pass_times(longest), [], 0
-    for text in range(trace.num_texts):
-        at, end, time = 0, int(trace.length[text]), 0.0
-        while at < end:
-            drafts = min(length, int(trace.limit[text]) - at - 1)
-            hits = [bool(trace.accepted[text, at + index]) for index in range(drafts)]
-            taken = hits.index(False) if False in hits else drafts
-            time += passes[drafts] + drafts * costs.drafter_step
-            at += min(taken + 1, end - at)
-            rounds += 1
-        seconds.append(time)
-    return np.array(seconds), rounds
-
-
-def halves(texts, seed=0):
-    return np.random.default_rng(seed).permutation(texts) < texts // 2
-
-
-def best_static(trace, costs):
-    """Seconds [N] with every text at the length that is best for the other half."""
-    grid = np.stack([static_seconds(trace, length, costs)[0] for length in range(17)])
-    first, seconds = halves(trace.num_texts), np.zeros(trace.num_texts)
-    for half in (first, ~first):
-        seconds[~half] = grid[np.argmin(grid[:, half].sum(axis=1)), ~half]
-    return seconds
 
 
 def test_a_made_up_trace_is_consistent():
@@ -128,16 +100,18 @@ def test_hardware_predicts_what_plain_loops_count_and_sets_measured_beside_predi
     trace = made_up_traces()[0.0]
     known = {(row["group"], row["temperature"], row["what"]): speedup(row) for row in rows}
     estimate, low, high = known["flat, c = 0.1", 0.0, "static"]
-    expected = trace.length.sum() / best_static(trace, flat(0.1, LONGEST)).sum()
+    expected = (
+        trace.length.sum() / on_the_other_half(trace, range(12), range(17), Static, costs=flat(0.1, LONGEST))[1].sum()
+    )
     assert estimate == pytest.approx(expected, rel=1e-9) and low < expected < high
     for (group, temperature, _), value in known.items():
         assert value[0] <= known[group, temperature, "oracle"][0] * 1.0001
     costs = load_cost_model("configs/costs/cpu.json")
     [point] = measured.measured_points(folder, made_up_traces(), costs)
     trace = measured.shortened(select(trace, range(4)), 20)
-    seconds, _ = static_seconds(trace, 3, between(costs, default_widths(5)), 5)
+    seconds = totals(trace, lambda: Static(3), 5, costs=between(costs, default_widths(5)))[0]
     assert trace.length.max() == 20 and check(trace) == ""
-    assert point.predicted.estimate == pytest.approx(trace.length.sum() * costs.plain_pass / seconds.sum())
+    assert point.predicted.estimate == pytest.approx(over_plain(trace, seconds, costs=costs))
     assert point.speedup.estimate == pytest.approx(4 / 3) and point.acceptance == 0.4 and point.same_prompts
     assert "| static-3 | 0.05 (0) | 1.33" in (out / "table.md").read_text()
 
@@ -164,8 +138,11 @@ def test_drafters_have_their_own_costs(tmp_path):
     wanted = ("large", 1.0, "static-7", "all")
     row = next(r for r in read_rows(out) if (r["group"], r["temperature"], r["what"], r["task"]) == wanted)
     base = load_cost_model("configs/costs/cpu.json")
-    seconds, rounds = static_seconds(trace, 7, base._replace(drafter_step=0.2 * base.plain_pass))
-    assert np.sum(row["emitted"]) == trace.num_positions and np.sum(row["rounds"]) == rounds
+    costs = base._replace(drafter_step=0.2 * base.plain_pass)
+    seconds, rounds = np.transpose(
+        [walk(trace, text, Static(7), LONGEST, costs)[:2] for text in range(trace.num_texts)]
+    )
+    assert np.sum(row["emitted"]) == trace.num_positions and np.sum(row["rounds"]) == rounds.sum()
     np.testing.assert_allclose(row["seconds"], seconds)
     overlaps = [trace.overlap[text, at] for text in range(trace.num_texts) for at in range(trace.length[text])]
     assert policies.overlap(trace).estimate == pytest.approx(np.mean(overlaps), rel=1e-5)

@@ -6,15 +6,14 @@ import re
 import numpy as np
 import pytest
 import stopping_oracles as twins
-from stopping_cases import Seen
+from trace_walks import Static, on_the_other_half, over_plain, totals
 
 from experiments import adaedl, entropy, policies
 from experiments.lib import trace_runs
 from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.costs.cost_model import cost_model
-from specdec_jax.replay.trace import FEATURES, save_trace
+from specdec_jax.replay.trace import save_trace
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,6 @@ COMMANDS = {
     "tables": (adaedl, ("paper.png",), ()),
     "entropy": (entropy, ("entropy.png",), ("--bins", "5")),
 }
-COSTS = costs_or_default(None)
 
 
 def run(name, *arguments):
@@ -74,58 +72,6 @@ def test_a_stopped_run_goes_on_where_it_was(finished, tmp_path, monkeypatch):
     assert policies.main(["--smoke", *COMMANDS["policies"][2], "--out", str(out)]) == 0
     assert (out / "results.jsonl").read_bytes() == b"".join(lines)
     assert (out / "table.md").read_text() == (whole / "table.md").read_text()
-
-
-def walk(trace, text, twin, most, costs=COSTS):
-    """(seconds, rounds, passes, accepted) of one text under a plain-Python rule, read off the trace step by step."""
-    times, at, end, limit = costs.pass_times(most), 0, int(trace.length[text]), int(trace.limit[text])
-    seconds, rounds, all_passes, all_accepted = 0.0, 0, 0, 0
-    while at < end:
-        budget = min(most, limit - at - 1)
-        going = twin.begins(text, at) and budget > 0
-        drafted = passes = accepted = 0
-        tail = None
-        while going:
-            passes += 1
-            if tail is None and trace.accepted[text, at + drafted]:
-                distribution, hit = trace.path[text, at + drafted], True
-            else:
-                tail = trace.tails[trace.tail_of[text, at + accepted]] if tail is None else tail
-                distribution, hit = tail[drafted - accepted], False
-            fields = dict(zip(FEATURES, map(float, distribution), strict=True))
-            seen = Seen(*(fields[name] for name in ("entropy", "raw_entropy", "max_prob", "raw_max_prob")), 0.0)
-            if not twin.draws(seen, drafted):
-                break
-            drafted += 1
-            accepted += hit
-            going = twin.goes_on(seen, drafted) and drafted < budget
-        twin.learns(drafted, accepted, most)
-        emitted = min(accepted + 1, end - at)
-        seconds += times[drafted] + passes * costs.drafter_step
-        rounds, all_passes, all_accepted = rounds + 1, all_passes + passes, all_accepted + min(accepted, emitted)
-        at += emitted
-    return seconds, rounds, all_passes, all_accepted
-
-
-class Static(twins.Rule):
-    def __init__(self, length):
-        self.length = length
-
-    def begins(self, row, emitted):
-        return self.length > 0
-
-    def goes_on(self, seen, drafted):
-        return drafted < self.length
-
-
-def totals(trace, make_twin, most=16, texts=None, costs=COSTS):
-    """Sums of `walk` over texts, a fresh rule for each."""
-    chosen = range(trace.num_texts) if texts is None else texts
-    return np.sum([walk(trace, text, make_twin(), most, costs) for text in chosen], axis=0)
-
-
-def over_plain(trace, seconds, texts=None, costs=COSTS):
-    return trace.length[slice(None) if texts is None else texts].sum() * costs.plain_pass / seconds
 
 
 def section(folder, heading):
@@ -195,15 +141,6 @@ def test_factors_of_both_drafters_are_walks(finished, drafter, boost):
     ):
         assert value(cells(text, name)[1]) == pytest.approx(over_plain(trace, totals(trace, twin)[0]), abs=0.006)
     assert cells(text, "0.05")[-1] == "1.8" and cells(text, "0.2")[-1] == "0.45"  # (1 - 0.7)^2 / factor
-
-
-def on_the_other_half(trace, texts, settings, make_twin, most=16):
-    """(settings chosen on either half, seconds of every text), by walks."""
-    texts = np.asarray(texts)
-    seconds = np.array([[walk(trace, text, make_twin(value), most)[0] for text in texts] for value in settings])
-    first = np.random.default_rng(0).permutation(len(texts)) < len(texts) // 2
-    best = [int(np.argmin(seconds[:, half].sum(axis=1))) for half in (first, ~first)]
-    return [settings[index] for index in best], np.where(first, seconds[best[1]], seconds[best[0]])
 
 
 def texts_of(trace, task):
