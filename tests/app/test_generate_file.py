@@ -106,14 +106,13 @@ def test_the_last_line_says_where_drafting_was_turned_off(models, tmp_path, caps
 def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, whole, tmp_path, capsys):
     output = tmp_path / "grown.jsonl"
     run(models, source, output)
-    assert run(models, source, output) == 1, "lines of it were refused, whenever that was"
-    assert "is complete: 10 lines" in capsys.readouterr().err
-    given = source.read_bytes()
-    source.write_bytes(given + b"x")
-    assert run(models, source, output) == 2
-    assert "written from another input" in capsys.readouterr().err, "its last line has become another"
-    source.write_bytes(given + b'\n{"prompt": "more"}\n')
-    assert run(models, source, output) == 1
+    for added, code, words in (
+        (b"", 1, "is complete: 10 lines"),  # of which some were refused, whenever that was
+        (b"x", 2, "written from another input"),  # its last line has become another
+        (b'\n{"prompt": "more"}\n', 1, "lines in"),
+    ):
+        source.write_bytes(TEXT + added)
+        assert run(models, source, output) == code and words in capsys.readouterr().err
     assert output.read_bytes().startswith(whole) and read(output)[-1]["num_tokens"] == 12
 
 
@@ -188,40 +187,37 @@ def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path,
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    target, drafter = write_pair(tmp_path_factory.mktemp("fuzzed"))
-    return build_pair(target, drafter, policy=survival(), max_draft_length=3, dtype="float32", costs="estimated")
+def pair(models):
+    options = {"max_draft_length": 3, "dtype": "float32", "costs": "estimated"}
+    return build_pair(models[1], models[3], policy=survival(), **options)
+
+
+HUGE, INFINITE, NOT = 10**400, float("inf"), float("nan")
+WRONG = {
+    "prompt": [None, 3, True, [], {}, "", "  \n", [{}], [{"role": "user"}], [{"role": 1, "content": "a"}], "\ud800"]
+    + ["x" * 200_000, [{"role": "user", "content": "\udfff"}], [["user", "a"]], [{"role": "a", "content": None}]],
+    "max_new_tokens": [0, -1, 1.5, "8", None, True, 10**30, 1e308, [], NOT, 127],
+    "temperature": [-0.1, "1", None, True, NOT, INFINITE, -INFINITE, HUGE, [1.0], 1e300],
+    "top_k": [-1, 0.5, "3", None, 10**18, True],
+    "top_p": [0, -0.5, 1.0001, "0.9", None, NOT],
+    "min_p": [-1e-9, 1.5, "x", None, {}],
+    "seed": [-1, 2**32, 1.0, "7", None, 10**40],
+    "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
+    "system": [3, [], {}, "\udc00", None],
+    "id": [[], {}, [1]],
+    "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}, {"": 1}]
+    + [{"initial_rate": value} for value in ([0.1, 0.2], HUGE, NOT, {})]
+    + [{"greedy": 3 * [HUGE]}, {"rate_weight": None}, {"greedy": [1.0]}, {"greedy": [[1.0]]}],
+    "verifier": [{"lenience": 0.5}, 3, None],
+    **dict.fromkeys(["promt", "Prompt", "n", "stream", "", "\ud800", "max_tokens"], [1, None, "x"]),
+}
 
 
 def malformed(rng):
     """A line that no request may be made of: one field is wrong in one way."""
-    wrong = {
-        "prompt": [None, 3, True, [], {}, "", "  \n", [{}], [{"role": "user"}], [{"role": 1, "content": "a"}], "\ud800"]
-        + ["x" * 200_000, [{"role": "user", "content": "\udfff"}], [["user", "a"]], [{"role": "a", "content": None}]],
-        "max_new_tokens": [0, -1, 1.5, "8", None, True, 10**30, 1e308, [], float("nan"), 127],
-        "temperature": [-0.1, "1", None, True, float("nan"), float("inf"), -float("inf"), 10**400, [1.0], 1e300],
-        "top_k": [-1, 0.5, "3", None, 10**18, True],
-        "top_p": [0, -0.5, 1.0001, "0.9", None, float("nan")],
-        "min_p": [-1e-9, 1.5, "x", None, {}],
-        "seed": [-1, 2**32, 1.0, "7", None, 10**40],
-        "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
-        "system": [3, [], {}, "\udc00", None],
-        "id": [[], {}, [1]],
-        "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}]
-        + [{"initial_rate": [0.1, 0.2]}, {"initial_rate": 10**400}, {"greedy": 3 * [10**400]}, {"rate_weight": None}]
-        + [{"initial_rate": float("nan")}, {"initial_rate": {}}]
-        + [{"greedy": [1.0]}, {"greedy": [[1.0]]}, {"": 1}],
-        "verifier": [{"lenience": 0.5}, 3, None],
-        rng.choice(["promt", "Prompt", "n", "stream", "", "\ud800", "max_tokens"]): [1, None, "x"],
-    }
-    field = rng.choice(sorted(wrong))
-    line = {"prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(wrong[field])}
+    field = rng.choice(sorted(WRONG))
+    line = {"prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(WRONG[field])}
     return json.dumps(line).encode()
-
-
-def truncated(rng):
-    line = json.dumps({"prompt": "fine", "max_new_tokens": 4, "stop": ["a", "b"]}).encode()
-    return line[: rng.randrange(1, len(line))]
 
 
 def scrambled(rng):
@@ -230,20 +226,16 @@ def scrambled(rng):
     return bytes(line)
 
 
-KINDS = {"malformed": malformed, "truncated": truncated, "scrambled": scrambled}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_thousand_bad_lines_are_refused_by_name(pair, kind):
+@pytest.mark.parametrize("make", [malformed, scrambled])
+def test_a_thousand_bad_lines_are_refused_by_name(pair, make):
     """Each is a request or a ValueError in one line, never anything else; what must be wrong is wrong."""
-    rng, defaults = random.Random(kind), Defaults(SamplingParams(max_new_tokens=4), chat=False)
-    refused = 0
+    rng, defaults, refused = random.Random(make.__name__), Defaults(SamplingParams(max_new_tokens=4), chat=False), 0
     for _ in range(1000):
-        line = KINDS[kind](rng)
+        line = make(rng)
         try:
             request_of(pair, read_line(line), defaults, 0)
-            assert kind == "scrambled", line
+            assert make is scrambled, line
         except ValueError as error:
             refused += 1
             assert str(error).strip() and len(str(error)) < 2000, line
-    assert refused > (500 if kind == "scrambled" else 999)
+    assert refused > (500 if make is scrambled else 999)
