@@ -47,8 +47,7 @@ class Sizes(NamedTuple):
 
 
 def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: Any = None) -> None:
-    """Checks the policy, and user-defined drafters, verifiers and monitors, at the shapes of `state`, a request before
-    prefill.
+    """Checks the policy, and a user's drafter, verifier and monitor, at the shapes of `state`, before its prefill.
 
     Raises:
         ValueError: a function fails or returns wrong shapes. One line: the file and line of a user's function, its

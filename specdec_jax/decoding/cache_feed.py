@@ -12,7 +12,7 @@ from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Observer,
 def feed(
     model: LanguageModel, params: Params, cache: Cache, tokens: Array, valid: Array, wanted: Array, chunk: int
 ) -> tuple[Cache, Array]:
-    """Feeds tokens `valid` ... `wanted` - 1 of each row, `chunk` per pass, to a cache that holds the first `valid` [B].
+    """Feeds each row's tokens `valid` ... `wanted` [B] - 1, `chunk` per pass, to a cache with the first `valid` [B].
 
     Returns the cache and the number of tokens [B] it now holds, max(valid, wanted). The cache's length is that of the
     last pass: the caller must set it (`with_length`).
@@ -40,7 +40,7 @@ def feed_long(
     chunk: int,
     wide: int,
 ) -> tuple[Cache, Array]:
-    """As `feed`, but with `wide` tokens per pass for long texts.
+    """As `feed`, but with `wide` tokens per pass where the tokens [B, S] have S of 2 * `wide` or more.
 
     A remainder that fills less than three quarters of a wide pass is fed `chunk` per pass.
     """

@@ -52,7 +52,7 @@ class Decoder(NamedTuple):
 
     prefill: Callable[..., DecodeState]  # (params, prompts, sources=, source_slots=, **options of `fresh_state`)
     compile_prefill: Callable[..., None]  # arguments of prefill; compiles without running
-    extend: Callable[..., DecodeState]
+    extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
     step: Callable[[ModelParams, DecodeState], DecodeState]
@@ -112,9 +112,10 @@ def build_decoder(
         compiler_options: passed to `jax.jit`.
 
     Raises:
-        ValueError: widths that do not ascend or cannot hold the longest draft, drafts longer than the target's context,
-            different vocabularies, or a policy or verifier that needs phases without a monitor of them. `prefill`
-            raises it for functions that fail or return wrong shapes (`answers.check_parts`).
+        ValueError: widths that do not ascend or cannot hold the longest draft, a max_draft_length that is not below the
+            target's context, prefill_chunk below 2, different vocabularies, hidden states or an encoder that the
+            drafter needs and the target lacks, or a policy or verifier that needs phases without a monitor of them.
+            `prefill` raises it for functions that fail or return wrong shapes (`answers.check_parts`).
     """
     widths = tuple(verification_widths or default_widths(widest_draft(policy, drafter.max_draft_length)))
     _check_parts(target, drafter, widths, prefill_chunk)

@@ -79,13 +79,13 @@ def distributions(logits: Array, warp: Warp) -> Distribution:
 
 
 def entropy(log_prob: Array) -> Array:
-    """Shannon entropy of [..., V] log-probabilities, in nats, over the nonzero probabilities."""
+    """Shannon entropy [...] of [..., V] log-probabilities, in nats, over the nonzero probabilities."""
     finite = log_prob > -jnp.inf
     return -_sum(jnp.where(finite, jnp.exp(log_prob) * jnp.where(finite, log_prob, 0.0), 0.0))
 
 
 def raw_entropy(logits: Array) -> Array:
-    """Entropy in nats of [..., V] logits at temperature 1 without truncation."""
+    """Entropy [...] in nats of [..., V] logits at temperature 1 without truncation."""
     return _summary(logits - _max(logits)).entropy
 
 
@@ -162,6 +162,7 @@ def uniforms(seed: Array, emitted: Array, position: Array, role: int) -> Array:
 
     Args:
         seed: [B, 2] uint32, a request's key (`DecodeState.key`), or [B], equivalent to the key (0, seed).
+        emitted: [B] int32; position: [] or [B] int32; role: DRAFT, ACCEPT or NEXT.
     """
     positions = jnp.broadcast_to(position, seed.shape[:1]).astype(jnp.int32)
     return _uniforms(seed, emitted, positions[:, None] * 3 + role)[:, 0]

@@ -31,7 +31,7 @@ def padded_text(tokens: Any, chunk: int) -> tuple[np.ndarray, int]:
 
 
 def score_text(parts: Parts, params: ModelParams, tokens: Array, warp: Warp, chunk: int) -> Scores:
-    """Scores of [B, T] tokens, `chunk` tokens per pass; no array of shape [B, T, V] is created."""
+    """Scores of [B, T] tokens, `chunk` tokens per pass; logits exist for one pass at a time."""
     batch, length = tokens.shape
     steps = (length - 1) // chunk
 

@@ -65,7 +65,9 @@ def fresh_state(
     other hyperparameters; `policy_hyperparameters` etc. take precedence over those, and may be given per row, [B].
 
     Raises:
-        ValueError: invalid input, or a strategy that the decoder was not compiled for.
+        ValueError: no or empty prompts, tokens outside the vocabulary, a max_new_tokens that is traced, negative or
+            beyond the context, too few slots, a seed outside [0, 2**32), a temperature above 0 for a verifier of greedy
+            decoding, unknown or invalid hyperparameters, or a strategy that the decoder was not compiled for.
     """
     batch, longest = len(prompts), parts.drafter.max_draft_length
     lengths, limits = _lengths(parts, prompts, max_new_tokens)

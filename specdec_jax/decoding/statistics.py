@@ -83,7 +83,7 @@ def record_round(record: RoundInfo | None, round_index: Array, alive: Array, now
 
 
 def recorded_rounds(state: DecodeState, row: int = 0, skipped: int = 0) -> list[dict[str, Any]]:
-    """One row's recorded rounds from index `skipped`, each a dict of RoundInfo's fields as numpy values."""
+    """One row's rounds from index `skipped`, dicts of RoundInfo's fields as numpy values; needs `record_rounds`."""
     total = int(np.asarray(state.statistics.num_rounds)[row])
     assert state.record is not None, "the state was prefilled without record_rounds"
     record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, skipped:total], state.record)

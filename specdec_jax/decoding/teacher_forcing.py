@@ -68,7 +68,7 @@ def feed_both(
 def filled_caches(
     models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, wanted: Array
 ) -> PairCache:
-    """Caches that hold the first `wanted` of tokens [B, S], and possibly some more."""
+    """Caches that hold the first `wanted` [] int32 of tokens [B, S], and possibly some more."""
 
     def feed(step: Array, caches: PairCache) -> PairCache:
         return feed_both(models, params, lax.dynamic_slice_in_dim(tokens, step * PREFILL, PREFILL, axis=1), caches)[2]

@@ -83,7 +83,7 @@ def is_users(part: Any) -> bool:
 
 @contextmanager
 def described(place: str = "", name: str = "") -> Iterator[None]:
-    """Turns errors raised in a user's file into one-line `Refused` errors; others pass unchanged.
+    """Turns errors that pass through a user's file into one-line `Refused` errors, and with `place` all others, too.
 
     Args:
         place: FILE:LINE of the user's function that is called, reported for errors without a frame in a user's file,
