@@ -16,7 +16,7 @@ def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, Poli
 def always_draw(
     state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
-    """Draft a token from every computed distribution."""
+    """Draft a token from every predicted distribution."""
     del distribution, drafted
     return jnp.ones_like(context.alive), state
 

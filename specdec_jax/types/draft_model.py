@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     width: int  # P
     dtype: Any  # dtype of the stored features
     read: Callable[[Params, Array], Array]  # hidden states [B, T, N, D] of the target -> [B, T, P]
-    stand_in: Callable[[Params, Array], Array]  # drafts: own last hidden states [B, T, D] -> [B, T, P]
+    stand_in: Callable[[Params, Array], Array]  # as `read` for drafts: own last hidden states [B, T, D] -> [B, T, P]
     apply: Callable[..., tuple[Array, Array, Cache]]
     # (params, tokens [B, T], features of the position before each token [B, T, P], cache, positions, mask) -> (logits
     # [B, T, V], or [B, T, N] with a reduced head, after its `note`; last hidden states [B, T, D]; cache)

@@ -42,8 +42,7 @@ class Init(Protocol):
 class InitCache(Protocol):
     """An empty cache of `slots` (S) slots for `batch` rows.
 
-    `source` is the encoder's input, which is encoded only here: (tokens [B, E] int32, lengths [B] int32). None without
-    an encoder.
+    `source`, an encoder's input, is encoded only here: (tokens [B, E] int32, lengths [B] int32); None without one.
     """
 
     def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> Cache: ...
@@ -265,9 +264,7 @@ class Source(NamedTuple):
     cost: Array | float = 1.0  # [B] float32, of a prediction, in passes of the first drafter model; 0: a lookup
     chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn, so q is one-hot
     drafter_id: Array | int = 0  # [B] int32 or one for all
-    otherwise: Callable[[Array], "Source"] | None = (
-        None  # rows [B] bool for which this source drafted nothing -> the source to use there
-    )
+    otherwise: Callable[[Array], "Source"] | None = None  # rows [B] bool without drafts -> the source to use there
 
 
 class OpenSource(Protocol):
@@ -331,8 +328,7 @@ class Drafter(Strategy):
 class Observe(Protocol):
     """The monitor's state after a round; logits [B, T, V] are the target's.
 
-    It takes logits rather than distributions because only the emitted tokens matter: distributions would be computed at
-    all positions.
+    It takes logits because only the emitted tokens matter: distributions would be computed at all positions.
     """
 
     def __call__(

@@ -50,7 +50,7 @@ class Distribution(NamedTuple):
     raw_entropy: Array  # [B] float32, nats, at temperature 1 without truncation
     raw_max_prob: Array  # [B] float32
     raw_log_prob: Array | None = None  # [B, V] float32; None where only statistics are known
-    token_log_prob: Array | None = None  # [B] float32, of the drawn token; only in replays, which have no log_prob
+    token_log_prob: Array | None = None  # [B] float32, of the drawn token, if log_prob lacks it
 
 
 class Draft(NamedTuple):
@@ -72,7 +72,7 @@ class Drafted(NamedTuple):
     log_q: Array | None  # [B, K, V] float32, the source's distributions
     chosen: Array  # [B] bool, tokens were chosen, not drawn: their distribution is one-hot
     drafter_id: Array  # [B] int32
-    entropy: Array  # [B, K] float32, nats, of every computed distribution; NaN beyond
+    entropy: Array  # [B, K] float32, nats, of every predicted distribution; NaN beyond
     max_prob: Array  # [B, K] float32
     policy: PolicyState
     memory: Any  # the source's
