@@ -35,9 +35,7 @@ def further(ahead: Ahead) -> Array:
 
 
 def gain_by_row(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """The largest net gain of 1 to N further tokens, [B] float32 in tokens, for each row separately; minus infinity for
-    rows without budget.
-    """
+    """The largest net gain [B] float32, in tokens, of 1 to N further tokens of each row; -inf without budget."""
     return best_within(net_by_row(state, ahead, context), ahead, context)
 
 
@@ -60,7 +58,7 @@ def best_within(net: Array, ahead: Ahead, context: RoundContext) -> Array:
 
 
 def gain_together(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """As `gain_by_row` for the whole batch: expected tokens of all rows from 1 to N more passes, minus their time.
+    """As `gain_by_row` for the batch: tokens of all rows with budget from 1 to N more passes, minus all rows' time.
 
     The same number for all rows, [B]; minus infinity for rows without budget. Rows stop together, at their budget or
     where a lookup finds nothing, so a row's own passes and drafts are nearly those of the batch.

@@ -36,7 +36,7 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
         tiers: the allowed lengths, ascending, each at least 1; empty: any up to the drafter's `max_draft_length`.
 
     Hyperparameters (`init`): draft_length 3 (int >= 1, the first), weight 0.2 (SGLang's alpha, 0 to 1), interval 5
-    (rounds, >= 1), warmup 10 (rounds).
+    (rounds, >= 1), warmup 10 (rounds, >= 0).
 
     Raises:
         ValueError: `tiers` are not ascending integers of at least 1.

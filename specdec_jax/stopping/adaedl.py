@@ -38,7 +38,7 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
 
     Hyperparameters (`init`), with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
     [0, 0.99]), target_acceptance 0.9 (alpha), acceptance_decay 0.5 (beta1), threshold_decay 0.9 (beta2), step 0.01
-    (epsilon), initial_acceptance (alpha unless given).
+    (epsilon), initial_acceptance (alpha unless given); the last five in [0, 1].
     """
 
     def init(

@@ -10,6 +10,7 @@ def at_least(minimum: int = 1, policy: StoppingPolicy = static()) -> StoppingPol
     """`policy`, which may stop only after `minimum` tokens are drafted.
 
     Hyperparameters (`init`): those of `policy`.
+
     Raises:
         ValueError: `minimum` is negative.
     """

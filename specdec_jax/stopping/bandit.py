@@ -35,7 +35,7 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     Args:
         lengths: the arms, each at least 1, because rounds without drafts are not counted.
 
-    Hyperparameters (`init`): exploration 0.1 (>= 0, tokens per target pass), warmup 8 (rounds), drafter_cost 0.1 (a
+    Hyperparameters (`init`), all >= 0: exploration 0.1 (tokens per target pass), warmup 8 (rounds), drafter_cost 0.1 (a
     drafter pass, in target passes), verification_cost 0.02 (one more token to verify, in target passes).
 
     Raises:

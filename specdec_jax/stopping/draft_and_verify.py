@@ -32,7 +32,7 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         adaptive: adapt the threshold; otherwise it is constant, and the only hyperparameter.
 
     Hyperparameters (`init`): threshold 0.6 (in [0, 0.99]), target_match 0.9, match_decay 0.5, threshold_decay 0.9, step
-    0.01, initial_match 0.
+    0.01, initial_match 0; all but the threshold in [0, 1].
     """
 
     def init(

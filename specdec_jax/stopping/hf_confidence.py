@@ -50,7 +50,7 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
         positions: maximum number of samples per round.
 
     Hyperparameters (`init`): threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
-    false_negative_weight 3 (both >= 0).
+    false_negative_weight 3 (these three >= 0).
 
     Raises:
         ValueError: `bins` or `positions` below 1.

@@ -45,8 +45,8 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
             token, static), such as `[adaedl(threshold=0.5), static(draft_length=2)]`.
         method: 'ucb1' or 'thompson'. Thompson's draws are functions of the row's seed and number of emitted tokens.
 
-    Hyperparameters (`init`): exploration (>= 0, tokens per target pass; 0.1 for ucb1 and 1 for thompson unless given),
-    drafter_cost 0.1 (a drafter pass, in target passes), verification_cost 0.02 (one more token to verify).
+    Hyperparameters (`init`), all >= 0: exploration (tokens per target pass; 0.1 for ucb1 and 1 for thompson unless
+    given), drafter_cost 0.1 (a drafter pass, in target passes), verification_cost 0.02 (one more token to verify).
 
     Raises:
         ValueError: an unknown method, fewer than two policies, or an entry that is not a policy of chains.

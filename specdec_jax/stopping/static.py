@@ -18,7 +18,7 @@ class StaticState(NamedTuple):
 def static() -> StoppingPolicy:
     """Draft exactly `draft_length` tokens, within the drafter's `max_draft_length` and the token budget.
 
-    Hyperparameters (`init`): draft_length (int >= 0, default 7; 0 is plain decoding).
+    Hyperparameters (`init`): draft_length (int >= 0, default 7; 0 is plain decoding). No drafter pass is discarded.
     """
 
     def init(batch: int, draft_length: Any = 7) -> StaticState:

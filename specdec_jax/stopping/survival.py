@@ -79,7 +79,7 @@ def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
     relative to one of plain decoding, the last one also for longer drafts; default 1 + 0.02 k), greedy and sampled (a
     Prior each), prior_precision (4; the prior weighs roughly four times as many verified tokens), initial_rate
     (initial R, in tokens per pass of plain decoding; default: that of the best fixed length at these costs with an
-    acceptance rate of 0.6), rate_weight (its weight, 5 passes).
+    acceptance rate of 0.6), rate_weight (its weight, 5 passes). Times are >= 0; cost, precision, rate and weight > 0.
 
     Raises:
         ValueError: positions below 1.
@@ -92,7 +92,7 @@ def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
 def survival_with(
     gain: Callable[[SurvivalState, Ahead, RoundContext], Array], positions: int, together: bool = False
 ) -> StoppingPolicy:
-    """`survival` by a gain; P (`positions`) as of `survival`."""
+    """`survival` with a `gain` [B] float32, in tokens: drafts while it is above 0. P (`positions`) as in `survival`."""
 
     def init(
         batch: int,
