@@ -18,7 +18,7 @@ def block() -> Verifier:
     With w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)), prefix i < length is accepted with probability
     h_i = Z_i / (Z_i + 1 - w_i), Z_i = sum_x max(w_i p_{i+1}(x) - q_{i+1}(x), 0), and the whole draft with w_length; the
     longest accepted prefix counts. After k < length drafts the next token is drawn from max(w_k p - q, 0). Lossless; in
-    expectation accepts at least as many tokens as `rejection`, as many for one-hot drafts and at temperature 0.
+    expectation accepts at least as many tokens as `rejection`, and equals it for one-hot drafts and at temperature 0.
     """
 
     def verify(

@@ -1,4 +1,4 @@
-"""Entropy-aware speculative decoding: redraws tokens that both models are uncertain about (EASD, arXiv 2512.23765)."""
+"""Entropy-aware speculative decoding, lossy: redraws where both models are uncertain (EASD, arXiv 2512.23765)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ def easd(top_n: int = 8) -> Verifier:
     """Rejection sampling that redraws accepted drafts at positions where both models are uncertain.
 
     A position is uncertain if the entropy of the drafter's distribution exceeds `drafter_entropy`, that of the target's
-    exceeds `target_entropy` (nats, of the sampled distributions), and at least the share `overlap` of the `top_n` most
-    probable tokens is common to both. This depends on the distributions only, not on the token. With
+    exceeds `target_entropy` (nats, of the sampled distributions), and their `top_n` most probable tokens have at least
+    the share `overlap` in common (`shared_share`). This depends on the distributions only, not on the token. With
     a_i = min(1, p(x_i) / q(x_i)) and d_i = 1 at uncertain positions, else 0, draft i is kept with probability
     a_i (1 - d_i), so
 
@@ -85,7 +85,7 @@ def easd(top_n: int = 8) -> Verifier:
 
 
 def shared_share(log_p: Array, log_q: Array, top_n: int) -> Array:
-    """Share [...] of common tokens in the top sets (at most `top_n` tokens) of two [..., V] distributions."""
+    """Share [...] of the larger of two [..., V] distributions' top sets (at most `top_n` tokens) that is in both."""
     size = min(top_n, log_p.shape[-1])
     (high_p, top_p), (high_q, top_q) = lax.top_k(log_p, size), lax.top_k(log_q, size)
     in_p, in_q = high_p > -jnp.inf, high_q > -jnp.inf
