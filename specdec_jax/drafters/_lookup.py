@@ -32,7 +32,7 @@ def lookup(
     memory: Any = (),
     remember: Remember = lambda memory, token: memory,
 ) -> Source:
-    """A source without passes or random draws. The loop does not change `state`."""
+    """A source without passes or draws; `state` is unchanged. Raises ValueError if `retrieve` returns no triple."""
 
     def predict(memory: Any, drafted: Array, uniform: Array) -> tuple[Next, Any]:
         answer = retrieve(memory, drafted)

@@ -77,7 +77,8 @@ def multi_drafter(
     hyperparameter drafter_cost.
 
     Raises:
-        ValueError: no drafters, different lengths, or a number out of range.
+        ValueError: no drafters, different draft lengths, vocabularies or target widths, not one cost per drafter, or a
+            number out of range; `init` raises it if there is not one entry of parameters per drafter.
     """
     parts, longest = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
@@ -85,7 +86,7 @@ def multi_drafter(
     paid = [index for index, part in enumerate(parts) if part.model is not None]
     vocab_size = parts[paid[0]].model.spec.vocab_size if paid else None  # type: ignore[union-attr]
     first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
-    # A model with cost 0 is not a lookup: its passes are counted, so its cost must be positive.
+    # A model with cost 0 is not a lookup: its relative cost stays positive, so that its passes are counted.
     relative_costs = [
         0.0 if part.model is None else max(part_cost / first, 1e-9) for part, part_cost in zip(parts, cost, strict=True)
     ]

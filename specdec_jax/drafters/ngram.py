@@ -61,8 +61,7 @@ def ngram(
         order: n, for contexts of up to n - 1 tokens; 2 to 16.
         back_off: use orders 2 to n, the longest known context first; False: order n only.
         slots: number of contexts per order, a power of two of at least 4. A full bucket of 4 drops its rarest context.
-        fill: number of the target's most probable tokens that become candidates of contexts never counted, 0 (off) to
-            4.
+        fill: number of the target's most probable tokens put in as candidates of contexts never counted, 0 (off) to 4.
         keep: keep the counts when a state is extended with another text (`Decoder.extend`). False: if a row's text is
             truncated, its table is emptied and the new text is counted from the beginning.
         uncertainty: the probability that stopping policies see. True: (c + m - 1/2) / (t + m) for a token with c of t

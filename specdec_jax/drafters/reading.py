@@ -38,7 +38,7 @@ class ReadingState(NamedTuple):
     cache: Cache
     valid: Array  # [B] int32, number of cache entries that match the row's text, fed with the target's features
     reads: Array  # [B, S, P], slot t: the features of position t - 1; slot 0 is zero
-    num_reads: Array  # [B] int32, number of valid slots of `reads`
+    num_reads: Array  # [B] int32, number of valid slots of `reads`; the others are never read
 
 
 class _Memory(NamedTuple):
@@ -146,7 +146,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
 
 def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
-    """The drafter for a model: by its `draft_with` if it has one, else `reading` or `model`."""
+    """The drafter for a model: by its `draft_with` if it has one, else `reading` or `model`. Raises as they do."""
     draft_model = DraftModel.of(language_model)
     if draft_model.draft_with is not None:
         return draft_model.draft_with(draft_model, max_draft_length)

@@ -62,7 +62,8 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
     dropped: drafts become worse but stay lossless.
 
     Raises:
-        ValueError: the model does not expose its head, reads its target, or has a draft vocabulary.
+        ValueError: the model does not expose its head, reads its target, or has a draft vocabulary. Passes raise it for
+            `positions` or a `mask`.
     """
     head, drafts, last_states = model.hidden, DraftModel.of(model), model.hidden.last
     if last_states is None or drafts.reading is not None or drafts.head is not None:

@@ -50,7 +50,7 @@ class LlamaReadingConfig(LlamaConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "LlamaReadingConfig":
-        """Reads config.json: llama's, with `target_layers` and `target_width`. Raises ValueError as llama's does."""
+        """Reads config.json: llama's, with `target_layers` and `target_width`. Raises ValueError for invalid values."""
         base, layers = LlamaConfig.from_hf({**config, "model_type": "llama"}), config.get("target_layers")
         if not isinstance(layers, (list, tuple)):
             raise ValueError(f"target_layers must be a list of layers of the target, got {layers!r}")
