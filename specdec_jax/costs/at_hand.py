@@ -175,11 +175,11 @@ def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) ->
 def _confirmed(
     path: Path, costs: CostModel, target: LoadedModel, measure: Callable[[CostModel | None], CostModel]
 ) -> CostModel:
-    """The costs measured by another process, or new ones if a plain pass is so much faster now that it must have been
-    busy.
+    """The costs measured by another process, or new ones if a plain pass is so much faster now that it was busy.
 
     `look_at` cannot detect this for batches and lookups. After an agreeing pass or a new measurement no later process
-    checks again; a slower pass indicates that the machine is busy now."""
+    checks again; a slower pass indicates that the machine is busy now.
+    """
     agreed = path.with_suffix(".agreed")
     with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
         if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
