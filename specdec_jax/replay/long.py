@@ -140,7 +140,7 @@ def join_rounds(parts: Sequence[LongRun], tokens: int) -> LongRun:
 
 
 def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Values [S, R] of rounds at the positions [P]: [S, P]."""
+    """The values [S, P], from `values` [S, R], of the rounds into which the positions [P] fall."""
     values_of_rows = []
     for row, count in enumerate(run.rounds):
         index = np.searchsorted(run.position[row, :count], positions, side="right") - 1
@@ -149,7 +149,7 @@ def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.
 
 
 def forgotten(run: LongRun, within: float = 0.01) -> int | None:
-    """The first position after which the thresholds of all settings stay `within` each other; None: there is none.
+    """The first position from which the thresholds of all settings stay `within` each other; None: there is none.
 
     Positions are compared instead of rounds, because settings that draft differently have different rounds.
     """

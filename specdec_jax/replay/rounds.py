@@ -67,7 +67,7 @@ class Texts(NamedTuple):
 
 
 def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
-    """K, by default that of the trace. Raises ValueError if it exceeds the trace's."""
+    """K, by default that of the trace. Raises ValueError below 1 and above the trace's."""
     longest = trace.max_draft_length if max_draft_length is None else max_draft_length
     if not 1 <= longest <= trace.max_draft_length:
         raise ValueError(f"max_draft_length must be 1 to the trace's {trace.max_draft_length}, got {max_draft_length}")

@@ -120,7 +120,7 @@ def join(traces: Sequence[Trace]) -> Trace:
     """Concatenates the texts of traces of the same run. `about` is the first one's, with all ids and tasks.
 
     Raises:
-        ValueError: no traces, or different lengths.
+        ValueError: no traces, or different numbers of positions, tail lengths or fields.
     """
     shapes = {(trace.path.shape[1:], trace.tails.shape[1:], *_per_text(trace)) for trace in traces}
     if len(shapes) != 1:
