@@ -9,7 +9,7 @@ from jax import lax
 
 from specdec_jax.types import RoundContext
 
-GROUPS = 64  # maximum batches per compiled call
+GROUPS = 64  # batches per compiled call
 
 
 def in_batches(function: Callable[..., Any], batch: int) -> Callable[..., Any]:
