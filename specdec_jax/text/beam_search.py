@@ -162,7 +162,7 @@ def _score(log_prob: Array, length: Array, numbers: _Numbers) -> Array:
 
 
 def _advance(now: _Search, logits: Array, ends: Array, numbers: _Numbers) -> _Search:
-    """One step: ranks the candidates of all beams, sets finished ones aside, keeps the best others open."""
+    """One step, of a fed cache: ranks the candidates of all beams, sets finished ones aside, keeps the best others."""
     width, vocab = logits.shape
     length = now.emitted + 1
     distribution = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)

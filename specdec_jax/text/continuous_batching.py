@@ -43,7 +43,7 @@ class Completed(NamedTuple):
     index: int  # index of the request
     rows: int  # rows of the state it was decoded in: the batch, or fewer if memory is short
     slots: int  # their cache slots
-    result: Generation  # `seconds`: from its prefill to its end, shared with other rows
+    result: Generation  # `seconds`: from prefill to end, with other rows; the first of a shape has `compile_seconds`
     source_slots: int = 0  # slots of an encoder's source; 0 without one
 
 

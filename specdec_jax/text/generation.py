@@ -176,7 +176,7 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
     Raises:
-        ValueError: the prompt is empty, or messages or a system prompt are given without a chat template.
+        ValueError: the prompt is empty, or messages or a system prompt are given without `chat` or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")

@@ -121,7 +121,7 @@ def build_pair(
             `ngram`); a Drafter; or a sequence of these, combined by `drafters.multi_drafter`. The default for a target
             with an encoder is `prompt_lookup`, which also copies from its source.
         drafter_params: for drafters without a model, such as a table of n-grams, and for a Drafter with models. For
-            several drafters a sequence, with None for those that need none.
+            several drafters a sequence, with None for those that bring theirs (models) or need none.
         max_draft_length: maximum number of drafted tokens per round. None: the length that pays on predictable text by
             `costs`, 7 if they are estimated or doubtful, but at least that of a static policy.
         dtype: bfloat16, float16, float32 or int8 for models given by name; auto: that of a loaded target, else

@@ -33,7 +33,7 @@ PACKAGES = {
 FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
 """Sizes for the first check of policies and verifiers, before models are read; only shapes are computed."""
 LENGTHS = (1, 3, 5, 7, 10)
-"""Draft length for the first check of a user's functions; verifiers are also checked with an empty draft."""
+"""Draft lengths for the first check of a user's functions; verifiers are also checked with an empty draft."""
 TYPES: dict[str, type] = {
     "policy": StoppingPolicy,
     "verifier": Verifier,

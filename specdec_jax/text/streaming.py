@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 
 class Stream(Iterator[Chunk]):
-    """The chunks of one generation. `result()` returns its tokens so far at any time.
+    """The chunks of one generation. `result()` returns the Generation so far, at any time.
 
     It can continue from another Stream: `previous` is that one's `state`, which is donated. The common prefix of both
     texts is not fed again (`reused` tokens); `can_continue` checks whether a state is compatible.
