@@ -32,7 +32,7 @@ def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, voc
 
     Args:
         longest: occurrences that match in at least this many tokens are counted together.
-        factor: maximum tokens of a draft per token of its match.
+        factor: maximum tokens of a draft per token of its match; above 1 drafts may be longer than their matches.
         vocab_size: the target's (set by `build_pair`), for policies that read the drafted token's probability.
 
     Raises:

@@ -115,7 +115,7 @@ def _is_long_character(key: bytes) -> bool:
 def _by_hash(merges: Merges) -> tuple[np.ndarray, np.ndarray, int]:
     """(start [2^h + 1], merges [N, 4], largest number of merges with the same hash value)."""
     entries = np.array([(*pair, *value) for pair, value in merges.items()], np.int32).reshape(-1, 4)
-    entries = np.full((1, 4), NONE, np.int32) if not len(entries) else entries  # a dummy entry that never matches
+    entries = np.full((1, 4), NONE, np.int32) if not len(entries) else entries  # nothing merges with nothing
     buckets = 1 << (len(entries) - 1).bit_length()
     values = hashed(entries[:, 0].astype(np.uint32), entries[:, 1].astype(np.uint32), buckets)
     counts = np.bincount(values, minlength=buckets)
@@ -145,5 +145,5 @@ def _splits(tokenizer: Tokenizer) -> np.ndarray:
                 normal = probe if normalizer is None else normalizer.normalize_str(probe)
                 at = len(normal) - len(other + third)  # there may be a prefix
                 splits[before, here, after] = any(begin == at for _, (begin, _) in splitter.pre_tokenize_str(normal))
-    splits[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers
+    splits[APOSTROPHE, LETTER] = False  # "'s" is a word in many pre-tokenizers: merges decide
     return splits

@@ -63,7 +63,7 @@ class CombRoundsReport(NamedTuple):
 def prove_comb_rounds(
     verifier: Verifier, *, drafts: int = DRAFTS, warps: Sequence[Mapping[str, Any]] = WARPS
 ) -> CombRoundsReport:
-    """Rounds of `drafts` tokens with siblings for each warp, from some prompts of the toy, all at temperature 0."""
+    """Rounds of `drafts` tokens with siblings for each warp, from some prompts of the toy, or all for temperature 0."""
     shapes = [np.eye(drafts, dtype=np.int32)[draft] * SIBLINGS for draft in range(drafts)] + [np.ones(drafts, np.int32)]
     worst, accepted = 0.0, np.zeros(drafts)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):

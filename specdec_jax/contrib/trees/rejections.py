@@ -55,7 +55,7 @@ def rejections(trace: Trace) -> Rejections:
 
 
 def entropies(trace: Trace) -> np.ndarray:
-    """Entropies [N, T+1, K] float64, nats, of the drafts of a round from each position."""
+    """Entropies [N, T+1, K] float64, nats, of a round's drafts from each position, along the text while accepted."""
     if trace.chains is not None:
         return trace.chains[..., ENTROPY].astype(np.float64)
     ahead = np.arange(trace.path.shape[1])[:, None] + np.arange(trace.max_draft_length)[None, :]
