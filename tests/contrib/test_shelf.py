@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import stopping_oracles as twins
 from drafting import draft_once
-from stopping_cases import ROWS, context, play_rows, play_twin
+from stopping_cases import ROWS, context, play_rows, play_twin, story
 
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.contrib.drafters.suffix import suffix
+from specdec_jax.contrib.stopping.dspark import dspark
 from specdec_jax.contrib.stopping.hazard_cost import hazard_cost
 from specdec_jax.drafters import prompt_lookup
 from specdec_jax.lossless import test_by_sampling as tested_by_sampling
@@ -74,20 +75,58 @@ class HazardCost(twins.Rule):
         return self.time
 
 
+class DSpark(twins.Rule):
+    """By loops over draft lengths."""
+
+    def __init__(self, cost, times, exponent=1.0, horizon=8):
+        self.cost, self.times, self.exponent, self.horizon = cost, times, exponent, horizon
+
+    def begins(self, row, emitted):
+        self.budget, self.passes, self.confidences = int(story().budgets[emitted, row]), 0, []
+        return True
+
+    def pays(self, drafted, confidence):
+        def ratio(further):
+            chances, passes = [*self.confidences, *[confidence] * further], max(self.passes, drafted + further)
+            tokens = 1 + sum(np.prod(chances[: size + 1]) for size in range(len(chances)))
+            return tokens / (self.cost * passes + self.times[min(drafted + further, len(self.times) - 1)])
+
+        longest = min(self.horizon, self.budget - drafted)
+        return max((ratio(further) for further in range(1, longest + 1)), default=0.0) > ratio(0)
+
+    def draws(self, seen, drafted):
+        self.passes, self.last = self.passes + 1, seen.max_prob**self.exponent
+        return self.pays(drafted, self.last)
+
+    def goes_on(self, seen, drafted):
+        self.confidences.append(self.last)
+        return self.pays(drafted, self.last)
+
+    def shown(self):
+        return 1 + sum(np.prod(self.confidences[: size + 1]) for size in range(len(self.confidences)))
+
+
+STEPS = [1.0, 1.05, 1.05, 1.4]
 CASES = {
-    "published, dear drafter": ({"drafter_cost": 0.35}, {}, lambda: HazardCost(0.35)),
-    "other": (
+    "hazard_cost, published, dear drafter": (hazard_cost(), {"drafter_cost": 0.35}, lambda: HazardCost(0.35)),
+    "hazard_cost, other": (
+        hazard_cost(bins=3, positions=2),
         {"drafter_cost": 0.287, "prior_accepted": 1.0, "prior_rejected": 0.5, "weight": 0.5, "least": 0},
-        {"bins": 3, "positions": 2},
         lambda: HazardCost(0.287, (1, 0.5), 0.5, 0, bins=3, positions=2),
+    ),
+    "dspark": (dspark(), {"drafter_cost": 0.2, "verification_times": STEPS}, lambda: DSpark(0.2, STEPS)),
+    "dspark, other": (
+        dspark(),
+        {"drafter_cost": 0.03, "verification_times": STEPS, "exponent": 0.5},
+        lambda: DSpark(0.03, STEPS, 0.5),
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hazard_cost_is_its_twin_in_every_round(name):
-    hyperparameters, options, make_twin = CASES[name]
-    (drafted, *others), _ = play_rows(hazard_cost(**options), hyperparameters)
+def test_a_rule_is_its_twin_in_every_round(name):
+    policy, hyperparameters, make_twin = CASES[name]
+    (drafted, *others), _ = play_rows(policy, hyperparameters)
     for row in range(ROWS):
         for ours, his in zip((drafted, *others), play_twin(make_twin(), row), strict=True):
             np.testing.assert_allclose(ours[:, row], his, rtol=1e-4, atol=1e-5, err_msg=f"row {row}")
