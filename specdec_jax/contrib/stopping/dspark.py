@@ -46,11 +46,11 @@ def dspark() -> StoppingPolicy:
 
     def init(batch: int, drafter_cost: Any = 0.1, verification_times: Any = None, exponent: Any = 1.0) -> DSparkState:
         times = TIMES if verification_times is None else verification_times
-        one = per_row(batch, 1.0, "one")
+        certain = per_row(batch, 1.0, "certain")
         return DSparkState(
-            survival=one,
-            confidence=one,
-            tokens=one,
+            survival=certain,
+            confidence=certain,
+            tokens=certain,
             time=per_row(batch, 0.0, "time"),
             drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
             verification=vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=1e-3),
@@ -58,8 +58,8 @@ def dspark() -> StoppingPolicy:
         )
 
     def begin(state: DSparkState, context: RoundContext) -> tuple[Array, DSparkState]:
-        one = jnp.ones_like(state.survival)
-        return context.budget > 0, state._replace(survival=one, tokens=one, time=jnp.zeros_like(one))
+        certain = jnp.ones_like(state.survival)
+        return context.budget > 0, state._replace(survival=certain, tokens=certain, time=jnp.zeros_like(certain))
 
     def check(
         state: DSparkState, distribution: Distribution, drafted: Array, context: RoundContext
