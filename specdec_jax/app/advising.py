@@ -79,6 +79,7 @@ def _show(
 ) -> None:
     trace, first = log.likely, advices[0]
     text = f"{log.kind}: {trace.num_texts} texts, {trace.num_positions:,} tokens."
+    text += " Intervals over fewer than ten texts are too narrow." if trace.num_texts < 10 else ""
     if not log.exact:
         text += (
             f" At {log.num_open:,} of them the log does not tell whether a draft would have been accepted: intervals "
@@ -88,8 +89,7 @@ def _show(
     for note in log.notes:
         console.print(f"Note: {note}.")
     where = f", batch {first.batch}" if len(advices) > 1 else ""
-    console.print()
-    console.print(Text(f"Static draft lengths{where}", "bold").append(f": {_said_of(costs[0])}", "not bold"))
+    console.print(Text(f"\nStatic draft lengths{where}", "bold").append(f": {_said_of(costs[0])}", "not bold"))
     table = _table("drafts", "speed-up", "95 %")
     for choice in first.lengths[1:]:
         mark = "*" if int(choice.setting) in first.as_good else " "

@@ -2,7 +2,8 @@
 
 A record is any JSON object with `per_step_accepted` and `per_step_drafted`, at any depth: a response's
 `metrics.speculative_decoding`, a choice's `speculative_decoding_stats`, a line of AIPerf's profile_export.jsonl.
-Records with a histogram only (`summary`) have no order of rounds; they are read if all drafts had the same length.
+Records with a histogram only (`summary`) have no order of rounds; they are read if all drafts had the same length,
+`num_draft_tokens` being `num_spec_tokens` times the rounds.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,8 @@ def log_of_records(entries: Iterable[tuple[str, Any]], source: str) -> StepLog:
             try:
                 steps, ordered = steps_of(record, where)
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{where}: no record of steps ({type(error).__name__}: {error})") from None
+                reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+                raise ValueError(f"{where}: no record of steps: {reason}") from None
             requests.append(steps)
             notes |= set() if ordered else {"rounds come as a histogram, in no order"}
     if not requests:
@@ -45,14 +47,10 @@ def log_of_records(entries: Iterable[tuple[str, Any]], source: str) -> StepLog:
 
 def records_in(value: Any) -> Iterator[Mapping[str, Any]]:
     """The objects in a JSON value that have steps or a histogram of them."""
-    if isinstance(value, Mapping):
-        if value.get(ACCEPTED) is not None or value.get(HISTOGRAM) is not None:
-            yield value
-        else:
-            for part in value.values():
-                yield from records_in(part)
-    elif isinstance(value, list):
-        for part in value:
+    if isinstance(value, Mapping) and any(value.get(name) is not None for name in (ACCEPTED, HISTOGRAM)):
+        yield value
+    elif isinstance(value, (Mapping, list)):
+        for part in value.values() if isinstance(value, Mapping) else value:
             yield from records_in(part)
 
 
