@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax import stopping
+from specdec_jax.contrib.stopping.dspark import dspark
 from specdec_jax.contrib.stopping.hazard_cost import hazard_cost
 from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.costs.choices import costs_for
@@ -81,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     Rule("policy-bandit-thompson", stopping.policy_bandit(method="thompson")),
     Rule("cumulative-confidence", stopping.cumulative_confidence(), {"threshold": THRESHOLDS}),
     Rule("survival", stopping.survival()),
+    Rule("dspark", dspark(), {"exponent": (0.5, 0.7, 1.0, 1.5)}),
     Rule("hazard-cost", hazard_cost(), {"least": (0, 1, 2), "weight": (0.05, 0.2)}),
     Rule("comb", comb()),
     Rule("survival-siblings", survival_tree(siblings=3)),
