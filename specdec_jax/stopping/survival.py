@@ -106,7 +106,7 @@ def survival_with(
     ) -> SurvivalState:
         zero, certain = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "certain")
         cost = per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True)
-        verification = _verification(batch, verification_times, positions)
+        verification = verification_per_row(batch, verification_times, positions)
         usual = _usual_rate(cost, verification)
         rate = usual if initial_rate is None else per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
         weight = per_row(batch, rate_weight, "rate_weight", low=0.0, open_low=True)
@@ -177,13 +177,13 @@ def survival_with(
     return StoppingPolicy(init, begin, check, proceed, update, rate_of, reads)
 
 
-def _verification(batch: int, times: Any, positions: int) -> Array:
-    """V(k) [B, P+1] float32; the last time given holds for longer drafts."""
+def verification_per_row(batch: int, times: Any, positions: int, low: float = 0.0) -> Array:
+    """V(k) [B, P+1] float32, at least `low`; the last time given holds for longer drafts. Raises ValueError."""
     if times is None:
         times = [1.0 + 0.02 * drafts for drafts in range(positions + 1)]
     if np.ndim(times) < 1:
         raise ValueError(f"verification_times must be a list of times by draft length, got {times!r}")
-    by_drafts = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=0.0)[:, : positions + 1]
+    by_drafts = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=low)[:, : positions + 1]
     return jnp.pad(by_drafts, ((0, 0), (0, positions + 1 - by_drafts.shape[1])), mode="edge")
 
 

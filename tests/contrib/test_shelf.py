@@ -210,3 +210,5 @@ def test_suffix_is_lossless_where_it_drafts():
 def test_bad_options_are_named(factory, options, message):
     with pytest.raises(ValueError, match=message):
         factory(**options)
+    with pytest.raises(ValueError, match="verification_times must be a list"):
+        dspark().init(1, verification_times=1.5)

@@ -14,15 +14,15 @@ round's own, its probabilities are calibrated online, and its forecast is a Mark
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax.hyperparameters import per_row, vector_per_row
+from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._readings import relative_drafter_cost
+from specdec_jax.stopping.survival import verification_per_row
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
 HORIZON = 8  # maximum number of further drafts in one comparison
-TIMES = tuple(1.0 + 0.02 * drafts for drafts in range(33))  # default verification_times
+POSITIONS = 32  # longest draft with a verification time of its own
 
 
 class DSparkState(NamedTuple):
@@ -45,7 +45,6 @@ def dspark() -> StoppingPolicy:
     """
 
     def init(batch: int, drafter_cost: Any = 0.1, verification_times: Any = None, exponent: Any = 1.0) -> DSparkState:
-        times = TIMES if verification_times is None else verification_times
         certain = per_row(batch, 1.0, "certain")
         return DSparkState(
             survival=certain,
@@ -53,7 +52,7 @@ def dspark() -> StoppingPolicy:
             tokens=certain,
             time=per_row(batch, 0.0, "time"),
             drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
-            verification=vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=1e-3),
+            verification=verification_per_row(batch, verification_times, POSITIONS, low=1e-3),
             exponent=per_row(batch, exponent, "exponent", low=0.0, open_low=True),
         )
 
