@@ -50,14 +50,13 @@ class DistillConfig:
     temperatures: Temperatures = Temperatures()  # noqa: RUF009 - frozen
     """What the target writes at."""
     labels: int = 16
-    """Log-probabilities kept a position; 0: none are kept, and training computes them."""
+    """Log-probabilities stored per position; 0: none, and each step of training asks the target for its distributions
+    and hidden states, which suits a GPU. Then packing.candidates must be 0 (the whole vocabulary)."""
     label_dtype: str = "float16"
     """Theirs: float16 or float32."""
     hidden_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states are stored with every token, for a drafter that reads them: i is what the
     i-th layer leaves, 0 the embedding."""
-    labels_online: int = 64
-    """Log-probabilities a position when training computes them."""
     shape: Shape = Shape()  # noqa: RUF009 - frozen
     """The drafter's size and what it starts from."""
     start_from: str | None = None
@@ -92,7 +91,7 @@ class DistillConfig:
     """Run folder; none: runs/<name>."""
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens", 1), ("labels", 0), ("labels_online", 1), ("chunk", 1), ("validation", 0)):
+        for name, least in (("tokens", 1), ("labels", 0), ("chunk", 1), ("validation", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)!r}")
         if self.judge_tokens < 1:
@@ -103,6 +102,9 @@ class DistillConfig:
             raise ValueError(f"label_dtype is float16 or float32, got {self.label_dtype!r}")
         if not self.cycle or any(entry not in ("short", "long") for entry in self.cycle):
             raise ValueError(f"cycle is made of 'short' and 'long', got {self.cycle!r}")
+        if not self.labels and (self.packing.candidates or self.hidden_layers):
+            stored = "packing.candidates to 0" if self.packing.candidates else "hidden_layers to ()"
+            raise ValueError(f"without labels (labels=0) the target is asked while training: set {stored}")
         if self.packing.tokens % self.chunk:
             fits = max(n for n in range(1, self.chunk + 1) if self.packing.tokens % n == 0)
             raise ValueError(

@@ -8,8 +8,8 @@ Expected:  docs/distillation.md has the table
 
 from configs.base_distillation import VariantsConfig
 from configs.distill_smollm2 import config as base
-from specdec_jax.distillation import losses
 from specdec_jax.distillation.initial import Shape
+from specdec_jax.distillation.losses import lk_hybrid
 
 SIZE = {"width": 224, "heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 768}
 
@@ -21,12 +21,6 @@ config = VariantsConfig(
         "projection": {"shape": Shape(4, init="projection", **SIZE)},
         "random": {"shape": Shape(4, init="random", **SIZE)},
         "first 4 layers of the target (42 M)": {"shape": Shape(4, init="first_layers")},
-        "reverse KL": {"loss": losses.reverse_kl},
-        "Jensen-Shannon": {"loss": losses.jensen_shannon(0.5)},
-        "total variation": {"loss": losses.total_variation},
-        "TVD++": {"loss": losses.tvd_plus_plus},
-        "forward KL, then total variation": {
-            "loss": losses.scheduled(losses.forward_kl, losses.total_variation, start=0.3, stop=0.9)
-        },
+        "induction, LK hybrid": {"loss": lk_hybrid()},
     },
 )

@@ -46,7 +46,7 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
         "target": config.target,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(drafter.params)),
         "data": f"{data.num_tokens:,} tokens written by the target ({len(data.entries)} shards), labels: the target's "
-        f"{config.labels or config.labels_online} most probable tokens at every position",
+        + (f"{config.labels} most probable tokens at every position" if config.labels else "whole distributions"),
         "recipe": f"{start}{config.shape}; {config.packing}; {config.schedule}; loss {describe(config.loss)}",
         "cost": f"{step:,} steps, {step * config.packing.tokens:,} positions; a drafter step is {cost['ratio']:.3f} of "
         "a target pass here",

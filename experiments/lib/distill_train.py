@@ -21,7 +21,6 @@ from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
-from specdec_jax.distillation.labelling import build_labeller
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import (
     TrainState,
@@ -41,7 +40,7 @@ from specdec_jax.text.json_lines import json_lines
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
-FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "labels_online", "dtype", "seed")
+FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "dtype", "seed")
 
 
 class Begun(NamedTuple):
@@ -56,15 +55,11 @@ class Begun(NamedTuple):
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Trains to the last step of the schedule, from the newest checkpoint there is."""
     training, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
-    label = None
-    if not config.labels:
-        labeller = build_labeller(target.model, config.labels_online)
-        label = lambda texts: labeller(target.params, texts)  # noqa: E731
-    state, drafter, step, order = begin(config, target, training, label)
+    state, drafter, step, order = begin(config, target, training)
     validate = None
     if held_out is not None:
-        batches = BatchOrder(held_out, config.packing, 0, label)
-        validate = _validation(config, drafter, [batches.at(i) for i in range(VALIDATION_BATCHES)])
+        batches = BatchOrder(held_out, config.packing, 0)
+        validate = _validation(config, target, drafter, [batches.at(i) for i in range(VALIDATION_BATCHES)])
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
     if is_first():
@@ -96,7 +91,7 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
     """
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
-    layers, reads = list(config.hidden_layers), config.shape.reads
+    layers, reads = list(config.hidden_layers), config.shape.reads if config.labels else ()
     for entry in data.entries if reads else ():
         if layers_of(entry) != layers:
             raise ValueError(f"{data.path / entry['file']} lacks hidden states of layers {layers}: run --stage label")
@@ -112,13 +107,23 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
     return Corpus(shards[held:], vocab_size, places), Corpus(shards[:held], vocab_size, places) if held else None
 
 
-def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus, label: Any = None) -> Begun:
-    """The training run of a config before its first step; `label` computes labels that the corpus does not hold."""
+def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus) -> Begun:
+    """The training run of a config before its first step."""
     state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(
-        drafter, config.schedule, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll
-    )
-    return Begun(state, drafter, step, BatchOrder(corpus, config.packing, config.seed, label))
+    step = build_step(drafter, config.schedule, config.loss, **_settings(config, target))
+    order = BatchOrder(corpus, config.packing, config.seed)
+    return Begun(state, drafter, lambda state, batch: step(state, batch, _asked(config, target)), order)
+
+
+def _settings(config: DistillConfig, target: LoadedModel) -> dict[str, Any]:
+    """What a step and its validation have in common."""
+    asked = None if config.labels else target.model
+    return {"dtype": config.dtype, "chunk": config.chunk, "unroll": config.unroll, "target": asked}
+
+
+def _asked(config: DistillConfig, target: LoadedModel) -> Any:
+    """The target's parameters, if training asks it."""
+    return None if config.labels else target.params
 
 
 def as_model(config: DistillConfig, target: LoadedModel, state: TrainState, drafter: Any, name: str) -> LoadedModel:
@@ -169,11 +174,11 @@ def curve(where: Path) -> Figure:
     return figure
 
 
-def _validation(config: DistillConfig, drafter: Any, batches: list[Batch]) -> Any:
-    measure = build_validation(drafter, config.loss, dtype=config.dtype, chunk=config.chunk, unroll=config.unroll)
+def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, batches: list[Batch]) -> Any:
+    measure = build_validation(drafter, config.loss, **_settings(config, target))
 
     def validate(state: TrainState) -> dict[str, float]:
-        sums = [measure(judged_params(state), batch) for batch in batches]
+        sums = [measure(judged_params(state), batch, _asked(config, target)) for batch in batches]
         first, last = (jax.tree.map(lambda *leaves: float(np.sum(leaves)), *some) for some in zip(*sums, strict=True))
         names = ("loss", "agreement", "acceptance", "surprise")
         means = {f"validation_{name}": getattr(first, name) / first.weight for name in names}

@@ -4,15 +4,16 @@ Therefore a resumed run gets the same batches. A row holds several conversations
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec_jax.distillation.shards import Shard
 
 GAP = -1  # the segment of padding
+WHOLE_VOCABULARY = "set packing.candidates to 0"
 
 
 class Batch(NamedTuple):
@@ -23,7 +24,7 @@ class Batch(NamedTuple):
     segments: np.ndarray  # [R, T] int32, index of the conversation in the row; GAP: none
     weight: np.ndarray  # [N] float32, weight of the prediction at this position; 0: padding, or the last of a text
     following: np.ndarray  # [N] int32, the next token, as an index into the candidates
-    top: np.ndarray  # [N, k] int32, labels as indices into the candidates
+    top: np.ndarray  # [N, k] int32, labels as indices into the candidates; k is 0 if the target is asked while training
     log_prob: np.ndarray  # [N, k] float32, -inf if a label is not a candidate
     candidates: np.ndarray  # [C] int32, the tokens whose logits are computed
     correction: np.ndarray  # [C] float32, log of the number of tokens that a candidate represents
@@ -32,7 +33,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Packing:
-    """Rows of `slots` tokens, `tokens` per batch. `candidates`: logits computed per position (0: whole vocabulary).
+    """Rows of `slots` tokens, `tokens` per batch. `candidates`: logits computed per position (0: whole vocabulary),
+    among them `sampled` tokens at random.
 
     `by_writer`: weights of tokens that are given, generated as the user, and as the assistant. Raises ValueError.
     """
@@ -106,18 +108,16 @@ class Corpus:
 class BatchOrder:
     """The batch of every step: an epoch's conversations in random order, packed first-fit by row length.
 
-    `label`, from `labelling.build_labeller`, creates labels for texts without. Raises
-    ValueError if it is missing, or a conversation is longer than any row.
+    Raises ValueError if a conversation is longer than any row, or for candidates without labels among which to choose.
     """
 
-    def __init__(self, corpus: Corpus, packing: Packing, seed: int, label: Callable[..., Any] | None = None):
-        if not corpus.labels and label is None:
-            raise ValueError("the data has no labels: label it, or give a labeller to compute them while training")
+    def __init__(self, corpus: Corpus, packing: Packing, seed: int):
+        if not corpus.labels and packing.candidates:
+            raise ValueError(f"data without labels is trained on the whole vocabulary: {WHOLE_VOCABULARY}")
         longest = int(np.max(np.diff(corpus.spans, axis=1)))
         if longest > packing.slots[-1]:
             raise ValueError(f"a conversation has {longest} tokens; the longest rows have {packing.slots[-1]}")
         self._corpus, self._packing, self._seed = corpus, packing, seed
-        self._label = None if corpus.labels else label
         self._epochs: list[list[tuple[int, list[list[int]]]]] = []
         self._first = [0]  # the first step of each epoch
 
@@ -174,7 +174,7 @@ class BatchOrder:
         predicts = np.pad(predicts, ((0, 0), (0, 1))).reshape(-1)
         weight = np.where(predicts, np.array(self._packing.by_writer, np.float32)[corpus.writer[after]], 0.0)
         following = corpus.tokens[after].astype(np.int64)
-        top, log_prob = self._labels(rows, source.reshape(-1), safe)
+        top, log_prob = corpus.top[safe].astype(np.int64), corpus.log_prob[safe].astype(np.float32)
         chosen = self._candidates(np.concatenate([following[:, None], top], axis=1)[weight > 0], rng)
         index, candidates, correction = chosen
         log_prob = np.where(index[top] >= 0, log_prob, -np.inf).astype(np.float32)
@@ -191,19 +191,6 @@ class BatchOrder:
             correction,
             hidden,
         )
-
-    def _labels(self, rows: list[list[int]], source: np.ndarray, safe: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Labels [N, k] of a batch's positions: stored ones, or computed now."""
-        corpus = self._corpus
-        if self._label is None:
-            return corpus.top[safe].astype(np.int64), corpus.log_prob[safe].astype(np.float32)
-        members = [member for row in rows for member in row]
-        labels = self._label([corpus.tokens[slice(*corpus.spans[member])].astype(np.int32) for member in members])
-        width = labels[0].top.shape[1]
-        top, log_prob = np.zeros((len(source), width), np.int64), np.zeros((len(source), width), np.float32)
-        top[source >= 0] = np.concatenate([label.top for label in labels])
-        log_prob[source >= 0] = np.concatenate([label.log_prob for label in labels])
-        return top, log_prob
 
     def _candidates(self, wanted: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(index [V] of each token among the candidates or -1, candidates [C], correction [C]).

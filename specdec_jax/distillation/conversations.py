@@ -1,6 +1,8 @@
 """Conversion of requests to rows of the writer, and of its output to shards, on the host (`writing`: on the device)."""
 
-from collections.abc import Callable
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ from specdec_jax.types import LanguageModel, Params
 TRIES = 50  # maximum draws of a request until one fits the rows and shares nothing with held-out texts
 STEPS = 32  # steps per call of the device
 FOLLOW_UP = 40  # maximum tokens of a user's later turn if the first was given
+TURN = 256  # tokens of a turn and its answer: rows hold at most so many turns, or two further ones if they are short
 _MARK = "\u2063mark\u2063"  # a marker that no template changes
 
 
@@ -108,11 +111,11 @@ class Author:
         self._model, self._params, self._tokenizer = model, params, tokenizer
         self._source, self._held_out, self._temperatures = source, held_out, temperatures
         self._label_dtype = label_dtype
-        self._labels, self._seed, self._chunk, self._several = labels, seed, chunk, several_turns
+        self._seed, self._chunk, self._several = seed, chunk, several_turns
         self._template = read_template(tokenizer)
         writing.check_layers(model, layers)
         self._start, self._write = writing.build_writer(
-            model, self._template.turns, steps=chunk, k=max(labels, 1), layers=layers
+            model, self._template.turns, steps=chunk, k=labels, layers=layers
         )
 
     def block(
@@ -125,32 +128,36 @@ class Author:
         rng = np.random.default_rng([self._seed, number])
         rows = self._start(self._params, pool.batch, pool.slots)
         book: list[tuple[str, float]] = []  # kind and temperature by conversation number
-        written = []
+        openings, ready, written = self._openings(rng, book, pool, long, number), deque(), []
         for done in range(0, pool.steps, self._chunk):
-            rows = self._refill(rows, rng, book, pool, long, number)
+            rows = _refill(rows, ready, openings)
             rows, chunk = self._write(self._params, rows)
+            ready.extend(itertools.islice(openings, pool.batch // 4 - len(ready)))  # while the device computes
             written.append(jax.tree.map(np.asarray, chunk))
             if progress is not None:
                 progress((done + self._chunk) * pool.batch, pool.steps * pool.batch)
         whole = writing.Written(*(np.concatenate(parts) for parts in zip(*written, strict=True)))
         return self._stitch(whole, book)
 
-    def _refill(self, rows: Rows, rng, book: list, pool: Pool, long: bool, number: int) -> Rows:
-        spare = jax.tree.map(np.array, rows.spare)
-        for row in np.nonzero(spare.id < 0)[0]:
+    def _openings(self, rng, book: list, pool: Pool, long: bool, number: int) -> Iterator[writing.Opening]:
+        """The block's conversations in order, without padding; each is entered in the book."""
+        temperatures, turns = self._temperatures, max(3, pool.slots // TURN)
+        shares = np.array(temperatures.weights) / sum(temperatures.weights)
+        while True:
             request, tokens = self._request(rng, pool.slots, long)
-            temperatures = self._temperatures
-            temperature = rng.choice(temperatures.answer, p=np.array(temperatures.weights) / sum(temperatures.weights))
-            spare.tokens[row, : len(tokens)] = tokens
-            spare.length[row] = len(tokens)
-            spare.role[row] = USER if request.open else ASSISTANT
-            spare.turn_limit[row] = request.turn_limit or FOLLOW_UP
-            spare.turns[row] = 1 + (rng.random() < self._several) * rng.integers(1, 3)
-            spare.temperature[row], spare.user_temperature[row] = temperature, temperatures.user
-            spare.seed[row] = np.random.SeedSequence([self._seed, number, len(book)]).generate_state(1)[0]
-            spare.id[row] = len(book)
+            temperature = rng.choice(temperatures.answer, p=shares)
             book.append((request.kind, float(temperature)))
-        return rows._replace(spare=jax.tree.map(jnp.asarray, spare))
+            yield writing.Opening(
+                tokens,
+                len(tokens),
+                USER if request.open else ASSISTANT,
+                request.turn_limit or FOLLOW_UP,
+                1 + (rng.random() < self._several) * rng.integers(1, turns),
+                temperature,
+                temperatures.user,
+                np.random.SeedSequence([self._seed, number, len(book) - 1]).generate_state(1)[0],
+                len(book) - 1,
+            )
 
     def _request(self, rng, slots: int, long: bool) -> tuple[Request, list[int]]:
         """A request and its tokens, with room for an answer."""
@@ -198,8 +205,8 @@ class Author:
             np.cumsum([0, *map(len, groups_to_write)]),
             np.array([kinds.index(book[n][0]) for n in numbers], np.uint8),
             np.array([book[n][1] for n in numbers], np.float32),
-            top[together, : self._labels].astype(dtype),
-            log_prob[together, : self._labels].astype(self._label_dtype),
+            top[together].astype(dtype),
+            log_prob[together].astype(self._label_dtype),
             kinds,
             hidden[together],
         ), facts
@@ -208,3 +215,14 @@ class Author:
         return bool((writer == BY_ASSISTANT).any()) and not self._held_out.touches(
             self._tokenizer.decode(tokens.tolist())
         )
+
+
+def _refill(rows: Rows, ready: deque, openings: Iterator[writing.Opening]) -> Rows:
+    """Gives a conversation to every row without a spare one, those that are ready first."""
+    spare = jax.tree.map(np.array, rows.spare)
+    for row in np.nonzero(spare.id < 0)[0]:
+        tokens, *numbers = ready.popleft() if ready else next(openings)
+        spare.tokens[row, : len(tokens)] = tokens
+        for array, number in zip(spare[1:], numbers, strict=True):
+            array[row] = number
+    return rows._replace(spare=jax.tree.map(jnp.asarray, spare))

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.distillation.losses import coarse_distributions
+from specdec_jax.distillation.losses import Loss, coarse_distributions
 from specdec_jax.models.layers import soft_cap
 from specdec_jax.types import Array
-
-Loss = Callable[[Array, Array, Array], Array]  # (log_p [N, O], log_q [N, O], progress) -> [N]
 
 
 class Labels(NamedTuple):
@@ -24,8 +22,8 @@ class Labels(NamedTuple):
 
     weight: Any  # [N] float32
     following: Any  # [N] int32, the next token of the text
-    top: Any  # [N, k] int32
-    log_prob: Any  # [N, k] float32
+    top: Any  # [N, k] int32; None: `log_prob` is the whole distribution
+    log_prob: Any  # [N, k] float32; without `top` the target's logits [N, C], of all candidates
 
 
 class Sums(NamedTuple):
@@ -34,14 +32,14 @@ class Sums(NamedTuple):
     loss: Array
     weight: Array
     agreement: Array  # the drafter's most probable candidate is the target's
-    acceptance: Array  # sum of min(p, q) over the labels and the rest, at temperature 1
+    acceptance: Array  # sum of min(p, q) over the labels and the rest (or all candidates), at temperature 1
     surprise: Array  # nats, of the next token of the text
 
 
 def build_head_loss(
     loss: Loss, *, chunk: int, dtype: Any, axis: str | None = None, cap: float | None = None
 ) -> Callable[..., tuple[Array, Sums]]:
-    """`(hidden [N, D], embedding [C, D], correction [C], labels, progress) -> (mean loss, sums)`.
+    """`(hidden [N, D], embedding [C, D], correction [C], labels) -> (mean loss, sums)`.
 
     `correction` is added to the capped logits (`layers.soft_cap`), because sampled candidates represent others. Memory
     holds the logits of `chunk` positions, or fewer if N is not a multiple. Matrix products use `dtype` and sum in
@@ -49,14 +47,17 @@ def build_head_loss(
     gradients sum to those of the mean.
     """
 
-    def of_chunk(hidden, embedding, correction, labels: Labels, progress):
+    def of_chunk(hidden, embedding, correction, labels: Labels):
         logits = soft_cap(_product(dtype, hidden, embedding), cap) + correction[None, :]
         log_q = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        distributions = coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1))
-        value = jnp.sum(loss(*distributions, progress) * labels.weight)
+        if labels.top is None:
+            distributions = jax.nn.log_softmax(labels.log_prob, axis=-1), log_q
+        else:
+            distributions = coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1))
+        value = jnp.sum(loss(*distributions) * labels.weight)
         return value, lax.stop_gradient(_sums(value, log_q, distributions, labels))
 
-    def scanned(hidden, embedding, correction, labels: Labels, progress):
+    def scanned(hidden, embedding, correction, labels: Labels):
         size = math.gcd(chunk, hidden.shape[0])
         parts = hidden.shape[0] // size
 
@@ -65,7 +66,7 @@ def build_head_loss(
 
         def body(total, part):
             gradient = jax.value_and_grad(of_chunk, argnums=(0, 1), has_aux=True)
-            (_, sums), (to_hidden, to_embedding) = gradient(part[0], embedding, correction, part[1], progress)
+            (_, sums), (to_hidden, to_embedding) = gradient(part[0], embedding, correction, part[1])
             return jax.tree.map(jnp.add, total, (to_embedding, sums)), to_hidden
 
         zero = jnp.zeros((), jnp.float32)
@@ -77,12 +78,12 @@ def build_head_loss(
         return value, (to_hidden.reshape(hidden.shape) * scale, to_embedding * scale)
 
     @jax.custom_vjp
-    def head_loss(hidden, embedding, correction, labels, progress):
-        return scanned(hidden, embedding, correction, labels, progress)[0]
+    def head_loss(hidden, embedding, correction, labels):
+        return scanned(hidden, embedding, correction, labels)[0]
 
     def backward(gradients, cotangent):
         to_hidden, to_embedding = gradients
-        return to_hidden * cotangent[0], to_embedding * cotangent[0], None, None, None
+        return to_hidden * cotangent[0], to_embedding * cotangent[0], None, None
 
     head_loss.defvjp(scanned, backward)
     return head_loss
@@ -90,7 +91,8 @@ def build_head_loss(
 
 def _sums(value: Array, log_q: Array, distributions: tuple[Array, Array], labels: Labels) -> Sums:
     weight = labels.weight
-    best = (jnp.argmax(log_q, axis=-1) == labels.top[:, 0]).astype(jnp.float32)
+    first = jnp.argmax(labels.log_prob, axis=-1) if labels.top is None else labels.top[:, 0]
+    best = (jnp.argmax(log_q, axis=-1) == first).astype(jnp.float32)
     accepted = jnp.sum(jnp.minimum(jnp.exp(distributions[0]), jnp.exp(distributions[1])), axis=-1)
     surprise = -jnp.take_along_axis(log_q, labels.following[:, None], axis=1)[:, 0]
     return Sums(value, jnp.sum(weight), jnp.sum(best * weight), jnp.sum(accepted * weight), jnp.sum(surprise * weight))

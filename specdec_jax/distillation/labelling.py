@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from specdec_jax.distillation.shards import Shard, token_dtype
-from specdec_jax.distillation.writing import check_layers, with_hidden
+from specdec_jax.distillation.writing import check_layers, top_labels, with_hidden
 from specdec_jax.sharding import DATA, mesh_here, placed
 from specdec_jax.types import Array, LanguageModel, Params
 
@@ -42,8 +41,7 @@ def build_labeller(
     @jax.jit
     def top_tokens(params: Params, tokens: Array) -> Labels:
         logits, hidden, _ = apply(params, tokens, model.init_cache(params, *tokens.shape))
-        best, index = lax.top_k(logits, k)
-        return Labels(index, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True), hidden.astype(jnp.bfloat16))
+        return Labels(*top_labels(logits, k), hidden.astype(jnp.bfloat16))
 
     def label(params: Params, texts: Sequence[np.ndarray]) -> list[Labels]:
         by_text: dict[int, Labels] = {}

@@ -117,11 +117,13 @@ class RequestSource:
         return pool[rng.integers(len(pool))]
 
     def _document(self, rng: np.random.Generator, *, short: bool) -> str:
-        """Documents up to a length that is uniform on a log scale."""
+        """Documents from the start of a sentence, up to a length that is uniform on a log scale."""
         low, high = (12, 40) if short else self._words
         wanted, words = int(np.exp(rng.uniform(np.log(low), np.log(high)))), []
         while len(words) < wanted:
-            words += self._documents[rng.integers(len(self._documents))].split(" ")
+            document = self._documents[rng.integers(len(self._documents))].split(" ")
+            starts = [0, *(at for at, word in enumerate(document[:-1], start=1) if word.endswith((".", "?", "!")))]
+            words += document if words else document[starts[rng.integers(len(starts))] :]
         return " ".join(words[:wanted])
 
 

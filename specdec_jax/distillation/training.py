@@ -11,13 +11,15 @@ import numpy as np
 import optax
 
 from specdec_jax.distillation.batches import Batch, Packing
-from specdec_jax.distillation.head import Labels, Loss, Sums, build_head_loss
+from specdec_jax.distillation.head import Labels, Sums, build_head_loss
+from specdec_jax.distillation.losses import Loss
 from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
+from specdec_jax.distillation.writing import check_layers, with_hidden
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading.families import family_of
 from specdec_jax.models.decoder_only import Decoder
 from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
-from specdec_jax.types import Array, Params
+from specdec_jax.types import Array, LanguageModel, Params
 
 WHOLE = ("candidates", "correction")  # fields of a batch that are replicated on a mesh; rows are sharded
 BY_ROW = Batch(*(name not in WHOLE for name in Batch._fields))  # type: ignore[arg-type]
@@ -144,18 +146,21 @@ def build_step(
     dtype: Any = jnp.bfloat16,
     chunk: int = 512,
     unroll: Unroll = Unroll(),  # noqa: B008 - frozen
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted training step, compiled once per row length. Master weights are float32, products use `dtype`.
+    target: LanguageModel | None = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """The jitted training step `(state, batch, target_params=None) -> (state, metrics)`, compiled once per row length.
 
-    `unroll` is for drafters that read their target. On a mesh the rows of a batch are sharded over `data` (and the
-    first ones of each device are unrolled further).
+    Master weights are float32, products use `dtype`. `unroll` is for drafters that read their target. With a `target`
+    the labels of a batch, and the hidden states that the drafter reads, are computed in the step: they need not be
+    stored, and the labels are whole distributions. On a mesh the rows of a batch are sharded over `data` (and the first
+    ones of each device are unrolled further).
     """
-    objective, update, rate = _objective(config, loss, dtype, chunk, unroll), optimiser(schedule), schedule.rate_at()
+    objective = _objective(config, loss, dtype, chunk, unroll, target)
+    update, rate = optimiser(schedule), schedule.rate_at()
     gradient_of = over_rows(jax.value_and_grad(objective, has_aux=True), False, BY_ROW, False)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        progress = state.step.astype(jnp.float32) / schedule.steps
-        (value, (sums, last)), gradient = gradient_of(state.params, batch, progress)
+    def step(state: TrainState, batch: Batch, target_params: Params = None) -> tuple[TrainState, Metrics]:
+        (value, (sums, last)), gradient = gradient_of(state.params, batch, target_params)
         updates, inner = update.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
         average = state.average
@@ -172,44 +177,71 @@ def build_step(
 
 
 def _objective(
-    config: Any, loss: Loss, dtype: Any, chunk: int, unroll: Unroll
+    config: Any, loss: Loss, dtype: Any, chunk: int, unroll: Unroll, target: LanguageModel | None
 ) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
     """(mean loss, sums of the first and the last unrolled step); on a mesh the contributions of a device's rows."""
     axis = None if mesh_here() is None else DATA
     head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype, axis=axis, cap=config.logit_cap)
     head = "embedding" if config.tie_word_embeddings else "head"
     if isinstance(config, LlamaReadingConfig):
-        return _reading_objective(config, head_loss, head, dtype, unroll)
-    model = stack(config, dtype)
+        return _reading_objective(config, head_loss, head, dtype, unroll, _teacher(target, config.target_layers))
+    model, teach = stack(config, dtype), _teacher(target, ())
 
-    def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, tuple[Sums, Sums]]:
-        segments = batch.segments
-        mask = segments[:, :, None] == segments[:, None, :]
-        hidden, _ = model.apply({"params": params}, batch.tokens, None, batch.positions, mask, head=False)
-        labels = Labels(batch.weight, batch.following, batch.top, batch.log_prob)
+    def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, Sums]]:
+        labels, _ = teach(target_params, batch)
+        hidden, _ = model.apply(
+            {"params": params}, batch.tokens, None, batch.positions, same_segment(batch), head=False
+        )
         hidden = hidden.reshape(-1, hidden.shape[-1])
-        value, sums = head_loss(hidden, params[head][batch.candidates], batch.correction, labels, progress)
+        value, sums = head_loss(hidden, params[head][batch.candidates], batch.correction, labels)
         return value, (sums, sums)
 
     return objective
 
 
+def same_segment(batch: Batch) -> Array:
+    """[R, T, T] bool: whether two positions belong to one conversation."""
+    return batch.segments[:, :, None] == batch.segments[:, None, :]
+
+
+def _teacher(target: LanguageModel | None, layers: tuple[int, ...]) -> Callable[..., tuple[Labels, Any]]:
+    """`(target_params, batch) -> (labels, hidden [R, T, F, D] of the position before)`: stored, or of the target."""
+    if target is None:
+        return lambda _, batch: (Labels(batch.weight, batch.following, batch.top, batch.log_prob), batch.hidden)
+    check_layers(target, layers)
+    apply, init_cache = with_hidden(target, layers), target.init_cache
+
+    def teach(target_params: Params, batch: Batch) -> tuple[Labels, Array]:
+        cache = init_cache(target_params, *batch.tokens.shape)
+        logits, hidden, _ = apply(target_params, batch.tokens, cache, batch.positions, same_segment(batch))
+        labels = Labels(batch.weight, batch.following, None, logits.reshape(-1, logits.shape[-1]))
+        return labels, jnp.pad(hidden, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1]
+
+    return teach
+
+
 def _reading_objective(
-    config: LlamaReadingConfig, head_loss: Callable[..., Any], head: str, dtype: Any, unroll: Unroll
+    config: LlamaReadingConfig,
+    head_loss: Callable[..., Any],
+    head: str,
+    dtype: Any,
+    unroll: Unroll,
+    teach: Callable[..., tuple[Labels, Any]],
 ) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
     """The mean over unrolled steps, each with `FADE` times the weight of the previous one."""
     fading = FADE ** np.arange(unroll.steps)
     shares = fading / fading.sum()
 
-    def objective(params: Params, batch: Batch, progress: Array) -> tuple[Array, tuple[Sums, Sums]]:
-        texts = Texts(batch.tokens, batch.positions, batch.segments, batch.hidden)
+    def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, Sums]]:
+        whole, states = teach(target_params, batch)
+        texts = Texts(batch.tokens, batch.positions, batch.segments, states)
         rows, value, all_sums = params[head][batch.candidates], jnp.zeros((), jnp.float32), []
         for step, hidden in enumerate(unrolled(config, params, texts, unroll, dtype)):
             weight = jnp.where(batch.positions.reshape(-1) >= step, batch.weight, 0.0)
-            labels = Labels(weight, batch.following, batch.top, batch.log_prob)
+            labels = whole._replace(weight=weight)
             labels = jax.tree.map(lambda leaf, size=hidden.shape[0] * hidden.shape[1]: leaf[:size], labels)
             flat = hidden.reshape(-1, hidden.shape[-1])
-            step_loss, sums = head_loss(flat, rows, batch.correction, labels, progress)
+            step_loss, sums = head_loss(flat, rows, batch.correction, labels)
             value += jnp.float32(shares[step]) * step_loss
             all_sums.append(sums)
         return value, (all_sums[0], all_sums[-1])
@@ -224,11 +256,15 @@ def build_validation(
     dtype: Any = jnp.bfloat16,
     chunk: int = 512,
     unroll: Unroll = Unroll(),  # noqa: B008 - frozen
-) -> Callable[[Params, Batch], tuple[Sums, Sums]]:
-    """`(params, batch) -> sums of the first and the last unrolled step`: the metrics of a step, without the step."""
-    objective = _objective(config, loss, dtype, chunk, unroll)
-    sums = over_rows(lambda params, batch: objective(params, batch, jnp.ones((), jnp.float32))[1], False, BY_ROW)
-    return jax.jit(sums)
+    target: LanguageModel | None = None,
+) -> Callable[..., tuple[Sums, Sums]]:
+    """`(params, batch, target_params=None) -> sums of the first and the last unrolled step`: a step's metrics alone."""
+    objective = _objective(config, loss, dtype, chunk, unroll, target)
+
+    def sums(params: Params, batch: Batch, target_params: Params = None) -> tuple[Sums, Sums]:
+        return objective(params, batch, target_params)[1]
+
+    return jax.jit(over_rows(sums, False, BY_ROW, False))
 
 
 def judged_params(state: TrainState) -> Params:

@@ -40,6 +40,9 @@ class Unroll:
         return max(1, round(rows * self.share))
 
 
+ROWS = 16  # rows that attend at once on an accelerator: their weights take 1 GB for 2,048 tokens and 4 heads
+
+
 class Texts(NamedTuple):
     """R rows of packed conversations, which do not attend to one another."""
 
@@ -113,7 +116,8 @@ def _layer(
 def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Array) -> Array:
     """Attention of query [R, T, H, head_dim] of step j = len(steps), [R, T, H head_dim] float32.
 
-    One row at a time, with the weights recomputed for the gradient, as in `attention.attend_whole`.
+    One row at a time on CPUs and ROWS elsewhere, with the weights recomputed for the gradient, as in
+    `attention.attend_whole`.
     """
     group, back = query.shape[2] // steps[0].keys.shape[2], len(steps) - 1
     scale, least = query.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min
@@ -146,5 +150,6 @@ def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Arr
             out += weight[..., at.shape[0] + i].T[..., None] * each.values
         return out
 
-    out = jax.lax.map(lambda each: row(*each), (query, list(steps), segments, positions))
+    rows = None if jax.default_backend() == "cpu" else ROWS
+    out = jax.lax.map(lambda each: row(*each), (query, list(steps), segments, positions), batch_size=rows)
     return out.reshape(*query.shape[:2], -1)

@@ -83,8 +83,8 @@ def build_writer(
 ) -> tuple[Callable[[Params, int, int], Rows], Callable[[Params, Rows], tuple[Rows, Written]]]:
     """(start, write): `start(params, batch, slots)` gives idle rows, `write(params, rows)` runs `steps` steps.
 
-    Compiled once per batch size and number of slots. `k` is the number of labels per position, `layers` (F) are those
-    whose hidden states are kept.
+    Compiled once per batch size and number of slots. `k` is the number of labels per position (0: none), `layers` (F)
+    are those whose hidden states are kept.
     """
     apply = with_hidden(model, layers)
 
@@ -98,8 +98,7 @@ def build_writer(
         rows = _take_spares(model, rows)
         logits, hidden, cache = apply(params, _at(rows.now.tokens, rows.position)[:, None], rows.cache)
         logits, hidden = logits[:, 0], hidden[:, 0].astype(jnp.bfloat16)
-        top_logit, top = lax.top_k(logits, k)
-        log_prob = top_logit - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        top, log_prob = top_labels(logits, k)
         token, writer = _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position)
         fed = Written(rows.now.id, token, writer, top, log_prob, hidden)
         live = rows.now.id >= 0
@@ -114,14 +113,25 @@ def build_writer(
     return start, jax.jit(write, donate_argnums=(1,))
 
 
+def top_labels(logits: Array, k: int) -> tuple[Array, Array]:
+    """The k most probable tokens of logits [..., V] and their log-probabilities, [..., k]."""
+    if not k:
+        return jnp.zeros((*logits.shape[:-1], 0), jnp.int32), jnp.zeros((*logits.shape[:-1], 0), jnp.float32)
+    best, top = lax.top_k(logits, k)
+    return top, best - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+
 def with_hidden(model: LanguageModel, layers: tuple[int, ...]) -> Callable[..., tuple[Array, Array, Cache]]:
-    """(params, tokens [B, T], cache) -> (logits [B, T, V], hidden [B, T, F, D], cache); F is 0 without layers."""
+    """(params, tokens [B, T], cache, positions=None, mask=None) -> (logits [B, T, V], hidden [B, T, F, D], cache).
+
+    F is 0 without layers.
+    """
     streams = model.hidden.streams
     if streams is not None and layers:
-        return lambda params, tokens, cache: streams(params, tokens, cache, layers)
+        return lambda params, tokens, cache, *where: streams(params, tokens, cache, layers, *where)
 
-    def plain(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Array, Cache]:
-        logits, cache = model.apply(params, tokens, cache)
+    def plain(params: Params, tokens: Array, cache: Cache, *where: Any) -> tuple[Array, Array, Cache]:
+        logits, cache = model.apply(params, tokens, cache, *where)
         return logits, jnp.zeros((*tokens.shape, 0, 0), jnp.float32), cache
 
     return plain

@@ -203,7 +203,7 @@ VARIANTS = """
 from configs.base_distillation import VariantsConfig
 from specdec_jax.distillation import losses
 base = config
-config = VariantsConfig(base=base, seconds=0.2, texts=4, variants={"plain": {}, "reverse": {"loss": losses.reverse_kl}})
+config = VariantsConfig(base=base, seconds=0.2, texts=4, variants={"plain": {}, "hybrid": {"loss": losses.lk_hybrid()}})
 """
 
 
@@ -212,12 +212,12 @@ def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, m
     path = place / "variants.py"
     path.write_text((place / "config.py").read_text() + VARIANTS)
     command = [str(path), "--data", str(whole / "data"), "--out", str(place / "variants")]
-    assert compare_distillation.main([*command, "--only", "reverse"]) == 0
+    assert compare_distillation.main([*command, "--only", "hybrid"]) == 0
     assert compare_distillation.main(command) == 0
     rows = [json.loads(line) for line in (place / "variants" / "results.jsonl").read_text().splitlines()]
-    assert [row["variant"] for row in rows] == ["reverse", "plain"] and all(row["steps"] >= 10 for row in rows)
+    assert [row["variant"] for row in rows] == ["hybrid", "plain"] and all(row["steps"] >= 10 for row in rows)
     assert all(0 <= row["agreement"][0] <= 1 and 0 < row["acceptance_0.7"][0] <= 1 for row in rows)
-    assert "| reverse | 0.0 M |" in (place / "variants" / "table.md").read_text()
+    assert "| hybrid | 0.0 M |" in (place / "variants" / "table.md").read_text()
     with pytest.raises(SystemExit):
         compare_distillation.main([*command, "--only", "revers"])
     assert "'revers'" in capsys.readouterr().err

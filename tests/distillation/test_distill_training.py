@@ -103,12 +103,10 @@ def test_sampled_candidates_stand_for_the_whole_vocabulary(shard):
 CAP = 3.0
 
 
-def naive_loss(hidden, embedding, correction, labels, progress):
+def naive_loss(hidden, embedding, correction, labels):
     logits = CAP * jnp.tanh(hidden @ embedding.T / CAP)
     log_q = jax.nn.log_softmax(logits + correction[None, :], axis=-1)
-    values = forward_kl(
-        *coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1)), progress
-    )
+    values = forward_kl(*coarse_distributions(labels.log_prob, jnp.take_along_axis(log_q, labels.top, axis=1)))
     return jnp.sum(values * labels.weight) / jnp.sum(labels.weight)
 
 
@@ -118,7 +116,7 @@ def test_the_chunked_loss_and_its_gradient_are_the_plain_ones(shard):
     hidden, embedding = jnp.asarray(rng.normal(size=(64, 8)), jnp.float32), jnp.asarray(rng.normal(size=(VOCAB, 8)))
     embedding = embedding.astype(jnp.float32)
     labels = Labels(*(jnp.asarray(array) for array in (batch.weight, batch.following, batch.top, batch.log_prob)))
-    rest = (jnp.asarray(batch.correction), labels, jnp.zeros(()))
+    rest = (jnp.asarray(batch.correction), labels)
     chunked = build_head_loss(forward_kl, chunk=16, dtype=jnp.float32, cap=CAP)
     value, gradient = jax.value_and_grad(lambda h, e: 3.0 * chunked(h, e, *rest)[0], argnums=(0, 1))(hidden, embedding)
     expected = jax.value_and_grad(lambda h, e: 3.0 * naive_loss(h, e, *rest), argnums=(0, 1))(hidden, embedding)
@@ -419,6 +417,35 @@ def test_what_later_steps_see_of_a_batch_is_its_first_rows(shard, target):
         assert other.shape[0] == size
         np.testing.assert_allclose(one[:size], other, atol=1e-5)
     assert np.abs(whole[0] - whole[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("reads", [(), (1, 2)])
+def test_a_target_asked_while_training_teaches_what_stored_labels_do(shard, target, reads):
+    """A hidden state of the wrong position, or one that sees its neighbour in the row, changes the loss."""
+    config = initial.drafter_config(SHAPE, TARGET)
+    params = initial.initial_params(SHAPE, TARGET, target[1], None, 0)
+    if reads:
+        config = llama_reading.reading_config(config, reads, TARGET.hidden_size)
+        params = llama_reading.with_reading(config, params, jnp.float32)
+        for name in ("read", "merge"):
+            params[name]["kernel"] = jax.random.normal(jax.random.key(1), params[name]["kernel"].shape)
+        params["merge"]["down"] = jax.random.normal(jax.random.key(2), params["merge"]["down"].shape)
+    stored = label_shard(build_labeller(target[0], VOCAB, layers=reads), target[1], shard, VOCAB, np.float32)
+    bare = shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
+    found = []
+    for data, layers, teacher in ((stored, range(len(reads)), None), (bare, (), target)):
+        batch = BatchOrder(Corpus([data], VOCAB, layers), PACKING, seed=1).at(0)
+        model, target_params = teacher or (None, None)
+        step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=16, target=model)
+        state = training.init_state(jax.tree.map(jnp.array, params), SCHEDULE)
+        found.append(step(state, batch, target_params)[1])
+    np.testing.assert_allclose(found[0], found[1], rtol=0.01 if reads else 1e-3)  # stored states are bfloat16
+
+
+def test_data_without_labels_needs_the_whole_vocabulary(shard):
+    bare = shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
+    with pytest.raises(ValueError, match="set packing.candidates to 0"):
+        BatchOrder(Corpus([bare], VOCAB), Packing(slots=(32,), tokens=32, candidates=40, sampled=12), seed=3)
 
 
 @pytest.mark.parametrize(
