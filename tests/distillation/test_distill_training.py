@@ -430,11 +430,13 @@ def test_a_target_asked_while_training_teaches_what_stored_labels_do(shard, targ
         for name in ("read", "merge"):
             params[name]["kernel"] = jax.random.normal(jax.random.key(1), params[name]["kernel"].shape)
         params["merge"]["down"] = jax.random.normal(jax.random.key(2), params["merge"]["down"].shape)
+    packing = dataclasses.replace(PACKING, slots=(64,))
     stored = label_shard(build_labeller(target[0], VOCAB, layers=reads), target[1], shard, VOCAB, np.float32)
     bare = shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
     found = []
     for data, layers, teacher in ((stored, range(len(reads)), None), (bare, (), target)):
-        batch = BatchOrder(Corpus([data], VOCAB, layers), PACKING, seed=1).at(0)
+        batch = BatchOrder(Corpus([data], VOCAB, layers), packing, seed=1).at(0)
+        assert (batch.segments > 0).any()
         model, target_params = teacher or (None, None)
         step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=16, target=model)
         state = training.init_state(jax.tree.map(jnp.array, params), SCHEDULE)
