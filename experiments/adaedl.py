@@ -310,11 +310,6 @@ class Long(TraceFiles):
     max_draft_length: int = 16
     """Longest draft."""
 
-    @property
-    def longest(self) -> int:
-        """The longest draft."""
-        return self.max_draft_length
-
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
         super().check()

@@ -33,8 +33,8 @@ from scipy import optimize, stats
 
 from experiments.lib.cells import markdown
 from experiments.lib.commands import exit_codes, parsed, terminal
-from experiments.lib.environments import NoEnvironment, python_of, run_script
-from experiments.lib.options import Output, check_least
+from experiments.lib.environments import BesideTorch, run_script
+from experiments.lib.options import check_least
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.loading import load_model
@@ -47,17 +47,13 @@ NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # a gap of logits that rounding may t
 
 
 @dataclass(frozen=True)
-class Audit(Output):
+class Audit(BesideTorch):
     """Sample another engine and compare with the exact distribution."""
 
     samples: int = 4000
     """Texts sampled each way."""
     greedy: int = 40
     """Greedy texts compared with plain decoding's."""
-    environments: str = "runs/environments"
-    """Folder of the environment with torch."""
-    install_seconds: float = 3600.0
-    """Most time for making it."""
 
     def __post_init__(self) -> None:
         check_least(self, 1, "samples", "greedy")
@@ -71,12 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def audit(config: Audit, console: Console) -> int:
     """Samples what is missing and writes the run folder."""
-    try:
-        with console.status("The environment with torch"):
-            where, names = Path(config.environments), ("torch", "transformers")
-            python = python_of("requirements-peers.txt", where, seconds=config.install_seconds, packages=names)
-    except NoEnvironment as error:
-        console.print(f"Nothing is audited: {error}", style="yellow")
+    if (python := config.python(console, "audited")) is None:
         return 0
     folder = RunFolder.create("audit", config, config.out)
     out = folder.path / "samples"
@@ -149,23 +140,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if "error" in row:
             cells.append([row["method"], *["–"] * 5, f"does not run: {row['error'][:80]}"])
             continue
-        test = (
-            f"{row['statistic']:.0f} / {row['cells'] - 1} ({row['tokens']})",
-            f"{row['p_value']:.2g}",
-            f"{row['seen_from']:.3f}",
-        )
+        test = f"{row['statistic']:.0f} / {row['cells'] - 1} ({row['tokens']})", f"{row['p_value']:.2g}"
+        seen_from = f"{row['seen_from']:.3f}"
         greedy = [f"{row['differ'][d]} of {row['greedy']} (gap {row['largest_gap'][d]:.2g})" for d in NEAR]
         verdict = "biased" if row["biased"] else "lossless, as far as tested"
-        cells.append([row["method"], *test, *greedy, verdict])
-    heads = [
-        "decoding",
-        "chi-square / degrees (tokens)",
-        "p",
-        "seen from",
-        "greedy, float32: differ",
-        "bfloat16: differ",
-    ]
-    return markdown([*heads, "verdict"], cells)
+        cells.append([row["method"], *test, seen_from, *greedy, verdict])
+    heads = ["decoding", "chi-square / degrees (tokens)", "p", "seen from", "greedy, float32: differ"]
+    return markdown([*heads, "bfloat16: differ", "verdict"], cells)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from experiments.lib.cells import PARENTHESES, interval, markdown
 from experiments.lib.chip_programs import LLAMA_1B, LLAMA_8B, weights_read
 from experiments.lib.chip_programs import Pair as Shapes
 from experiments.lib.commands import command
-from experiments.lib.host_loop import on_host
 from experiments.lib.options import LoadedPair, Output, Served, Smoke, check_least
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
@@ -41,14 +40,16 @@ from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import alternate, summary
-from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding import Decoder, build_decoder, draft_loop
+from specdec_jax.decoding.rounds import finish_round, narrowest, open_round
+from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models import llama
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.types import Array, Cache, DraftModel, LanguageModel
+from specdec_jax.types import Array, Cache, DecodeState, DraftModel, LanguageModel
 
 PARTS = ("bandwidth", "graph", "ballast")
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
@@ -147,6 +148,46 @@ def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
             ratio = [a / b for a, b in zip(times, seconds["as built"], strict=True)]
             yield measurement(f"graph: times as long {name}", ratio, "")
             yield measurement(f"graph: the same tokens {name}", [float(tokens[name] == tokens["as built"])], "")
+
+
+def on_host(decoder: Decoder) -> Decoder:
+    """The decoder with a `run` whose loops the host turns, as engines have that run a rule outside of the program.
+
+    A round is a call that opens it, one for each draft, after which the host waits for what the rule said, and one that
+    verifies at the narrowest width that holds the draft. Drafters with a second source are not served.
+    """
+    parts = decoder.parts
+    longest, widths = parts.drafter.max_draft_length, parts.widths
+
+    def source(params: Any, state: DecodeState, context: Any) -> Any:
+        return parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
+
+    @jax.jit
+    def begin(params: Any, state: DecodeState) -> Any:
+        context, chance, opened, log_q = open_round(parts, params, state)
+        return chance, *draft_loop.opened(opened, parts.policy, state.policy, context, longest, log_q)
+
+    @functools.partial(jax.jit, donate_argnums=4)
+    def draft(params: Any, state: DecodeState, chance: Any, context: Any, loop: Any) -> Any:
+        opened = source(params, state, context)
+        return draft_loop.draft_one(opened, parts.policy, context, lambda step: chance[:, step, DRAFT], loop)
+
+    @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
+    def finish(params: Any, state: DecodeState, chance: Any, context: Any, drafted: Any, width: int) -> DecodeState:
+        narrow, opened = parts._replace(widths=(width,)), source(params, state, context)
+        return finish_round(narrow, params, state, context, chance, opened, drafted)
+
+    def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
+        played = 0
+        while state.done.sum() < (leave or len(state.done)) and played != rounds:
+            chance, context, loop = begin(params, state)
+            while loop.going.any():
+                loop = draft(params, state, chance, context, loop)
+            width = widths[int(narrowest(widths, loop.drafted.length))]
+            state, played = finish(params, state, chance, context, loop.drafted, width), played + 1
+        return state
+
+    return decoder._replace(run=run)
 
 
 def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Console) -> Iterator[Measurement]:

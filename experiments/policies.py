@@ -94,10 +94,7 @@ class Policies(TraceOptions):
 
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
-        if not self.groups:
-            super().check()
-        self.check_numbers()
-        self.check_tokens()
+        super().check()
         if self.groups and (self.traces or self.ratios):
             raise ValueError(f"--groups names traces and costs: leave out {self.traces or self.ratios}")
         if self.ratios and self.ratio is not None:

@@ -8,9 +8,13 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+from rich.console import Console
+
+from experiments.lib.options import Output
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".requirements"
@@ -22,6 +26,26 @@ LLAMA_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F
 
 class NoEnvironment(RuntimeError):
     """An environment that could not be made; the message gives the reason in one line."""
+
+
+@dataclass(frozen=True)
+class BesideTorch(Output):
+    """Options of a comparison with transformers on torch."""
+
+    environments: str = "runs/environments"
+    """Folder of the environment with torch."""
+    install_seconds: float = 3600.0
+    """Most time for making it; without one there is nothing to compare, and that is all that is said."""
+
+    def python(self, console: Console, aim: str) -> Path | None:
+        """The interpreter with torch and transformers; None, and a line that nothing is `aim`, where there is none."""
+        where, names = Path(self.environments), ("torch", "transformers")
+        try:
+            with console.status("The environment with torch"):
+                return python_of("requirements-peers.txt", where, seconds=self.install_seconds, packages=names)
+        except NoEnvironment as error:
+            console.print(f"Nothing is {aim}: {error}", style="yellow")
+            return None
 
 
 def python_of(

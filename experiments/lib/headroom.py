@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -58,11 +58,6 @@ class Headroom(TraceFiles):
     """Longest draft."""
     sweep: Path | None = None
     """SpecBundle's data.json."""
-
-    @property
-    def longest(self) -> int:
-        """The longest draft."""
-        return self.max_draft_length
 
 
 def headroom(options: Headroom, console: Console) -> None:
@@ -201,17 +196,13 @@ def read_sweep(path: Path) -> list[Measured]:
                     plain, *drafters = result["metrics"]
                     if result["topk"] != 1:
                         continue
-                    where = target, name, result["batch_size"], result["steps"]
-                    points += [_measured(where, plain, drafter) for drafter in drafters if drafter["output_throughput"]]
+                    where = result["batch_size"], name, result["steps"]
+                    for each in [drafter for drafter in drafters if drafter["output_throughput"]]:
+                        speedup = each["output_throughput"] / plain["output_throughput"]
+                        points.append(Measured(target, each["Name"], *where, each["accept_length"], speedup))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no sweep of SpecBundle ({type(error).__name__}: {error})") from None
     return points
-
-
-def _measured(where: tuple[str, str, int, int], plain: Mapping[str, Any], drafter: Mapping[str, Any]) -> Measured:
-    target, benchmark, batch, steps = where
-    speedup = drafter["output_throughput"] / plain["output_throughput"]
-    return Measured(target, drafter["Name"], batch, benchmark, steps, drafter["accept_length"], speedup)
 
 
 def sweep_table(measured: Sequence[Measured]) -> str:

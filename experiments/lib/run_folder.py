@@ -63,10 +63,6 @@ class RunFolder:
         folder.write_json(MANIFEST, manifest | {"compile_seconds": earlier.get("compile_seconds")})
         return folder
 
-    def add_compile_seconds(self, seconds: dict[str, float]) -> None:
-        """Adds to those in the manifest: a run that goes on compiles only what it still needs."""
-        self.update_manifest(compile_seconds=(read_manifest(self.path)["compile_seconds"] or {}) | seconds)
-
     def update_manifest(self, **fields: Any) -> None:
         """Adds what is known only later (`compile_seconds=...`) to manifest.json."""
         self.write_json(MANIFEST, read_manifest(self.path) | fields)

@@ -58,16 +58,12 @@ class TraceFiles(Output, Smoke):
     @property
     def longest(self) -> int:
         """The longest draft that a trace must be able to follow."""
-        return 1
+        return getattr(self, "max_draft_length", 1)
 
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
-        if not (self.traces or self.smoke):
+        if not (self.traces or self.smoke or getattr(self, "groups", ())):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
-        self.check_tokens()
-
-    def check_tokens(self) -> None:
-        """Raises ValueError for no tokens."""
         if self.tokens is not None and self.tokens < 1:
             raise ValueError(f"tokens must be 1 or more, got {self.tokens}")
 
@@ -89,18 +85,9 @@ class TraceOptions(TraceFiles):
     max_draft_length: int = 16
     """Longest draft."""
 
-    @property
-    def longest(self) -> int:
-        """The longest draft."""
-        return self.max_draft_length
-
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
         super().check()
-        self.check_numbers()
-
-    def check_numbers(self) -> None:
-        """The part of `check` that is not about the traces."""
         if self.max_draft_length < 1:
             raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
         if self.ratio is None and self.slope or self.slope < 0:

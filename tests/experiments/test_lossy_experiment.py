@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from tiny_compare import write_config
 
-from experiments.compare import main
-from experiments.lib.quality import by_method
+from experiments.compare import by_method, main
 from experiments.lib.run_folder import read_rows
 
 pytestmark = pytest.mark.slow

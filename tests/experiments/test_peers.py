@@ -11,7 +11,7 @@ import pytest
 from experiments import peers
 from experiments.lib import peer_processes
 from experiments.lib.peer_processes import Failed, LlamaCpp, Process, plain_figures, speculative_figures
-from experiments.lib.peer_report import agreement, report
+from experiments.peers import agreement, report
 
 ECHO = """
 import json, sys, time

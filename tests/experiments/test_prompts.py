@@ -8,8 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from experiments.lib.datasets_by_name import DATASETS
-from experiments.lib.prompts import HALVES, Prompt, load_prompts, read_prompts
+from experiments.lib.prompts import DATASETS, HALVES, Prompt, load_prompts, read_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "prompts"
