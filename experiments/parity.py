@@ -32,9 +32,10 @@ from experiments.lib.cells import markdown
 from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import BesideTorch, run_script
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
-from experiments.lib.run_folder import RunFolder, write_text
+from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import Whole, publish
 from specdec_jax.loading import load_model
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.replay.tracing import trace_texts
 

@@ -30,8 +30,9 @@ from rich.console import Console
 from experiments.lib.cells import NONE, markdown
 from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
-from experiments.lib.run_folder import read_manifest, read_rows, write_text
+from experiments.lib.run_folder import read_manifest, read_rows
 from experiments.lib.terminal import Whole
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.replay.writers import aiperf_summary, write_lines
 from specdec_jax.text.json_lines import json_lines

@@ -23,7 +23,7 @@ import numpy as np
 
 from configs.base import config_hash, describe
 from specdec_jax.costs.machine import cores, processor
-from specdec_jax.loading.new_folder import replacing, writable_folder
+from specdec_jax.loading.new_folder import replacing, writable_folder, write_text
 from specdec_jax.text.json_lines import json_lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -93,12 +93,6 @@ class RunFolder:
     def replacing(self, name: str) -> AbstractContextManager[Path]:
         """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
         return replacing(self.path / name)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:

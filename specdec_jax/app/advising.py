@@ -3,16 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from specdec_jax.app.commands import Advise
-from specdec_jax.app.views.printing import plain, status
+from specdec_jax.app.views.printing import columns, plain, status
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.published import H100, costs_named
-from specdec_jax.loading.new_folder import check_file, replacing
+from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.metrics.advice import Advice, Choice, advise, engine_options, schedule, thresholds
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.readers import Log, read_log
@@ -43,12 +41,16 @@ def advise_on(command: Advise) -> bool:
     console = Console(highlight=False)
     _show(console, log, costs, advices, chosen)
     options = options_of(advices, chosen, min(longest, costs[0].widths[-1] - 1))
-    _print_options(console, options, advices[0])
+    for engine, words in options.items():
+        console.print(Text(f"{engine}: {words}"), soft_wrap=True)
+    if curve := advices[0].curve:
+        console.print(Text("\nThe same acceptance without the models, for benchmarks only", "bold"))
+        for engine, words in synthetic_acceptance(curve).items():
+            console.print(Text(f"{engine}: {words}"), soft_wrap=True)
     if command.json is not None:
         report = {"log": {"kind": log.kind, "open": log.num_open, "texts": log.likely.num_texts}, "options": options}
         report |= {"advice": [advice._asdict() for advice in advices], "thresholds": chosen}
-        with replacing(command.json) as temporary:
-            temporary.write_text(json.dumps(plain(report), indent=2) + "\n", encoding="utf-8")
+        write_text(command.json, json.dumps(plain(report), indent=2) + "\n")
     return any(advice.best.setting > 0 for advice in advices)
 
 
@@ -88,9 +90,12 @@ def _show(
     console.print(Text("The log", "bold"), text, sep="\n")
     for note in log.notes:
         console.print(f"Note: {note}.")
-    where = f", batch {first.batch}" if len(advices) > 1 else ""
-    console.print(Text(f"\nStatic draft lengths{where}", "bold").append(f": {_said_of(costs[0])}", "not bold"))
-    table = _table("drafts", "speed-up", "95 %")
+    where, width = f", batch {first.batch}" if len(advices) > 1 else "", min(costs[0].widths[-1], 5)
+    about = f": {costs[0].device}, " if costs[0].device else ": "
+    extra = costs[0].pass_times(width - 1)[-1] / costs[0].plain_pass
+    about += f"c = {costs[0].ratio:.3g}, a pass of {width} tokens takes {extra:.2f} plain ones"
+    console.print(Text(f"\nStatic draft lengths{where}", "bold").append(about, "not bold"))
+    table = columns("drafts", "speed-up", "95 %", pad_edge=False)
     for choice in first.lengths[1:]:
         mark = "*" if int(choice.setting) in first.as_good else " "
         table.add_row(f"{mark} {choice.setting}", *_cells(choice.speedup), style="bold" if choice is first.best else "")
@@ -99,7 +104,7 @@ def _show(
     console.print("* as fast as the best, as far as these texts tell. Oracle: no token is drafted that is rejected.")
     if len(advices) > 1:
         console.print()
-        table = _table("batch", "drafts", "speed-up", "95 %", "oracle", "advice")
+        table = columns("batch", "drafts", "speed-up", "95 %", "oracle", "advice", pad_edge=False)
         for advice in advices:
             cells = f"{advice.best.setting}", *_cells(advice.best.speedup), f"{advice.oracle.estimate:.2f}"
             table.add_row(f"{advice.batch}", *cells, advice.verdict)
@@ -110,7 +115,7 @@ def _show(
         )
     elif chosen:
         console.print()
-        table = _table("confidence threshold", "best", "speed-up", "95 %")
+        table = columns("confidence threshold", "best", "speed-up", "95 %", pad_edge=False)
         for engine, choice in chosen.items():
             table.add_row(engine, f"{choice.setting:.2f}", *_cells(choice.speedup))
         console.print(Text("Thresholds", "bold"), table, sep="\n")
@@ -132,29 +137,5 @@ def _conclusion(advices: Sequence[Advice]) -> str:
     return text + (f"; not at a batch of {', '.join(map(str, off))}." if off and best.setting else ".")
 
 
-def _print_options(console: Console, options: Mapping[str, str], advice: Advice) -> None:
-    for engine, words in options.items():
-        console.print(Text(f"{engine}: {words}"), soft_wrap=True)
-    if advice.curve:
-        console.print()
-        console.print(Text("The same acceptance without the models, for benchmarks only", "bold"))
-        for engine, words in synthetic_acceptance(advice.curve).items():
-            console.print(Text(f"{engine}: {words}"), soft_wrap=True)
-
-
-def _said_of(costs: CostModel) -> str:
-    named = f"{costs.device}, " if costs.device else ""
-    width = min(costs.widths[-1], 5)
-    extra = costs.pass_times(width - 1)[-1] / costs.plain_pass
-    return f"{named}c = {costs.ratio:.3g}, a pass of {width} tokens takes {extra:.2f} plain ones"
-
-
 def _cells(interval: Interval) -> tuple[str, str]:
     return f"{interval.estimate:.2f}", f"{interval.low:.2f}–{interval.high:.2f}"
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right")
-    return table

@@ -6,7 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Union
 
@@ -79,9 +79,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
 def _use_mesh(command: Any) -> None:
     """Sets the mesh, if the command has one."""
-    if isinstance(command, Advise):
-        return
-    mesh = command.mesh if isinstance(command, VerifyLossless) else command.models.mesh
+    mesh = getattr(getattr(command, "models", command), "mesh", None)
     if mesh is not None:
         from specdec_jax.sharding import use_mesh
 
@@ -230,11 +228,7 @@ def run_verify(command: VerifyLossless) -> int:
     from specdec_jax.app.views.proof import verify
     from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
-    if command.max_draft_length is not None and command.max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
-    options = {name: value for name, value in vars(command).items() if name not in ("rules", "mesh")}
-    conclusion = verify(**asdict(command.rules), **options)
-    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(conclusion, NOT_SHOWN)
+    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
 
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich import box
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import plain, status
+from specdec_jax.app.views.printing import columns, plain, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
@@ -31,7 +29,7 @@ from specdec_jax.loading.across import describe_join, way_for
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.intersection import probability_shared
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
-from specdec_jax.loading.new_folder import check_file, replacing
+from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.loading.precision import INT8
 from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.advice import advise, engine_options
@@ -114,8 +112,7 @@ def examine(
         page.console.print(Text(conclusion.command), soft_wrap=True)
     if report is not None:
         page.report["conclusion"] = conclusion._asdict()
-        with replacing(report) as temporary:
-            temporary.write_text(json.dumps(plain(page.report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(report, json.dumps(plain(page.report), indent=2, allow_nan=False) + "\n")
     return conclusion
 
 
@@ -159,7 +156,7 @@ def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
         check_pair(target, drafter)
     except ValueError as error:
         refusal = str(error)
-    table = _table("", "target", "drafter")
+    table = columns("", "target", "drafter", texts=1, pad_edge=False)
     for name in facts[0]:
         table.add_row(name, *(f"{side[name]:,}" if isinstance(side[name], int) else side[name] for side in facts))
     page.section("The pair", "", table)
@@ -180,7 +177,7 @@ def _facts(model: LoadedModel) -> dict[str, Any]:
     return {
         "source": model.name,
         "family": family.__name__.rpartition(".")[2],
-        "parameters": num_weights(family.parameter_table(model.config)),
+        "parameters": num_weights(family.parametercolumns(model.config)),
         "tokens known": model.tokenizer.vocab_size,
         "embeddings": model.model.spec.vocab_size,
         "context": model.model.spec.context,
@@ -220,7 +217,7 @@ def _caches(page: Page, pair: Pair, context: int) -> str:
 
 def _show_memory(page: Page) -> None:
     memory = page.report["memory"]
-    loaded, table = memory.get("loaded"), _table("", "target", "drafter", "both")
+    loaded, table = memory.get("loaded"), columns("", "target", "drafter", "both", texts=1, pad_edge=False)
 
     def add(name: str, taken: Mapping[str, int]) -> None:
         table.add_row(name, *map(decimal, (*taken.values(), sum(taken.values()))))
@@ -248,7 +245,7 @@ def show_costs(page: Page, costs: CostModel, how: str) -> None:
         text = f"A drafter step, by the bytes both models read: c = {costs.ratio:.3f} passes of plain decoding."
         page.section("Costs, predicted", "", text, "Verifying drafts is taken to cost no more than such a pass.")
         return
-    table = _table("tokens verified in a pass", *map(str, costs.widths))
+    table = columns("tokens verified in a pass", *map(str, costs.widths), texts=1, pad_edge=False)
     table.add_row("ms", *(f"{1e3 * time:.1f}" for time in costs.target_pass))
     table.add_row("V, in passes of plain decoding", *(f"{time / costs.plain_pass:.2f}" for time in costs.target_pass))
     plain_pass, step = f"{1e3 * costs.plain_pass:.1f} ms", f"{1e3 * costs.drafter_step:.2f} ms"
@@ -272,7 +269,7 @@ def _acceptance(page: Page, settings: Settings, pair: Pair, prompts: Sequence[li
     accepted, shared = by_draft(trace), probability_shared(pair.target, pair.params.drafter)
     how = "greedy" if settings.temperature == 0 else f"temperature {settings.temperature:g}"
     shown = accepted[:SHOWN_DRAFTS]
-    table = _table("draft of a round", *map(str, range(1, len(shown) + 1)))
+    table = columns("draft of a round", *map(str, range(1, len(shown) + 1)), texts=1, pad_edge=False)
     table.add_row("accepted, if reached", *(f"{each.estimate:.2f}" for each in shown))
     table.add_row("95 %, from", *(_number(each.low) for each in shown))
     table.add_row("to", *(_number(each.high) for each in shown))
@@ -292,7 +289,7 @@ def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -
     """Shows all policies, fastest first; the table has the best static length, and a line all. `fast`: by `as_fast`."""
     static = [rule for rule in predictions if rule.policy.name == "static"]
     best = max(static, key=_speedup)
-    table = _table("rule", "speed-up", "95 %", "tokens", "drafted", "accepted")
+    table = columns("rule", "speed-up", "95 %", "tokens", "drafted", "accepted", texts=1, pad_edge=False)
     page.report["rules"] = []
     for rule, marked in sorted(zip(predictions, fast, strict=True), key=lambda both: -_speedup(both[0])):
         numbers = rule._asdict() | {"policy": repr(rule.policy), "as_fast_as_best": marked}
@@ -352,11 +349,3 @@ def _speedup(rule: Predicted) -> float:
 
 def _number(*values: float) -> str:
     return "–" if math.isnan(values[0]) else "–".join(f"{value:.2f}" for value in values)
-
-
-def _table(first: str, *heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(first)
-    for head in heads:
-        table.add_column(head, justify="right")
-    return table

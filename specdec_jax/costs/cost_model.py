@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.types import Statistics
 
 LISTS, OPTIONAL = ("widths", "target_pass"), ("slots", "slot_time")
@@ -146,8 +146,7 @@ def disagreement(costs: CostModel, counts: Statistics, seconds: float) -> str | 
 
 def save_cost_model(path: str | Path, model: CostModel) -> None:
     """Writes JSON atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(model._asdict(), indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(model._asdict(), indent=2) + "\n")
 
 
 def load_cost_model(path: str | Path) -> CostModel:

@@ -13,7 +13,7 @@ from specdec_jax.costs.cost_model import agree
 from specdec_jax.costs.step_cost import alternate, busy_doubts, spread_doubts, target_pass
 from specdec_jax.costs.store import doubted, file_for, once, say, steadiest, where
 from specdec_jax.loading import LoadedModel
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.loading.precision import INT8
 
 DTYPES = ("bfloat16", "float32")
@@ -139,5 +139,4 @@ def _read(path: Path) -> Dtypes:
 
 
 def _write(path: Path, table: Dtypes) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(table._asdict()), encoding="utf-8")
+    write_text(path, json.dumps(table._asdict()))

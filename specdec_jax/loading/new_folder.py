@@ -49,6 +49,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Replaces a text file atomically. Raises as `replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
     """Checks that a file can be written.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.acceptance_log import Steps
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import Trace
@@ -76,8 +76,7 @@ def spec_bench_answer(steps: Steps, model: str, seconds: float) -> dict[str, Any
 
 def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Writes a JSONL file atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def acceptance_curve(requests: Sequence[Steps], length: int) -> list[float]:

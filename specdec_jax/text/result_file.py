@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from specdec_jax.loading.new_folder import replacing
+from specdec_jax.loading.new_folder import write_text
 
 SETTINGS, OLD = ".settings.json", ".old"
 DECIDED = "decided"  # choices of the machine that began the run, reused when it continues
@@ -125,8 +125,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Writes the settings of a file of results atomically."""
-    with replacing(path.with_name(path.name + SETTINGS)) as temporary:
-        temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_text(path.with_name(path.name + SETTINGS), json.dumps(settings, indent=2) + "\n")
 
 
 def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], source: bytes) -> None:

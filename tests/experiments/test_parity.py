@@ -9,7 +9,6 @@ import pytest
 import tiny_weights
 
 from experiments import parity
-from experiments.lib import recorder
 from experiments.lib.environments import NoEnvironment
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.loading import load_model
@@ -30,7 +29,7 @@ def test_one_logit_that_differs_is_found(tmp_path, monkeypatch, capsys, where, o
         np.savez(folder / "logits.npz", tokens=tokens, logits=logits)
 
     monkeypatch.setattr(parity, "run_script", side)  # test_audit.py has one that is run
-    monkeypatch.setattr(parity, "python_of", lambda *_, **__: sys.executable)
+    monkeypatch.setattr("experiments.lib.environments.python_of", lambda *_, **__: sys.executable)
     folder = tmp_path / "model"
     tiny_weights.write_folder(folder, tiny_weights.weights())
     assert parity.main(["--models", str(folder), "--out", str(tmp_path / "run")]) == code
@@ -41,7 +40,7 @@ def test_without_torch_nothing_is_compared(tmp_path, monkeypatch, capsys):
     def none(*_, **__):
         raise NoEnvironment("requirements-peers.txt does not install: no space")
 
-    monkeypatch.setattr(parity, "python_of", none)
+    monkeypatch.setattr("experiments.lib.environments.python_of", none)
     assert parity.main(["--out", str(tmp_path / "run")]) == 0
     assert "Nothing is compared: requirements-peers.txt does not install: no space" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
@@ -50,21 +49,21 @@ def test_without_torch_nothing_is_compared(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
 def test_traces_that_differ_in_any_statistic_are_apart(temperature):
     trace = made_up_trace(temperature)
-    same = recorder.apart(trace, trace)
+    same = parity.apart(trace, trace)
     assert max(value for name, value in same.items() if name != "bits") == 0
     for name in same.keys() - {"bits", "tails"}:
         changed = getattr(trace, name).copy()
         changed[0, 3] = ~changed[0, 3] if name == "accepted" else changed[0, 3] + 1
-        assert recorder.apart(trace, trace._replace(**{name: changed}))[name] == pytest.approx(1), name
+        assert parity.apart(trace, trace._replace(**{name: changed}))[name] == pytest.approx(1), name
     first = trace._replace(tails=trace.tails + np.float32([[[0.5]] * 16]))
-    assert recorder.apart(first, trace)["tails"] >= 0.5
+    assert parity.apart(first, trace)["tails"] >= 0.5
     if temperature:
-        assert same["bits"] < 3 < recorder.apart(trace._replace(accepted=trace.overlap > 0.5), trace)["bits"]
+        assert same["bits"] < 3 < parity.apart(trace._replace(accepted=trace.overlap > 0.5), trace)["bits"]
 
 
 @pytest.mark.parametrize(("row", "code"), [({"path": 1e-6, "bits": 2.0}, 0), ({"path": 2e-4}, 1), ({"bits": 5.0}, 1)])
 def test_a_recorder_that_disagrees_is_found(tmp_path, monkeypatch, capsys, row, code):
-    monkeypatch.setattr(parity, "python_of", lambda *_, **__: sys.executable)
+    monkeypatch.setattr("experiments.lib.environments.python_of", lambda *_, **__: sys.executable)
     monkeypatch.setattr(parity, "recorded_apart", lambda *_: [{"model": "recorder"} | row])
     assert parity.main(["--recorder", "--models", "a", "b", "--out", str(tmp_path / "run")]) == code
     assert ("traces differ" in capsys.readouterr().out) == bool(code)

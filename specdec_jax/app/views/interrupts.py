@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 EXIT_CODE = 130
 PATIENCE = 0.5  # seconds to wait for KeyboardInterrupt
@@ -47,7 +46,9 @@ def interrupts_watched(late: Callable[[], None]) -> Iterator[None]:
                         late()
 
     descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    hook, sys.unraisablehook = sys.unraisablehook, _quiet(sys.unraisablehook)
+    hook = sys.unraisablehook
+    # the thread handles a KeyboardInterrupt that was dropped
+    sys.unraisablehook = lambda each: None if isinstance(each.exc_value, KeyboardInterrupt) else hook(each)
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
@@ -58,11 +59,6 @@ def interrupts_watched(late: Callable[[], None]) -> Iterator[None]:
         sys.unraisablehook = hook
         signal.set_wakeup_fd(descriptor)
         writer.close()  # ends the thread
-
-
-def _quiet(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A hook that reports everything except a dropped KeyboardInterrupt, which the thread handles."""
-    return lambda dropped: None if isinstance(dropped.exc_value, KeyboardInterrupt) else hook(dropped)
 
 
 def _leave() -> None:

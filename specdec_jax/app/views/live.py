@@ -44,7 +44,9 @@ def show_live(
     with Live(panel(text, "decoding"), console=console, refresh_per_second=20) as live:
         for chunk in chunks:
             text.append_text(coloured(chunk.pieces))
-            live.update(panel(_end_of(text, console), "decoding"))
+            # the last lines that fit: a live view would cut the new tokens at the end
+            lines = text.wrap(console, max(console.width - 4, 1))[-max(console.height - 8, 1) :]
+            live.update(panel(Text("\n").join(lines), "decoding"))
         result = chunks.result()
         rate = result.statistics["draft_acceptance_rate"]
         accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
@@ -52,9 +54,3 @@ def show_live(
             panel(text, f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes, {accepted}")
         )
     return result
-
-
-def _end_of(text: Text, console: Console, frame: int = 8) -> Text:
-    """The last lines that fit, because a live view would cut the new tokens at the end."""
-    lines = text.wrap(console, max(console.width - 4, 1))
-    return Text("\n").join(lines[-max(console.height - frame, 1) :])

@@ -4,21 +4,23 @@ import base64
 import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from specdec_jax.app.views.charting import chart
 from specdec_jax.app.views.printing import ENDS, one_line
-from specdec_jax.app.views.tokens import PHASES, Token, phases_of, tokens_of
+from specdec_jax.app.views.tokens import PHASES, Token, bound, phases_of, tokens_of
 from specdec_jax.loading import Tokenizer
-from specdec_jax.loading.new_folder import check_file, replacing
+from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.streaming import Stream
 from specdec_jax.types import StoppingPolicy
 
+LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
+WIDTH, NARROWEST, WIDEST = 900, 10, 22  # width of the chart, and range of a token's column
+TICKS = 4
 KINDS = {
     "accepted": "accepted draft",
     "branch": "of a tree, accepted in place of a rejected draft",
@@ -45,29 +47,15 @@ def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stre
     print("page:", save_page(command.output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
 
 
-def save_page(
-    path: str | Path,
-    generation: Generation,
-    tokenizer: Tokenizer,
-    *,
-    title: str = "A decoded text",
-    entropy_factor: float | None = None,
-    details: Mapping[str, Any] | None = None,
-) -> Path:
-    """Writes the page atomically and returns its path. It has light and dark modes and adapts to the screen's width.
-
-    Args:
-        entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which AdaEDL compares with
-            lambda. For other policies the chart shows the threshold with the drafter's largest probability instead.
-        details: further rows of the table: the prompt, the models, the policy.
+def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **options: Any) -> Path:
+    """Writes the `page`, with its options, atomically and returns its path.
 
     Raises:
         ValueError: the generation was not recorded, or the file cannot be written.
     """
-    text = page(generation, tokenizer, title=title, entropy_factor=entropy_factor, details=details)
+    text = page(generation, tokenizer, **options)
     check_file(path)
-    with replacing(Path(path).expanduser()) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(Path(path).expanduser(), text)
     return Path(path)
 
 
@@ -79,7 +67,15 @@ def page(
     entropy_factor: float | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> str:
-    """The HTML. The model's text is escaped, and only the page's own script may run."""
+    """The HTML. It has light and dark modes and adapts to the screen's width.
+
+    The model's text is escaped, and only the page's own script may run.
+
+    Args:
+        entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which AdaEDL compares with
+            lambda. For other policies the chart shows the threshold with the drafter's largest probability instead.
+        details: further rows of the table: the prompt, the models, the policy.
+    """
     tokens = tokens_of(generation, tokenizer)
     loader = PackageLoader("specdec_jax.app.views")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
@@ -158,3 +154,65 @@ def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str,
         rows.append((name.replace("_", " ").replace("num ", ""), shown))
     inside = sum(end - begin for begin, end in phases_of(tokens))
     return [*rows, ("tokens in reasoning phases", str(inside))]
+
+
+def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, Any]:
+    """The chart's elements for the template: bars, crosses and paths, in pixels from the top left.
+
+    Two strips over one axis of tokens: entropy is in nats and the thresholds of AdaEDL and the confidence rules are in
+    [0, 1], so one scale for both would compare what cannot be compared.
+    """
+    top = nice(max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=1.0))
+    highest = max([1.0, *(t.threshold for t in tokens if math.isfinite(t.threshold))])
+    column = max(NARROWEST, min(WIDEST, WIDTH // max(len(tokens), 1)))
+    lower = TOP + STRIP + GAP  # top of the second strip
+    up = lambda value: round(TOP + STRIP * (1 - value / top), 1)  # noqa: E731
+    down = lambda value: round(lower + STRIP * (1 - value / highest), 1)  # noqa: E731
+    height = lambda value: max(round(STRIP * value / top, 1), 1.0)  # noqa: E731
+    bars = [
+        {"kind": t.kind, "x": i * column + 1.5, "y": up(t.entropy), "width": column - 3, "height": height(t.entropy)}
+        for i, t in enumerate(tokens)
+        if math.isfinite(t.entropy)
+    ]
+    bounds = [bound(t.entropy, entropy_factor) if entropy_factor is not None else math.nan for t in tokens]
+    ticks = [{"y": up(top * k / TICKS), "label": f"{top * k / TICKS:g}"} for k in range(TICKS + 1)]
+    ticks += [{"y": down(highest * k / 2), "label": f"{highest * k / 2:.3g}"} for k in range(3)]
+    return {
+        "left": LEFT,
+        "column": column,
+        "width": max(len(tokens), 1) * column,
+        "height": lower + STRIP + TOP,
+        "ticks": ticks,
+        "phases": [{"x": a * column, "width": (b - a) * column} for a, b in phases_of(tokens)],
+        "rounds": [i * column for i, token in enumerate(tokens) if token.first and i],
+        "bars": bars,
+        "crosses": [_cross((i + 0.5) * column, TOP + STRIP + GAP / 2) for i, t in enumerate(tokens) if t.rejected],
+        "chance": _steps([t.max_prob for t in tokens], down, column),
+        "bound": _steps(bounds, down, column),
+        "limit": _steps([t.threshold for t in tokens], down, column),
+        "about": f"Above, the drafter's entropy of {len(tokens)} tokens, up to {top:g} nats; below, its largest "
+        "probability and the policy's threshold. Every token's own figures are in its tooltip.",
+    }
+
+
+def nice(value: float) -> float:
+    """The smallest of 1, 2, 4, 6, 8, 10 times a power of ten that is at least `value`, for short tick labels."""
+    if not value > 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value)
+
+
+def _cross(x: float, y: float, size: float = 3.5) -> str:
+    return f"M{x - size:g} {y - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
+
+
+def _steps(values: Sequence[float], place: Callable[[float], float], column: int) -> str:
+    """A path that is constant over each token's column and interrupted at unknown values."""
+    path, before = [], False
+    for index, value in enumerate(values):
+        finite = math.isfinite(value)
+        if finite:
+            path.append(f"{'L' if before else 'M'}{index * column} {place(value):g}H{(index + 1) * column}")
+        before = finite
+    return "".join(path)

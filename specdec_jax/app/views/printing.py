@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich import box
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_jax.app.views.terminal import ansi, legend, shows_colours
@@ -104,6 +106,13 @@ def one_line(text: str, width: int = 80) -> str:
     """The text without line breaks, cut to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def columns(*heads: str, texts: int = 0, **options: Any) -> Table:
+    """A table without a frame whose first `texts` columns are words and the others numbers; `options` are rich's."""
+    sides = ["left"] * texts + ["right"] * (len(heads) - texts)
+    each = [Column(head, justify=side) for head, side in zip(heads, sides, strict=True)]  # type: ignore[arg-type]
+    return Table(*each, box=box.SIMPLE_HEAD, show_edge=False, **options)
 
 
 def status(message: str) -> contextlib.AbstractContextManager[Any]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from specdec_jax.app.commands import VerifyLossless
 from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import plain, status
+from specdec_jax.app.views.printing import columns, plain, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.decoding.decoder import default_widths, widest_draft
@@ -55,38 +55,28 @@ DRAFTER_VOCABULARY = 6  # vocabulary size of the toy for a user's drafter
 CLOSE = 0.5  # distance of the sampled toy's drafter from its target, so that long drafts are accepted
 
 
-def verify(
-    *,
-    policy: str = "survival",
-    verifier: str = "rejection",
-    monitor: str | None = None,
-    max_draft_length: int | None = None,
-    sequences: int = 40_960,
-    target: str | None = None,
-    drafter: str | None = None,
-    prompt: str = "Once upon a time",
-    temperature: float = 1.0,
-    pair_sequences: int = 512,
-    seed: int | None = None,
-    json: bool = False,
-) -> str:
+def verify(command: VerifyLossless) -> str:
     """Runs the proofs, prints them (optionally as one line of JSON), and returns the conclusion.
 
-    `seed` draws the temperatures; None: a random one.
-
-    Raises ValueError for unknown rules and options, hyperparameters out of range, and only one of target and drafter,
-    except for a drafter without a model."""
+    Raises:
+        ValueError: unknown rules and options, numbers out of range, or only one of target and drafter, except for a
+            drafter without a model.
+    """
+    policy, verifier = command.rules.policy, command.rules.verifier
+    target, drafter, sequences, seed = command.target, command.drafter, command.sequences, command.seed
+    if command.max_draft_length is not None and command.max_draft_length < 1:
+        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
     rules = choose("policy", policy), choose("verifier", verifier)
-    watches = None if monitor is None else choose("monitor", monitor)
+    watches = None if command.monitor is None else choose("monitor", command.monitor)
     if (target is None) != (drafter is None) and not (target is None and without_model(drafter)):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
-    if min(sequences, pair_sequences) < 1:
-        raise ValueError(f"sequences must be at least 1, got {min(sequences, pair_sequences)}")
-    if target is not None and rules[1].greedy_only and temperature > 0:
-        raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {temperature:g}")
+    if (least := min(sequences, command.pair_sequences)) < 1:
+        raise ValueError(f"sequences must be at least 1, got {least}")
+    if target is not None and rules[1].greedy_only and command.temperature > 0:
+        raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {command.temperature:g}")
     if seed is not None and seed < 0:
         raise ValueError(f"a seed must be 0 or more, got {seed}")
-    draft_limit, seed = max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
+    draft_limit, seed = command.max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators use lower precision for float32 by default
         with interrupts_end_here():
@@ -105,11 +95,9 @@ def verify(
                     report = _sampled_on_toy(*turns, watches, *sizes, QUOTES, drafter=modelless, **toy)
                 proof = proof._replace(drafter=report)
         if target is not None and drafter is not None:
-            draft_limit = max_draft_length or PAIR_DRAFTS
-            models = target, drafter, prompt, temperature
-            proof = proof._replace(pair=_sampled_on_pair(*rules, watches, *models, draft_limit, pair_sequences))
+            proof = proof._replace(pair=_sampled_on_pair(command, *rules, watches))
     scope = proof.scope(*rules)
-    if json:
+    if command.json:
         print(as_json(proof, policy, verifier, scope, seed))
     else:
         show(proof, Console(highlight=False), f"{policy} with {verifier} verification", scope, seed)
@@ -168,29 +156,24 @@ def _sampled_on_toy(
 
 
 def _sampled_on_pair(
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    monitor: Monitor | None,
-    target: str,
-    drafter: str,
-    prompt: str,
-    temperature: float,
-    longest: int,
-    sequences: int,
+    command: VerifyLossless, policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None
 ) -> SampledReport:
     """A sampled test on the pair in float32, because in bfloat16 logits differ between batch shapes."""
+    assert command.target is not None and command.drafter is not None  # checked by verify
+    longest, sequences = command.max_draft_length or PAIR_DRAFTS, command.pair_sequences
     more: dict[str, Any] = {"max_draft_length": longest, "dtype": "float32", "costs": ESTIMATED}
     with interrupts_end_here():
-        download(target, drafter)
-        with status(f"Loading {target} and {drafter}"):
-            pair = measured_pair(target, drafter, policy=policy, verifier=verifier, monitor=monitor, **more)
-    ids, reads = encode(pair.target, prompt, chat=False), pair.target.model.spec.source
+        download(command.target, command.drafter)
+        with status(f"Loading {command.target} and {command.drafter}"):
+            models = command.target, command.drafter
+            pair = measured_pair(*models, policy=policy, verifier=verifier, monitor=monitor, **more)
+    ids, reads = encode(pair.target, command.prompt, chat=False), pair.target.model.spec.source
     with stoppable(sequences) as progress:
         return test_by_sampling(
             pair.decoder,
             pair.params,
             ids if reads is None else [reads.first_token],
-            warp={"temperature": temperature},
+            warp={"temperature": command.temperature},
             tokens=longest + 1,
             joint=PAIR_JOINT,
             source=None if reads is None else ids,
@@ -311,11 +294,8 @@ def _tokens(tokens: Sequence[int]) -> str:
 
 def _coverage_table(report: RoundsReport) -> Table:
     """A row per draft position, a column per warp: number of stops of the number of decisions."""
-    title = "Times the rule said no to a draft / times it was asked"
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("draft", justify="right")
-    for case in report.cases:
-        table.add_column(warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n"), justify="right")
+    warps = [warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n") for case in report.cases]
+    table = columns("draft", *warps, title="Times the rule said no to a draft / times it was asked")
     for index in range(len(report.cases[0].coverage.asked)):
         counts = [(case.coverage.declined[index], case.coverage.asked[index]) for case in report.cases]
         table.add_row(
@@ -355,15 +335,12 @@ def _by_name(value: Any) -> Any:
 
 def _table(cases: Sequence[Case], title: str) -> Table:
     """Total variation by warp and batch, a column per toy; the worse of drawn and chosen drafts."""
-    table = Table(
-        title=f"Total variation from the target's distribution: {title}", box=box.SIMPLE_HEAD, show_edge=False
-    )
-    table.add_column("warp", no_wrap=True)
-    table.add_column("batch", justify="right")
     toys = sorted({case.toy for case in cases})
-    for toy in toys:
-        same = toy < len(TOYS) and (TOYS[toy].target == TOYS[toy].drafter).all()
-        table.add_column(f"toy {toy + 1}" + (", q = p" if same else ""), justify="right")
+    equal = [toy < len(TOYS) and bool((TOYS[toy].target == TOYS[toy].drafter).all()) for toy in toys]
+    heads = [f"toy {toy + 1}" + (", q = p" if same else "") for toy, same in zip(toys, equal, strict=True)]
+    title = f"Total variation from the target's distribution: {title}"
+    table = columns("warp", "batch", *heads, texts=1, title=title)
+    table.columns[0].no_wrap = True
     worst: dict[tuple[str, int], dict[int, float]] = {}
     for case in cases:
         row = worst.setdefault((warp_text(case.warp), case.batch), {})
