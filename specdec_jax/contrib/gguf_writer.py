@@ -120,8 +120,10 @@ def save_gguf(
         metadata = _hyperparameters(name, architecture, config, kind)
         metadata |= tokenizer_metadata(tokenizer, config.vocab_size, config.eos_token_ids, config.bos_token_id)
         tensors = _tensors(architecture, config, params, kind)
+        add = {list: writer.add_array, bool: writer.add_bool, str: writer.add_string}
+        add |= {int: writer.add_uint32, float: writer.add_float32}
         for entry, value in metadata.items():
-            _add(writer, entry, value)
+            add[type(value)](entry, value)
         for stored, (array, _, as_kind) in tensors.items():
             shape = gguf.quants.quant_shape_to_byte_shape(array.shape, as_kind)
             writer.add_tensor_info(stored, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=as_kind)
@@ -199,14 +201,6 @@ def _rope_scaling(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
     if kind == "default" or (scaling and any(published.items() <= scaling.items() for published in LLAMA3_SCALINGS)):
         return {}
     raise ValueError(f"a GGUF file cannot state the rope scaling {scaling}")
-
-
-def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(name, value)
-        return
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    add[type(value)](name, value)
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...], bos: int | None) -> dict[str, Any]:
@@ -309,7 +303,9 @@ def _sentencepiece(state: dict[str, Any], tokens: list[str], kinds: list[int]) -
     _check_stated(lost)
     pairs: list[Any] = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     order = {union: -float(rank) for rank, union in enumerate(dict.fromkeys(map("".join, pairs)))}
-    pieces = [_piece_kind(token, token in order) for token in tokens]
+    pieces = [
+        BYTE if token in BYTES else NORMAL if token in order or len(token) == 1 else UNUSED for token in tokens
+    ]  # kinds of tokens that are not added ones
     kinds = [piece if kind == NORMAL else kind for piece, kind in zip(pieces, kinds, strict=True)]
     scores = [order.get(token, -float(len(tokens))) for token in tokens]
     scored = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == NORMAL}
@@ -322,11 +318,6 @@ def _sentencepiece(state: dict[str, Any], tokens: list[str], kinds: list[int]) -
         KINDS: kinds,
         ADD_PREFIX: prefix,
     }
-
-
-def _piece_kind(token: str, merged: bool) -> int:
-    """The type of a token that is not an added one."""
-    return BYTE if token in BYTES else NORMAL if merged or len(token) == 1 else UNUSED
 
 
 def _by_union(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, set[tuple[str, str]]]]:

@@ -103,7 +103,8 @@ def check_policy(
     ):
         answer, after = probe.parts_of(name, probe.result(name, probe.state, *arguments), "(answer, state)", 2)
         wanted = f"{words(flags)}, one answer for each of {batch} rows" if batch > 1 else f"{words(flags)} for one row"
-        probe.must_answer(name, answer, flags, wanted)
+        if not isinstance(answer, jax.ShapeDtypeStruct) or (answer.shape, answer.dtype) != (flags.shape, flags.dtype):
+            probe.refuse(name, f"must answer {wanted}; it answers {words(answer)}")
         probe.must_keep_state(name, after)
     learnt_from: tuple[Any, Any] = draft_shapes(sizes, sizes.max_draft_length, keep_log_q), _result(sizes)
     if policy.rounds is not None:
@@ -247,7 +248,12 @@ def _check_drafts(
 
     arguments = (params.drafter, begun, tokens, context, before)
     draft, after = probe.result("source", *arguments, of=drafted)
-    _check_draft(probe, draft, draft_shapes(sizes, sizes.max_draft_length, keep_log_q))
+    wanted = draft_shapes(sizes, sizes.max_draft_length, keep_log_q)
+    for name, field, shape in zip(wanted._fields, draft, wanted, strict=True):
+        if field is None and (shape is None or name == "log_q"):  # None: drafts that were all chosen
+            continue
+        if shape is None or not _alike(field, shape):
+            probe.refuse("source", f"must give a Draft.{name} as {words(shape)}; it is {words(field)}")
     probe.must_keep_state("source", after)
     return draft, begun
 
@@ -274,15 +280,6 @@ def _check_source(probe: Probe, source: Source, sizes: Sizes, context: RoundCont
             map(_alike, jax.tree.leaves(shapes), jax.tree.leaves(before))
         ):
             probe.refuse("source", f"must keep its memory's shapes; its {name} does not")
-
-
-def _check_draft(probe: Probe, draft: Draft, wanted: Draft) -> None:
-    """The draft that is verified, field by field. Log q may be None: of drafts that were all chosen."""
-    for name, field, shape in zip(wanted._fields, draft, wanted, strict=True):
-        if field is None and (shape is None or name == "log_q"):
-            continue
-        if shape is None or not _alike(field, shape):
-            probe.refuse("source", f"must give a Draft.{name} as {words(shape)}; it is {words(field)}")
 
 
 def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Sizes, slots: int, draft: Draft) -> None:

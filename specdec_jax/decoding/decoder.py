@@ -124,7 +124,9 @@ def build_decoder(
     play = decode_round if policy.rounds is None else policy.rounds.decode_round
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     observer = drafter.observe if drafter.layers else None
-    _check_monitor(parts, watched=monitor is not None)
+    for kind, part in (("policy", policy), ("verifier", verifier)):
+        if part.needs_phases and not (monitor and hasattr(monitor.init(1), "phase")):
+            raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
     _warn_if_lossy(verifier)
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array, leave: Array) -> DecodeState:
@@ -274,12 +276,6 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
-
-
-def _check_monitor(parts: Parts, watched: bool) -> None:
-    for kind, part in (("policy", parts.policy), ("verifier", parts.verifier)):
-        if part.needs_phases and not (watched and hasattr(parts.monitor.init(1), "phase")):
-            raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
 
 
 def _warn_if_lossy(verifier: Verifier) -> None:

@@ -53,7 +53,8 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
     """
     top, is_sampled = argmax(logits), warp.temperature > 0
     shifted = logits - _max(logits)
-    raw, greedy = _summary(shifted), one_hot_log(top, logits.shape[-1], logits.dtype)
+    raw, is_top = _summary(shifted), jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == top[:, None]
+    greedy = jnp.where(is_top, jnp.zeros((), logits.dtype), jnp.array(-jnp.inf, logits.dtype))
     at_zero = (greedy, raw.entropy, raw.largest, raw.margin)
 
     def sampled() -> tuple[Array, ...]:
@@ -99,12 +100,6 @@ def log_prob_of(distribution: Distribution, token: Array) -> Array:
 def total_variation(log_p: Array, log_q: Array) -> Array:
     """Half the L1 distance of two [..., V] distributions; 1 minus it is the acceptance rate of rejection sampling."""
     return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))
-
-
-def one_hot_log(tokens: Array, vocab: int, dtype: Any) -> Array:
-    """[B] tokens as one-hot log-probabilities [B, V]."""
-    hit = jnp.arange(vocab, dtype=jnp.int32)[None, :] == tokens[:, None]
-    return jnp.where(hit, jnp.zeros((), dtype), jnp.array(-jnp.inf, dtype))
 
 
 def argmax(values: Array) -> Array:

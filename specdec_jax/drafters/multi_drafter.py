@@ -105,7 +105,9 @@ def multi_drafter(
 
     def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
         phase, nobody = phase_of(context), len(parts) + 1
-        worth = _worth(state, phase)
+        worth = _in_phase(state.tokens, phase) / _in_phase(
+            state.time, phase
+        )  # [B, N], estimated tokens per target pass
         idle = ~context.alive | (context.budget == 0)  # these rows draft nothing, so no drafter needs to catch up
         choices = [jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)]
         informed = {index: state.informed[:, index] for index in range(len(parts))}
@@ -290,11 +292,6 @@ def _if_any(mine: Array, run: Any, before: Any) -> tuple[Next, Any]:
 def _in_phase(sums: Array, phase: Array) -> Array:
     """The sums [B, N] of each row's phase [B], from [B, 2, N]."""
     return jnp.take_along_axis(sums, phase[:, None, None], axis=1)[:, 0]
-
-
-def _worth(state: MultiDrafterState, phase: Array) -> Array:
-    """Estimated tokens per target pass of each drafter in the row's phase, [B, N] float32."""
-    return _in_phase(state.tokens, phase) / _in_phase(state.time, phase)
 
 
 def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, drift: float) -> MultiDrafterState:

@@ -134,14 +134,10 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, _Stored]]:
             for name in file.keys():  # noqa: SIM118 - safe_open has no iterator
                 with _named_in_errors(path, name):
                     stored = file.get_slice(name)
-                    tensor = _Stored(path, name, stored.get_shape(), _dtype(stored.get_dtype()))
+                    if (kind := stored.get_dtype()) not in DTYPES:
+                        raise ValueError(f"its type {kind} is not served")
+                    tensor = _Stored(path, name, stored.get_shape(), jnp.dtype(DTYPES[kind]))
                 yield name, tensor
-
-
-def _dtype(kind: str) -> np.dtype:
-    if kind not in DTYPES:
-        raise ValueError(f"its type {kind} is not served")
-    return jnp.dtype(DTYPES[kind])
 
 
 @contextmanager

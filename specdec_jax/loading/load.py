@@ -160,11 +160,6 @@ def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weigh
     )
 
 
-def _gguf_hint(folder: Path) -> str:
-    files = sorted(file.name for file in folder.glob("*.gguf"))
-    return f"; give the file itself: {folder / files[0]}" if files else ""
-
-
 def _layout(stored: Precision, share_from: float) -> Layout:
     """The sharding of a model's weights: replicated below `share_from` bytes."""
 
@@ -182,7 +177,9 @@ def _opened(path: Path) -> Checkpoint | None:
         return open_hf_folder(path)
     if (path / MARKER).is_file():
         return None
-    raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{_gguf_hint(path)}")
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    hint = f"; give the file itself: {path / files[0]}" if files else ""
+    raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{hint}")
 
 
 def _config(checkpoint: Checkpoint) -> Any:

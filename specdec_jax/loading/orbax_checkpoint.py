@@ -114,21 +114,17 @@ def _restore(path: Path, wanted: Any) -> Any:
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             stored = _shapes(checkpointer.metadata(path.absolute()).item_metadata.tree)
-            wrong = _differences(stored, _shapes(wanted))
+            shapes = _shapes(wanted)
+            wrong = [name for name in sorted(stored | shapes) if stored.get(name) != shapes.get(name)]
             if not wrong:
                 return checkpointer.restore(path.absolute(), wanted)
     except Exception as error:  # tensorstore and orbax raise various errors for a damaged file
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} is damaged: {reason}") from None
-    raise ValueError(f"{path} does not fit its config: {wrong}")
+    listed = ", ".join(f"{name} is {stored.get(name)} instead of {shapes.get(name)}" for name in wrong[:SHOWN])
+    raise ValueError(f"{path} does not fit its config: {listed}")
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
-
-
-def _differences(stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
-    """'name is a instead of b, ...' for the first few differences, or an empty string."""
-    wrong = [name for name in sorted(stored | wanted) if stored.get(name) != wanted.get(name)]
-    return ", ".join(f"{name} is {stored.get(name)} instead of {wanted.get(name)}" for name in wrong[:SHOWN])

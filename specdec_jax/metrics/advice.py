@@ -61,7 +61,8 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
         raise ValueError(f"the longest draft must be at least 1, got {longest}; costs go to {costs.widths[-1] - 1}")
     lengths = [_choice(log, costs, length, limit) for length in range(limit + 1)]
     best = max(lengths, key=lambda choice: choice.speedup.estimate)
-    near = [choice for choice in lengths if not _slower(choice, best)]
+    # those whose time over the best one's is not significantly above 1, paired
+    near = [each for each in lengths if each is best or not ratio_of_totals(each.seconds, best.seconds).low > 1]
     bounds = [_speedup(oracle(trace, limit), costs) for trace in _answers(log)]
     length = int(best.setting)
     curve = acceptance_curve(static_rounds(log.likely, length), length) if length else []
@@ -176,8 +177,3 @@ def _joined(bounds: Sequence[Interval]) -> Interval:
         return bounds[0]
     numbers = [number for bound in bounds for number in bound if np.isfinite(number)]  # NaN bounds for one text
     return Interval(bounds[len(bounds) // 2].estimate, min(numbers), max(numbers))
-
-
-def _slower(choice: Choice, best: Choice) -> bool:
-    """Whether a choice is significantly slower: the paired interval of its time over the best one's is above 1."""
-    return choice is not best and ratio_of_totals(choice.seconds, best.seconds).low > 1

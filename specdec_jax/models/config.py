@@ -144,9 +144,7 @@ def is_number(value: Any, kind: Any = numbers.Real) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-@functools.cache
-def _hints(cls: type) -> Mapping[str, Any]:
-    return get_type_hints(cls)
+_hints = functools.cache(get_type_hints)
 
 
 def _fits(value: Any, hint: Any) -> bool:

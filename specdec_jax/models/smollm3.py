@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-import jax
-
 from specdec_jax.models import decoder_only, rotary_decoder
 from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rope import rope
@@ -67,12 +65,9 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 
-def _places(config: SmolLM3Config, kind: str, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
-    """Cosines and sines for layers with positions, else None."""
-    return None if kind.endswith(WITHOUT) else rope(config, positions)
-
-
-FAMILY = rotary_decoder.FAMILY._replace(places=_places)
+FAMILY = rotary_decoder.FAMILY._replace(
+    places=lambda config, kind, positions: None if kind.endswith(WITHOUT) else rope(config, positions)
+)
 parameter_table = FAMILY.table
 language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 

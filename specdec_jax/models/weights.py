@@ -123,7 +123,8 @@ def params_from_named(
             leaves[path] = _int8(whole, place) if int8 and parameter.is_matrix else _leaf(whole, dtype, place)
     wrong["missing"] = [name for name in table if name not in seen]
     if any(wrong.values()):
-        faults = [_listed(kind, names) for kind, names in wrong.items() if names]
+        more = {kind: f" and {len(names) - SHOWN} more" * (len(names) > SHOWN) for kind, names in wrong.items()}
+        faults = [f"{kind}: {', '.join(names[:SHOWN])}{more[kind]}" for kind, names in wrong.items() if names]
         raise ValueError(f"weights do not fit the model: {'; '.join(faults)}")
     return _tree(leaves)
 
@@ -289,11 +290,6 @@ def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:
     if name in table and not jnp.issubdtype(array.dtype, jnp.floating):
         return "not floating", f"{name} {array.dtype}"
     return "", ""
-
-
-def _listed(kind: str, names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{kind}: {', '.join(names[:SHOWN])}{more}"
 
 
 def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:

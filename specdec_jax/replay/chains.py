@@ -94,7 +94,11 @@ def chains(
         log_p = lax.dynamic_index_in_dim(target_log_prob, place, axis=1, keepdims=False)
         follows = jnp.take_along_axis(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
         within = (at + step < texts.answer) & ~now.diverged
-        hit = within & _accepts(seen, log_p, follows, coin(at + step, 0, ACCEPT), is_sampled)
+        # the drafter's token would have been the text's with probability min(1, q / p) of the latter
+        both = (jnp.take_along_axis(log, follows[:, None], axis=1)[:, 0] for log in (log_p, seen.log_prob))
+        p, q = map(jnp.exp, both)
+        accepts = jnp.where(is_sampled, coin(at + step, 0, ACCEPT) * p < q, seen.top_token == follows)
+        hit = within & accepts
         # The draft: at the first rejected position a token that is rejected, after it any drawn token.
         excess = jnp.maximum(jnp.exp(seen.log_prob) - jnp.exp(log_p), 0.0)
         rejected = within & is_sampled & (jnp.sum(excess, axis=-1) > 0)
@@ -134,9 +138,3 @@ def chains(
     none = jnp.zeros((batch, positions), jnp.int32)
     nothing = Chains(jnp.zeros((batch, positions, max_draft_length, len(FEATURES)), jnp.float32), none, none)
     return lax.fori_loop(0, positions, one_chain, (caches.drafter, nothing))[1]
-
-
-def _accepts(seen: Distribution, log_p: Array, token: Array, coin: Array, is_sampled: Array) -> Array:
-    """Whether the drafter's token would have been the text's token: with probability min(1, q / p) of the latter."""
-    p, q = (jnp.exp(jnp.take_along_axis(log, token[:, None], axis=1)[:, 0]) for log in (log_p, seen.log_prob))
-    return jnp.where(is_sampled, coin * p < q, seen.top_token == token)

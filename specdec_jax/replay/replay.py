@@ -112,8 +112,11 @@ def replay(
     every, program = texts_of(trace, np.arange(texts), phases), _program(policy.bare, limit, places, rounds)
     blocks = []
     for first in range(0, settings, step):
-        chosen = {name: value[first : first + step] for name, value in values.items()}
-        blocks.append(_replay_block(program, every, policy, chosen, min(step, settings - first)))
+        size = min(step, settings - first)
+        repeated = {name: np.repeat(value[first : first + step], texts, axis=0) for name, value in values.items()}
+        begun = jax.tree.map(jnp.asarray, policy.init(size * texts, **repeated))
+        counts = program(every._replace(text=jnp.tile(every.text, size)), begun)
+        blocks.append(jax.tree.map(lambda leaf, n=size: np.asarray(leaf).reshape(n, texts, *leaf.shape[1:]), counts))
     whole: Any = jax.tree.map(lambda *leaves: np.concatenate(leaves), *blocks)
     counts = jax.tree.map(lambda leaf: leaf.astype(np.int64), whole._replace(record=None))
     emitted = np.broadcast_to(trace.length[None, :], (settings, texts)).astype(np.int64)
@@ -144,21 +147,6 @@ def rounds_of(trace: Trace, lengths: np.ndarray, longest: int) -> Replay:
     rounds, drafted, accepted, passes = counts
     emitted = trace.length[None, :].astype(np.int64)
     return Replay(rounds, emitted, drafted, accepted, passes, np.zeros_like(passes), by_length, None)
-
-
-def _replay_block(
-    program: Callable[[Texts, PolicyState], Counts],
-    every: Texts,
-    policy: StoppingPolicy,
-    hyperparameters: Mapping[str, np.ndarray],
-    settings: int,
-) -> Counts:
-    """The counts of `settings` settings on the host, each [settings, N, ...]."""
-    texts = len(every.text)
-    repeated = {name: np.repeat(value, texts, axis=0) for name, value in hyperparameters.items()}
-    begun = jax.tree.map(jnp.asarray, policy.init(settings * texts, **repeated))
-    counts = program(every._replace(text=jnp.tile(every.text, settings)), begun)
-    return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(settings, texts, *leaf.shape[1:]), counts)
 
 
 @functools.lru_cache(maxsize=64)

@@ -105,7 +105,10 @@ def trace_texts(
     first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
     if chained is None:
         drawn = programs.tails(params[1], device, caches.drafter, device_warp, seeds, at, first)
-        tails = _with_heads(np.asarray(drawn), path, at)[at >= 0]
+        # entry 0: the rejected position's features, with log q of the rejected token
+        heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
+        heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
+        tails = np.concatenate([heads[:, :, None], np.asarray(drawn)[:, :, 1:]], axis=2)[at >= 0]
     else:
         tails = np.take_along_axis(chained.features, np.maximum(at, 0)[:, :, None, None], axis=1)[at >= 0]
     beyond = np.arange(limit + 1) > sizes[:, None]
@@ -132,13 +135,6 @@ def trace_texts(
         truncation=np.stack([np.asarray(getattr(device_warp, name), np.float32) for name in TRUNCATIONS], axis=1),
         prompt_hash=prompt_hashes([prompt for prompt, _ in texts]),
     )
-
-
-def _with_heads(tails: np.ndarray, path: _Path, at: np.ndarray) -> np.ndarray:
-    """Tails [B, M, K, F] with entry 0 filled: the rejected position's features, with log q of the rejected token."""
-    heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
-    heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
-    return np.concatenate([heads[:, :, None], tails[:, :, 1:]], axis=2)
 
 
 def _check(texts: Sequence[Text], limit: int, context: int, longest: int) -> None:

@@ -127,8 +127,10 @@ def _program(target: LanguageModel, width: int) -> Callable[..., _Finished]:
 
     def search(params: Params, cache: Cache, last: Array, ends: Array, numbers: _Numbers, slots: int) -> _Finished:
         def unfinished(now: _Search) -> Array:
-            worst = jnp.min(now.finished.score)
-            return (now.emitted < numbers.max_new_tokens) & (_bound(now, numbers) > worst)
+            soonest = jnp.minimum(jnp.maximum(now.emitted, numbers.min_new_tokens) + 1, numbers.max_new_tokens)
+            length = jnp.where(numbers.length_penalty > 0, numbers.max_new_tokens, soonest)
+            bound = _score(jnp.max(now.log_prob), length, numbers)  # of all continuations of open beams
+            return (now.emitted < numbers.max_new_tokens) & (bound > jnp.min(now.finished.score))
 
         def step(now: _Search) -> _Search:
             logits, cache = target.apply(params, now.last[:, None], now.cache)
@@ -148,13 +150,6 @@ def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
     return _Search(
         jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, _Finished(none, none, tokens, zeros)
     )
-
-
-def _bound(now: _Search, numbers: _Numbers) -> Array:
-    """An upper bound on the score of all continuations of open beams."""
-    soonest = jnp.minimum(jnp.maximum(now.emitted, numbers.min_new_tokens) + 1, numbers.max_new_tokens)
-    length = jnp.where(numbers.length_penalty > 0, numbers.max_new_tokens, soonest)
-    return _score(jnp.max(now.log_prob), length, numbers)
 
 
 def _score(log_prob: Array, length: Array, numbers: _Numbers) -> Array:

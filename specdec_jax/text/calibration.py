@@ -61,6 +61,7 @@ def fingerprint(params: Params) -> dict[str, Any]:
     return size | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
+_mean_size = jax.jit(lambda leaf: jnp.mean(jnp.abs(as_float32(leaf))))  # without a float32 copy of the array
 _scales: dict[int, tuple[Any, float]] = {}  # by id of the array, with a weak reference to check its identity
 
 
@@ -71,12 +72,6 @@ def _scale(leaf: Any) -> float:
     if entry is None or entry[0]() is not array:
         entry = _scales[id(array)] = (weakref.ref(array), float(_mean_size(leaf)))
     return entry[1]
-
-
-@jax.jit
-def _mean_size(leaf: Any) -> jax.Array:
-    """Mean absolute value in one program, without a float32 copy of the array."""
-    return jnp.mean(jnp.abs(as_float32(leaf)))
 
 
 def read_calibration(path: str | Path) -> Calibration:

@@ -40,7 +40,8 @@ def citations(*used: Pair | Strategy) -> str:
     cited = [entry for source, entry in listed.items() if source in text]
     new = [source for source in dict.fromkeys(ARXIV.findall(text)) if source not in listed]
     cited += [f"@misc{{arxiv{source},\n  eprint = {{{source}}}, archivePrefix = {{arXiv}}\n}}" for source in new]
-    return "\n".join([*cited, _software()])
+    title = "title = {specdec\\_jax: adaptive speculative decoding in {JAX} and {Flax}}"
+    return "\n".join([*cited, f"@software{{specdec_jax,\n  {title},\n  version = {{{__version__}}}\n}}"])
 
 
 @functools.cache
@@ -66,8 +67,3 @@ def _modules(thing: Any) -> Iterator[str]:
             yield from _modules(part)
     elif callable(thing):
         yield str(thing.__module__)
-
-
-def _software() -> str:
-    title = "title = {specdec\\_jax: adaptive speculative decoding in {JAX} and {Flax}}"
-    return f"@software{{specdec_jax,\n  {title},\n  version = {{{__version__}}}\n}}"

@@ -159,16 +159,15 @@ class _Waiting:
 
     def _look(self) -> None:
         """Fills the queue up to the look-ahead."""
-        while self._next < self._oldest() + self._look_ahead:
+        while (
+            self._next < min([*self._running, *(held.index for held in self._queue[:1]), self._next]) + self._look_ahead
+        ):
             taken = next(self._source, None)
             if taken is None:
                 return
             index, request = taken
             self._next = index + 1
             self._queue.append(_Held(index, size_of(self._pair, request), request))
-
-    def _oldest(self) -> int:
-        return min([*self._running, *(request.index for request in self._queue[:1]), self._next])
 
 
 def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_after: int) -> Iterator[Completed]:

@@ -350,7 +350,10 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
     small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
     check_pair(big, small)
     small = for_target(big, small, notices.append)
-    _check_draft_vocabulary(big, small)
+    size = big.model.spec.vocab_size
+    if isinstance(small.params, ReducedParams) and (last := int(small.params.tokens[-1])) >= size:
+        # padding rows of the drafter's embedding
+        raise ValueError(f"drafter {small.name!r} would propose token {last}, and the target has {size}")
     return small
 
 
@@ -404,14 +407,6 @@ def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
             f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
         )
     return list(params)
-
-
-def _check_draft_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
-    """Refuses a draft vocabulary with tokens that the target lacks: padding rows of the drafter's embedding."""
-    if isinstance(drafter.params, ReducedParams):
-        last, size = int(drafter.params.tokens[-1]), target.model.spec.vocab_size
-        if last >= size:
-            raise ValueError(f"drafter {drafter.name!r} would propose token {last}, and the target has {size}")
 
 
 def _relative_size(params: Params, target: Params) -> float:

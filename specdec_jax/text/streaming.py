@@ -208,7 +208,8 @@ class _HeldText:
             self._text += self._hold(self._decoder.flush(), self._kind)  # an incomplete character, as U+FFFD
         cut = find_stop(self._text, self._stop)
         self.ended = cut is not None
-        held = 0 if everything else _may_begin_a_stop(self._text, self._stop)
+        begun = () if everything else (word[:size] for word in self._stop for size in range(1, len(word)))
+        held = max((len(begin) for begin in begun if self._text.endswith(begin)), default=0)  # may become a stop string
         certain = (len(self._text) - held if cut is None else cut) - self._released  # characters to release
         self._released += max(certain, 0)
         ready = []
@@ -232,12 +233,6 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int
     decode = functools.partial(tokenizer.decode, skip_special=skip_special)
     begin, text = decode(before), decode([*before, *tokens])
     return text.removeprefix(begin) if text.startswith(begin) else decode(tokens)
-
-
-def _may_begin_a_stop(text: str, stop: Sequence[str]) -> int:
-    """Number of characters at the end of `text` that are the beginning of a stop string."""
-    beginnings = (word[:size] for word in stop for size in range(1, len(word)))
-    return max((len(begin) for begin in beginnings if text.endswith(begin)), default=0)
 
 
 def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:

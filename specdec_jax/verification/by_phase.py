@@ -36,7 +36,10 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
         if part.rounds is not None:
             raise ValueError(f"by_phase takes no {part.name}, which decides about trees itself: use block")
-    routine_names, reasoning_names = _hyperparameter_names(routine, reasoning)
+    both = routine.hyperparameters.keys() & reasoning.hyperparameters.keys()
+    # from the outer names of each verifier's hyperparameters to its own names
+    routine_names = {f"routine_{key}" if key in both else key: key for key in routine.hyperparameters}
+    reasoning_names = {f"reasoning_{key}" if key in both else key: key for key in reasoning.hyperparameters}
 
     def init(batch: int, **hyperparameters: Any) -> ByPhaseState:
         values = [
@@ -69,14 +72,6 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
         needs_phases=True,
         hyperparameters={**_defaults(routine, routine_names), **_defaults(reasoning, reasoning_names)},
     )
-
-
-def _hyperparameter_names(routine: Verifier, reasoning: Verifier) -> tuple[dict[str, str], dict[str, str]]:
-    """For each of the two verifiers a map from the outer names of its hyperparameters to its own names."""
-    of_routine, of_reasoning = routine.hyperparameters, reasoning.hyperparameters
-    both = of_routine.keys() & of_reasoning.keys()
-    named = lambda prefix, names: {f"{prefix}_{key}" if key in both else key: key for key in names}  # noqa: E731
-    return named("routine", of_routine), named("reasoning", of_reasoning)
 
 
 def _defaults(verifier: Verifier, names: dict[str, str]) -> dict[str, Any]:

@@ -42,7 +42,11 @@ def lenience() -> Verifier:
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         allowance = jnp.log(state.lenience)[:, None]  # [B, 1], log l <= 0
         sampled = jnp.minimum(0.0, log_p_token - log_q_token - allowance)
-        near = _raw_log_prob(distributions, draft) - jnp.log(distributions.raw_max_prob[:, :-1]) > allowance
+        assert distributions.raw_log_prob is not None  # None in replays only, which call no verifier
+        raw_log_prob = jnp.take_along_axis(distributions.raw_log_prob[:, :-1], draft.tokens[:, :, None], axis=2)[
+            :, :, 0
+        ]
+        near = raw_log_prob - jnp.log(distributions.raw_max_prob[:, :-1]) > allowance
         chosen = jnp.where(near | (draft.tokens == distributions.top_token[:, :-1]), 0.0, -jnp.inf)
         is_sampled = (context.warp.temperature > 0)[:, None]
         log_prob_accepted = token_by_token(jnp.where(is_sampled, sampled, chosen.astype(sampled.dtype)), draft)
@@ -53,9 +57,3 @@ def lenience() -> Verifier:
         return log_prob_accepted, next_distribution, state
 
     return Verifier(init, verify, lossless=False)
-
-
-def _raw_log_prob(distributions: Distribution, draft: Draft) -> Array:
-    """log p [B, K] of the drafts at temperature 1 without truncation."""
-    assert distributions.raw_log_prob is not None  # None in replays only, which call no verifier
-    return jnp.take_along_axis(distributions.raw_log_prob[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0]

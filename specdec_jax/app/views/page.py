@@ -174,6 +174,7 @@ def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, An
         for i, t in enumerate(tokens)
         if math.isfinite(t.entropy)
     ]
+    cross = f"{TOP + STRIP + GAP / 2 - 3.5:g}l7 7m0 -7l-7 7"  # 7 pixels wide, between the strips
     bounds = [bound(t.entropy, entropy_factor) if entropy_factor is not None else math.nan for t in tokens]
     ticks = [{"y": up(top * k / TICKS), "label": f"{top * k / TICKS:g}"} for k in range(TICKS + 1)]
     ticks += [{"y": down(highest * k / 2), "label": f"{highest * k / 2:.3g}"} for k in range(3)]
@@ -186,7 +187,7 @@ def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, An
         "phases": [{"x": a * column, "width": (b - a) * column} for a, b in phases_of(tokens)],
         "rounds": [i * column for i, token in enumerate(tokens) if token.first and i],
         "bars": bars,
-        "crosses": [_cross((i + 0.5) * column, TOP + STRIP + GAP / 2) for i, t in enumerate(tokens) if t.rejected],
+        "crosses": [f"M{(i + 0.5) * column - 3.5:g} {cross}" for i, t in enumerate(tokens) if t.rejected],
         "chance": _steps([t.max_prob for t in tokens], down, column),
         "bound": _steps(bounds, down, column),
         "limit": _steps([t.threshold for t in tokens], down, column),
@@ -201,10 +202,6 @@ def nice(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value)
-
-
-def _cross(x: float, y: float, size: float = 3.5) -> str:
-    return f"M{x - size:g} {y - size:g}l{2 * size:g} {2 * size:g}m0 {-2 * size:g}l{-2 * size:g} {2 * size:g}"
 
 
 def _steps(values: Sequence[float], place: Callable[[float], float], column: int) -> str:

@@ -19,6 +19,8 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 CHAT_TEMPLATE, TOOL_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 
+ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # names in the metadata
+
 
 def _words(digits: str) -> str:
     """GPT-4's pattern, which Llama 3 and Qwen 2 share except for the number of grouped digits."""
@@ -71,7 +73,8 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     build = _byte_level if kind == BYTE_LEVEL else sentencepiece_backend
     backend = build(file, tokens, vocabulary)
     _add_tokens(file, backend, tokens)
-    special = {f"{role}_token": tokens[int(id_)] for role, id_ in _roles(metadata).items() if int(id_) < len(tokens)}
+    ids = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
+    special = {f"{role}_token": tokens[int(i)] for role, i in ids.items() if i is not None and int(i) < len(tokens)}
     adds = metadata.get("tokenizer.ggml.add_bos_token", kind == SENTENCEPIECE or name in ADD_BOS)
     if adds and "bos_token" in special:
         bos = special["bos_token"]
@@ -119,9 +122,3 @@ def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
-
-
-def _roles(metadata: Any) -> dict[str, Any]:
-    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
-    return {role: id_ for role, id_ in ids.items() if id_ is not None}
