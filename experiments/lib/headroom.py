@@ -37,8 +37,7 @@ from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Source, TraceFil
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.published import costs_named
 from specdec_jax.metrics.acceptance import expected_tokens
-from specdec_jax.replay.readers import kind_of, read_exact
-from specdec_jax.replay.readers.specdecode_bench import DRAFTERS
+from specdec_jax.replay.readers import DRAFTERS, kind_of, read_exact
 
 LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
 READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")

@@ -29,8 +29,7 @@ from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
-from specdec_jax.replay.readers import read_exact
-from specdec_jax.replay.readers.specdecode_bench import LOGS
+from specdec_jax.replay.readers import LOGS, read_exact
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
 

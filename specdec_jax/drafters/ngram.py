@@ -1,7 +1,7 @@
 """Drafting from n-gram counts of the text: proposes the token that most often followed the last tokens.
 
 Like the n-gram storages of assisted decoding (NASD and adaptive n-gram decoding), with arrays of fixed size inside jit:
-a hash table per row, of contexts of 1 to n - 1 tokens (`_table.py`). Every token of the prompt and every emitted token
+a hash table per row, of contexts of 1 to n - 1 tokens. Every token of the prompt and every emitted token
 is counted once, when it is committed; rejected drafts are not counted.
 
 Contexts that never occurred can be filled with the target's most probable tokens (`fill`): a verification pass also
@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.drafters import _table
 from specdec_jax.drafters._lookup import lookup
 from specdec_jax.drafters._parts import check_length
-from specdec_jax.drafters._table import NgramTable
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -29,6 +27,32 @@ from specdec_jax.types import (
     Seen,
     Source,
 )
+
+WAYS, CANDIDATES = 4, 4
+EMPTY = -1  # count of an empty place; candidates from the target's distributions have count 0
+
+
+class NgramTable(NamedTuple):
+    """Counts of one row, or of B rows with a leading axis. R orders, M buckets, W contexts per bucket, C candidates.
+
+    Arrays of fixed size that a loop updates in place. Every order (context length) has its own buckets. A bucket has
+    WAYS contexts, a context has CANDIDATES next tokens with their counts; both are ordered by recency. This order
+    breaks all ties: among equally frequent tokens the latest is proposed, among equally rare ones the oldest is
+    dropped. A context is identified by a 32-bit fingerprint that is independent of its bucket: a false match, one in
+    billions, only costs a rejected draft, and storing whole contexts would double the size of the table.
+    """
+
+    key: Array  # [R, M, W] uint32, fingerprints; 0: free
+    token: Array  # [R, M, W, C] int32, latest first
+    count: Array  # [R, M, W, C] int32
+
+
+class Bucket(NamedTuple):
+    """The bucket of a context for every row and order: key [B, R, W], token and count [B, R, W, C]."""
+
+    key: Array
+    token: Array
+    count: Array
 
 
 class NgramState(NamedTuple):
@@ -73,11 +97,11 @@ def ngram(
     """
     _check(max_draft_length, order, slots, fill)
     lengths = tuple(range(1, order)) if back_off else (order - 1,)
-    buckets = slots // _table.WAYS
+    buckets = slots // WAYS
 
     def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
         del cache_slots, source
-        table, counted = _table.empty_table(len(lengths), buckets, batch), jnp.zeros((batch,), jnp.int32)
+        table, counted = empty_table(len(lengths), buckets, batch), jnp.zeros((batch,), jnp.int32)
         if params is None:
             return NgramState(table, counted)
         for name, counts, empty in zip(NgramTable._fields, params, table, strict=True):
@@ -130,10 +154,10 @@ def _check(max_draft_length: int, order: int, slots: int, fill: int) -> None:
     check_length(max_draft_length)
     if not 2 <= order <= 16:
         raise ValueError(f"order must lie in [2, 16], got {order}")
-    if slots < _table.WAYS or slots & (slots - 1):
-        raise ValueError(f"slots must be a power of two of at least {_table.WAYS}, got {slots}")
-    if not 0 <= fill <= _table.CANDIDATES:
-        raise ValueError(f"fill must lie in [0, {_table.CANDIDATES}], got {fill}")
+    if slots < WAYS or slots & (slots - 1):
+        raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
+    if not 0 <= fill <= CANDIDATES:
+        raise ValueError(f"fill must lie in [0, {CANDIDATES}], got {fill}")
 
 
 def _propose_one(
@@ -141,8 +165,8 @@ def _propose_one(
 ) -> tuple[Array, Array, Array]:
     """(token, known, chance), [B] each, after the longest context that has a candidate."""
     del drafted
-    bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
-    token, count, total, available = _table.best(_table.read(table, bucket), print_)
+    bucket, print_ = hashes(recent.tokens, lengths, buckets)
+    token, count, total, available = best(read(table, bucket), print_)
     size = jnp.array(lengths, jnp.int32)[None, :]
     available = available & (size <= recent.count[:, None])
     order = jnp.max(jnp.where(available, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
@@ -185,11 +209,11 @@ def _count_all(
         more = now.counted < length
         recent = _recent(tokens, now.counted, size)
         following = jnp.take_along_axis(tokens, jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
-        bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
-        entries = _table.read(now.table, bucket)
+        bucket, print_ = hashes(recent.tokens, lengths, buckets)
+        entries = read(now.table, bucket)
         counts = more[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.count[:, None])
-        new = _chosen(counts, _table.counted(entries, print_, following), entries)
-        return NgramState(_table.write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
+        new = _chosen(counts, counted(entries, print_, following), entries)
+        return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
 
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
 
@@ -202,12 +226,12 @@ def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, 
 
     def fill_one(carry: tuple[Array, _Recent, NgramTable]) -> tuple[Array, _Recent, NgramTable]:
         step, recent, table = carry
-        bucket, print_ = _table.hashes(recent.tokens, lengths, buckets)
-        entries = _table.read(table, bucket)
+        bucket, print_ = hashes(recent.tokens, lengths, buckets)
+        entries = read(table, bucket)
         verified = alive & (step <= draft.length)
         wanted = verified[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.count[:, None])
         candidates = lax.dynamic_index_in_dim(seen.taken, step, axis=1, keepdims=False)
-        table = _table.write(table, bucket, _chosen(wanted, _table.filled(entries, print_, candidates), entries))
+        table = write(table, bucket, _chosen(wanted, filled(entries, print_, candidates), entries))
         token = lax.dynamic_index_in_dim(draft.tokens, jnp.minimum(step, draft.tokens.shape[1] - 1), 1, keepdims=False)
         return step + 1, _with_token(recent, token), table
 
@@ -215,7 +239,136 @@ def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, 
     return state._replace(table=lax.while_loop(lambda carry: carry[0] <= last, fill_one, start)[2])
 
 
-def _chosen(chosen: Array, new: _table.Bucket, old: _table.Bucket) -> _table.Bucket:
+def _chosen(chosen: Array, new: Bucket, old: Bucket) -> Bucket:
     """`new` buckets where `chosen` [B, R], else `old`."""
     masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
-    return _table.Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, old, strict=True)))
+    return Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, old, strict=True)))
+
+
+def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
+    """A table without contexts, leaves [B, R, ...]."""
+    shape = (batch, orders, buckets, WAYS)
+    full = (*shape, CANDIDATES)
+    return NgramTable(jnp.zeros(shape, jnp.uint32), jnp.zeros(full, jnp.int32), jnp.full(full, EMPTY, jnp.int32))
+
+
+def hashes(recent: Array, lengths: tuple[int, ...], buckets: int) -> tuple[Array, Array]:
+    """(bucket [B, R] int32, fingerprint [B, R] uint32 >= 1) of the contexts of `lengths` tokens at the end of `recent`.
+
+    Args:
+        recent: [B, N] int32, the last tokens, oldest first; N at least max(lengths).
+    """
+    place = jnp.full(recent.shape[:1], 0x811C9DC5, jnp.uint32)
+    print_ = jnp.full(recent.shape[:1], 0x2545F491, jnp.uint32)
+    places, prints = [], []
+    for back in range(1, max(lengths) + 1):  # from the newest token: longer contexts extend shorter ones
+        token = recent[:, -back].astype(jnp.uint32)
+        place = _mixed(place ^ token, 0x9E3779B1)
+        print_ = _mixed(print_ + token, 0x85EBCA6B)
+        if back in lengths:
+            places.append(place)
+            prints.append(print_)
+    bucket = jnp.stack(places, axis=1) & jnp.uint32(buckets - 1)
+    return bucket.astype(jnp.int32), jnp.maximum(jnp.stack(prints, axis=1), jnp.uint32(1))
+
+
+def _mixed(value: Array, factor: int) -> Array:
+    value = (value ^ (value >> jnp.uint32(16))) * jnp.uint32(factor)
+    value = (value ^ (value >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+    return value ^ (value >> jnp.uint32(16))
+
+
+def read(table: NgramTable, bucket: Array) -> Bucket:
+    """The bucket [B, R] of every row and order."""
+    rows, orders = _grid(bucket)
+    return Bucket(*(leaf[rows, orders, bucket] for leaf in table))
+
+
+def write(table: NgramTable, bucket: Array, new: Bucket) -> NgramTable:
+    """The table with those buckets replaced. The indices are unique: each bucket has its own row and order."""
+    rows, orders = _grid(bucket)
+    replaced = (
+        leaf.at[rows, orders, bucket].set(value, unique_indices=True) for leaf, value in zip(table, new, strict=True)
+    )
+    return NgramTable(*replaced)
+
+
+def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
+    """(token, its count, the context's total, known), [B, R] each, of the most frequent token, the latest if tied."""
+    hit = bucket.key == print_[:, :, None]
+    way = jnp.argmax(hit, axis=2)[:, :, None, None]
+    tokens = jnp.take_along_axis(bucket.token, way, axis=2)[:, :, 0]
+    counts = jnp.take_along_axis(bucket.count, way, axis=2)[:, :, 0]  # [B, R, C]
+    first = jnp.argmax(counts, axis=2)[:, :, None]
+    token = jnp.take_along_axis(tokens, first, axis=2)[:, :, 0]
+    count = jnp.take_along_axis(counts, first, axis=2)[:, :, 0]
+    return token, count, _total(counts), jnp.any(hit, axis=2) & (count >= 0)
+
+
+def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
+    """The buckets with the count of `token` [B] incremented; its context and the token move to the front."""
+    hit = bucket.key == print_[:, :, None]
+    present = jnp.any(hit, axis=2)
+    rarest = _last_least(jnp.where(bucket.key > 0, _total(bucket.count), EMPTY))
+    way = jnp.where(present, jnp.argmax(hit, axis=2), rarest).astype(jnp.int32)
+    tokens = jnp.take_along_axis(bucket.token, way[:, :, None, None], axis=2)[:, :, 0]  # [B, R, C]
+    counts = jnp.take_along_axis(bucket.count, way[:, :, None, None], axis=2)[:, :, 0]
+    counts = jnp.where(present[:, :, None], counts, EMPTY)
+    same = (tokens == token[:, None, None]) & (counts >= 0)
+    again = jnp.any(same, axis=2)
+    place = jnp.where(again, jnp.argmax(same, axis=2), _last_least(counts)).astype(jnp.int32)
+    before = jnp.take_along_axis(counts, place[:, :, None], axis=2)[:, :, 0]
+    tokens = _to_front(tokens, place, jnp.broadcast_to(token[:, None], place.shape))
+    counts = _to_front(counts, place, jnp.where(again, before + 1, 1))
+    return Bucket(
+        _to_front(bucket.key, way, print_), _to_front(bucket.token, way, tokens), _to_front(bucket.count, way, counts)
+    )
+
+
+def filled(bucket: Bucket, print_: Array, tokens: Array) -> Bucket:
+    """The buckets with `tokens` [B, k] (best first, -1 for none) as candidates of contexts that were never counted.
+
+    Counted contexts are neither changed nor replaced: tokens of the text are better evidence than the target's
+    distributions after rejected drafts.
+    """
+    hit = bucket.key == print_[:, :, None]
+    spare = jnp.where(bucket.key > 0, _total(bucket.count), EMPTY) <= 0  # free or never counted
+    present = jnp.any(hit, axis=2)
+    way = jnp.where(present, jnp.argmax(hit, axis=2), _last_least(jnp.where(spare, 0, 1))).astype(jnp.int32)
+    replaceable = jnp.take_along_axis(spare, way[:, :, None], axis=2)  # [B, R, 1]
+    padded = jnp.pad(tokens, ((0, 0), (0, CANDIDATES - tokens.shape[1])), constant_values=-1)[:, None, :]
+    candidates = jnp.broadcast_to(padded, (*way.shape, CANDIDATES))
+    new = Bucket(
+        _to_front(bucket.key, way, print_),
+        _to_front(bucket.token, way, jnp.maximum(candidates, 0)),
+        _to_front(bucket.count, way, jnp.where(candidates >= 0, 0, EMPTY)),
+    )
+    replaceable = replaceable & jnp.any(candidates >= 0, axis=2, keepdims=True)
+    return Bucket(
+        jnp.where(replaceable, new.key, bucket.key),
+        jnp.where(replaceable[..., None], new.token, bucket.token),
+        jnp.where(replaceable[..., None], new.count, bucket.count),
+    )
+
+
+def _total(counts: Array) -> Array:
+    return jnp.sum(jnp.maximum(counts, 0), axis=-1)
+
+
+def _last_least(values: Array) -> Array:
+    """Index of the minimum over the last axis, the last one in case of ties."""
+    size = values.shape[-1]
+    return size - 1 - jnp.argmin(values[..., ::-1], axis=-1)
+
+
+def _to_front(values: Array, place: Array, first: Array) -> Array:
+    """values [B, R, N, ...] with the entry at `place` [B, R] removed and `first` [B, R, ...] inserted in front."""
+    shifted = jnp.concatenate([first[:, :, None].astype(values.dtype), values[:, :, :-1]], axis=2)
+    index = jnp.arange(values.shape[2], dtype=jnp.int32)
+    behind = index[None, None, :] > place[:, :, None]
+    return jnp.where(behind.reshape(*behind.shape, *[1] * (values.ndim - 3)), values, shifted)
+
+
+def _grid(bucket: Array) -> tuple[Array, Array]:
+    batch, orders = bucket.shape
+    return jnp.arange(batch, dtype=jnp.int32)[:, None], jnp.arange(orders, dtype=jnp.int32)[None, :]

@@ -4,7 +4,7 @@ With `rejection` (and in greedy decoding) the rounds of a replay have the distri
 because a policy sees only the drafter's distributions and the results of its verifications; in greedy decoding they are
 equal to the live rounds, up to numerical ties between the two programs. Limits: block and lossy verifiers accept other
 tokens; a policy that reads more of a distribution than its statistics and the probability of the drafted token raises
-an error (unrecorded.py); drafts cannot exceed the trace's tails; times are those of a cost model.
+an error (rounds.py); drafts cannot exceed the trace's tails; times are those of a cost model.
 """
 
 import functools

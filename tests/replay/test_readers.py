@@ -12,8 +12,7 @@ from experiments.lib.smoke import made_up_trace
 from specdec_jax.costs.published import costs_named
 from specdec_jax.metrics.advice import advise, static_rounds
 from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps
-from specdec_jax.replay.readers import log_of, log_of_trace, read_log
-from specdec_jax.replay.readers.aiperf import load_aiperf
+from specdec_jax.replay.readers import load_aiperf, log_of, log_of_trace, read_log
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.replay.writers import (

@@ -10,7 +10,7 @@ from experiments.policies import main, replays_lengths
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.replay.acceptance_log import trace_of_runs
-from specdec_jax.replay.readers.specdecode_bench import load_specdecode_bench
+from specdec_jax.replay.readers import load_specdecode_bench
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.stopping import adaedl, goodput, static
 

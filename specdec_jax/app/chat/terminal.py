@@ -1,7 +1,9 @@
 """The terminal of a session: reads lines, prints tokens as they are accepted, runs slash commands."""
 
 import contextlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,8 +17,7 @@ from prompt_toolkit.key_binding import KeyBindings
 from rich.console import Console
 from rich.text import Text
 
-from specdec_jax.app.chat.commands import LOADING, Chat, find
-from specdec_jax.app.chat.completion import complete
+from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe, fitted
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.chat.suggest import suggest
@@ -27,11 +28,14 @@ from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
+from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.text.citations import citations
-from specdec_jax.text.pair import split_drafters
+from specdec_jax.text.pair import MODEL_DRAFTERS, split_drafters
+from specdec_jax.text.strategies import choose, find_factory, names
 from specdec_jax.text.streaming import Piece
 
 BAD_INPUT = 2
+CALL = re.compile(r"(?P<name>[^(]+)\((?P<given>.*)$")  # a call that is being typed
 AGAIN = "(Ctrl-C once more, Ctrl-D or /quit leaves)"
 STOPPING = "Interrupted; stops at the end of this step (compilation cannot be cut)"
 HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
@@ -70,7 +74,10 @@ class Terminal:
 
     def by_hand(self) -> int:
         """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
-        self._greet()
+        self._console.print(Text(describe(self._chat.session.settings)))
+        if self._colours:
+            self._console.print(legend(branches=self._chat.session.pair.policy.rounds is not None))
+        self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
         prompts = prompt_session(lambda: fitted(self._chat.session.settings, self._console.width))
         pressed = False
         while not self._chat.ended:
@@ -175,12 +182,6 @@ class Terminal:
                 Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=script
             )
 
-    def _greet(self) -> None:
-        self._console.print(Text(describe(self._chat.session.settings)))
-        if self._colours:
-            self._console.print(legend(branches=self._chat.session.pair.policy.rounds is not None))
-        self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
-
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
 
@@ -231,5 +232,65 @@ class _FileHistory(FileHistory):
 
 class _Completer(Completer):
     def get_completions(self, document: Document, complete_event: Any) -> Iterable[Completion]:
-        for completion in complete(document.text_before_cursor):
-            yield Completion(completion.text, completion.start, display_meta=completion.about)
+        return complete(document.text_before_cursor)
+
+
+def complete(before: str) -> list[Completion]:
+    """Completions of a line with the text `before` the cursor; empty if it is not a command."""
+    if not before.startswith("/") or "\n" in before:
+        return []
+    command, space, rest = before.partition(" ")
+    if not space:
+        listed = [(name, command.help) for name, command in COMMANDS.items() if name.startswith(before)]
+        return [Completion(name, -len(before), display_meta=about) for name, about in listed]
+    begun = re.split(r"[\s(,]", rest)[-1]
+    offers = VALUES.get(command, lambda rest: iter(()))
+    return [Completion(text, -len(begun)) for text in offers(rest) if text.startswith(begun)]
+
+
+def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], Iterator[str]]:
+    """Completions of a name, or after an opening bracket those of its remaining options."""
+
+    def offers(rest: str) -> Iterator[str]:
+        call = CALL.fullmatch(rest)
+        if call is not None:
+            used = re.findall(r"(\w+)\s*=", call["given"])
+            yield from (f"{name}=" for name in _options(kind, call["name"].strip()) if name not in used)
+        elif " " not in rest:
+            yield from offered()
+
+    return offers
+
+
+def _options(kind: str, name: str) -> list[str]:
+    """The static options and hyperparameters of a strategy; empty for an unknown name."""
+    try:
+        options = inspect.signature(find_factory(kind, name)).parameters.keys()
+    except ValueError:
+        return []
+    try:
+        return sorted({*options, *choose(kind, name).hyperparameters})
+    except ValueError:  # an option without a default
+        return sorted(options)
+
+
+def _first(*offered: str) -> Callable[[str], Iterator[str]]:
+    return lambda rest: iter(() if " " in rest else offered)
+
+
+def _drafters() -> list[str]:
+    modelless = [name for name in names("drafter") if name not in MODEL_DRAFTERS]
+    return [*BUILTIN, *(f"{name}@8192" for name in DRAFTERS), "none", *modelless]
+
+
+VALUES: dict[str, Callable[[str], Iterator[str]]] = {
+    "/policy": _strategy("policy", lambda: names("policy")),
+    "/verifier": _strategy("verifier", lambda: names("verifier")),
+    "/drafter": _strategy("drafter", _drafters),
+    "/target": _first(*BUILTIN),
+    "/gamma": _first("auto"),
+    "/tokens": _first(*TOKENS),
+    "/phases": _first("on", "off"),
+    "/system": _first("none"),
+    "/help": _first(*COMMANDS),
+}
