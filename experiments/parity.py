@@ -166,12 +166,12 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
     write_text(path, text)
 
 
-def with_noise(model: Path, out: Path, share: float = 0.15) -> None:
-    """A copy of a Hugging Face folder whose weights have noise of that share of their spread: most drafts are right."""
+def with_noise(model: Path, out: Path) -> None:
+    """A copy of a Hugging Face folder whose weights have noise of 0.15 of their spread: most drafts are right."""
     shutil.copytree(model, out, dirs_exist_ok=True)
     rng = np.random.default_rng(0)
     named = load_file(model / "model.safetensors")
-    noisy = {n: a + rng.normal(0, share * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
+    noisy = {n: a + rng.normal(0, 0.15 * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
     save_file(noisy, out / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -156,8 +156,6 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
             batch=config.batch,
             slots=config.slots,
             temperature=temperature,
-            keep_log_q=True,
-            measure=False,
         )
         per[name] = config.draft_length
     return alternate(programs, config.repeats, per)

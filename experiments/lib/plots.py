@@ -48,13 +48,13 @@ def rule_colours(names: Sequence[str]) -> dict[str, str]:
     return RULE_COLOURS | {name: SPARE_COLOURS[at % len(SPARE_COLOURS)] for at, name in enumerate(others)}
 
 
-def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "", baseline: str | None = None) -> Figure:
+def speedup_figure(rows: Iterable[Mapping[str, Any]], title: str = "") -> Figure:
     """Bars of the mean speed-up with its 95 % interval, one dot per prompt, the value printed at the bar.
 
     Raises:
         ValueError: as `summarise`.
     """
-    summaries = summarise(rows, baseline)
+    summaries = summarise(rows)
     temperatures = list(dict.fromkeys(summary.temperature for summary in summaries))
     methods = list(dict.fromkeys(summary.method for summary in summaries))
     titles = ["greedy" if value == 0 else f"sampled, temperature {value:g}" for value in temperatures]

@@ -137,7 +137,7 @@ def _measure(
         by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
         options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
         policy = static(draft_length=DRAFTS)
-        programs["drafter"] = draft_round(by_model, drafter.params, policy, keep_log_q=True, measure=False, **options)
+        programs["drafter"] = draft_round(by_model, drafter.params, policy, **options)
         per["drafter"] = DRAFTS
     about = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
 

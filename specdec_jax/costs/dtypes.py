@@ -125,6 +125,10 @@ def _dtype_file(target: LoadedModel) -> Path | None:
     return file_for("dtype", [target.name], [shapes, SLOTS, PLAIN, WIDTH])
 
 
+def _write(path: Path, table: Dtypes) -> None:
+    write_text(path, json.dumps(table._asdict()))
+
+
 def _read(path: Path) -> Dtypes:
     """Reads a comparison. Raises ValueError for other contents."""
     try:
@@ -136,7 +140,3 @@ def _read(path: Path) -> Dtypes:
     if set(passes) != set(DTYPES) or not all(0 < time < np.inf for times in passes.values() for time in times):
         raise ValueError(f"{path} holds no seconds by dtype: {passes}")
     return Dtypes(passes, doubts)
-
-
-def _write(path: Path, table: Dtypes) -> None:
-    write_text(path, json.dumps(table._asdict()))

@@ -60,10 +60,10 @@ def target_pass(
     return lambda: jax.block_until_ready(compiled(params, cache, tokens))
 
 
-def prompt_pass(model: LanguageModel, params: Params, length: int, chunk: int = 64) -> Callable[[], Any]:
+def prompt_pass(model: LanguageModel, params: Params, length: int) -> Callable[[], Any]:
     """A call that prefills a prompt of `length` tokens, in a cache that is a quarter longer, and waits for it."""
     tokens = jnp.ones((1, length + length // 4), jnp.int32)
-    fill, full_length = target_prefill(model, None, chunk), jnp.full((1,), length, jnp.int32)
+    fill, full_length = target_prefill(model, None, 64), jnp.full((1,), length, jnp.int32)
     return lambda: jax.block_until_ready(fill(params, None, tokens, full_length))
 
 
@@ -82,31 +82,25 @@ def draft_round(
     batch: int,
     slots: int,
     temperature: float,
-    keep_log_q: bool,
-    measure: bool,
 ) -> Callable[[], Any]:
-    """A call that drafts one round and waits for it; without `measure` the entropies are not computed."""
+    """A call that drafts one round and waits for it; the entropies are not computed."""
     assert drafter.model is not None
     begin, vocab_size = jnp.full((batch,), slots // 2, jnp.int32), drafter.model.spec.vocab_size
 
     def draft(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
         source, longest = drafter.source(params, state, tokens, context), drafter.max_draft_length
         chance = round_uniforms(jnp.zeros((batch,), jnp.uint32), context.emitted, longest)
-        log_q = empty_log_q(source, batch, longest, vocab_size, keep_log_q)
+        log_q = empty_log_q(source, batch, longest, vocab_size, True)
         drafted = draft_loop.draft(
             source, policy, policy_state, context, lambda step: chance[:, step, DRAFT], longest, log_q
         )
         verified = draft_of(source.close(drafted)[1])
-        used = verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
-        passes = drafted.passes, drafted.entropy, drafted.max_prob
-        return (*used, *passes) if measure else used
-
-    compiled = jax.jit(draft)
-    tokens = jnp.ones((batch, slots), jnp.int32)
+        return verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
 
     def half_full(params: Params, source: tuple[Array, Array], tokens: Array) -> Any:
         return drafter.fill(params, drafter.init(params, batch, slots, source), tokens, begin)
 
+    compiled, tokens = jax.jit(draft), jnp.ones((batch, slots), jnp.int32)
     state = jax.jit(half_full)(params, _source(batch), tokens)
     context = RoundContext(
         length=begin,

@@ -77,13 +77,13 @@ def load_model(
     return _loaded(config, params, tokenizer, stored, name)
 
 
-def outline(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
+def outline(source: str | Path) -> LoadedModel:
     """As `load_model` without reading the weights: `params` is None, and a draft vocabulary is ignored.
 
     For inspecting a model and its size before it is loaded. Raises as `load_model`, as far as determined by config and
     tokenizer.
     """
-    name, stored = str(source), precision(dtype)
+    name, stored = str(source), precision("bfloat16")
     path = _locate(split_source(name)[0], None, None)
     opened = _opened(path)
     config, tokenizer = read_marker(path) if opened is None else (_config(opened), opened.tokenizer)

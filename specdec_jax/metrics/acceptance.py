@@ -25,9 +25,7 @@ class TaskFigures(NamedTuple):
     acceptance: dict[float, Interval]  # by temperature
 
 
-def by_task(
-    judgement: Judgement, tasks: Sequence[str], *, level: float = 0.95, seed: int = 0
-) -> dict[str, TaskFigures]:
+def by_task(judgement: Judgement, tasks: Sequence[str]) -> dict[str, TaskFigures]:
     """Metrics of every task in order of appearance, then of their mean as "macro"; text i belongs to tasks[i].
 
     Positions have equal weight within a task, and tasks in their mean. Intervals resample texts, for the mean within
@@ -49,16 +47,14 @@ def by_task(
     result = {}
     for task, mine in members.items():
         size = judgement.positions[mine]
-        intervals = [ratio_of_totals(column[mine] * size, size, level, seed) for column in columns]
+        intervals = [ratio_of_totals(column[mine] * size, size) for column in columns]
         result[task] = figures(intervals, int(mine.sum()), int(size.sum()))
     groups = list(members.values())
-    means = [mean_of_tasks(column, judgement.positions, groups, level, seed) for column in columns]
+    means = [mean_of_tasks(column, judgement.positions, groups) for column in columns]
     return result | {MACRO: figures(means, len(tasks), int(judgement.positions.sum()))}
 
 
-def mean_of_tasks(
-    values: np.ndarray, positions: np.ndarray, groups: Sequence[np.ndarray], level: float = 0.95, seed: int = 0
-) -> Interval:
+def mean_of_tasks(values: np.ndarray, positions: np.ndarray, groups: Sequence[np.ndarray]) -> Interval:
     """The mean over tasks of their means over positions; values [M] per text, and masks [M] bool, one per task.
 
     The interval resamples texts within each task: the tasks are fixed.
@@ -69,10 +65,10 @@ def mean_of_tasks(
         of_tasks = [np.sum((values * weight)[i], axis=axis) / np.sum(weight[i], axis=axis) for i in texts]
         return np.mean(of_tasks, axis=0)
 
-    return bootstrap(tuple(map(np.flatnonzero, groups)), mean, level, seed, paired=False)
+    return bootstrap(tuple(map(np.flatnonzero, groups)), mean, paired=False)
 
 
-def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interval]:
+def by_draft(trace: Trace) -> list[Interval]:
     """The acceptance rate of drafts 1, 2, ... of a round, conditional on acceptance of all earlier ones.
 
     Rounds begin at every position, intervals are over texts. The list ends if no position has a longer draft.
@@ -85,7 +81,7 @@ def by_draft(trace: Trace, *, level: float = 0.95, seed: int = 0) -> list[Interv
         texts = reached_count > 0
         if not texts.any():
             break
-        rates.append(ratio_of_totals(accepted[texts], reached_count[texts], level, seed))
+        rates.append(ratio_of_totals(accepted[texts], reached_count[texts]))
     return rates
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-RESAMPLES = 4999
+RESAMPLES, LEVEL = 4999, 0.95  # resamples, and confidence level of all intervals
 
 
 class Interval(NamedTuple):
@@ -33,7 +33,7 @@ class Spread(NamedTuple):
     most: float
 
 
-def spread(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0) -> Spread:
+def spread(values: Sequence[float] | np.ndarray) -> Spread:
     """Mean with its bootstrap interval, median, quartiles and range of one value per prompt.
 
     Raises:
@@ -41,29 +41,25 @@ def spread(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int 
     """
     numbers = _checked("values", values)
     lower, median, upper = (float(q) for q in np.quantile(numbers, (0.25, 0.5, 0.75)))
-    mean = mean_interval(numbers, level, seed)
-    return Spread(len(numbers), mean, median, lower, upper, float(numbers.min()), float(numbers.max()))
+    return Spread(
+        len(numbers), mean_interval(numbers), median, lower, upper, float(numbers.min()), float(numbers.max())
+    )
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, level: float = 0.95, seed: int = 0) -> Interval:
-    """Mean and its bootstrap interval at confidence `level`. Raises as `spread` does."""
+def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
+    """Mean and its bootstrap interval. Raises as `spread` does."""
     numbers = _checked("values", values)
-    return bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis), level, seed)
+    return bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis))
 
 
-def ratio_of_totals(
-    numerator: Sequence[float] | np.ndarray,
-    denominator: Sequence[float] | np.ndarray,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
+def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray) -> Interval:
     """sum(numerator) / sum(denominator) with a bootstrap interval; entry i of both belongs to prompt i.
 
     Raises:
         ValueError: as `spread`, different lengths, or a denominator that is not positive.
     """
     top, bottom = _paired(numerator, denominator)
-    return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis), level, seed)
+    return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis))
 
 
 def total_speedup(
@@ -71,8 +67,6 @@ def total_speedup(
     seconds: Sequence[float] | np.ndarray,
     baseline_tokens: Sequence[float] | np.ndarray,
     baseline_seconds: Sequence[float] | np.ndarray,
-    level: float = 0.95,
-    seed: int = 0,
 ) -> Interval:
     """Ratio of total tokens/s to the baseline's; entry i of all four belongs to prompt i. Raises as above."""
     tokens, seconds = _paired(tokens, seconds)
@@ -83,24 +77,15 @@ def total_speedup(
     def ratio(n: np.ndarray, s: np.ndarray, bn: np.ndarray, bs: np.ndarray, axis: int = -1) -> np.ndarray:
         return np.sum(n, axis=axis) * np.sum(bs, axis=axis) / (np.sum(s, axis=axis) * np.sum(bn, axis=axis))
 
-    return bootstrap((tokens, seconds, baseline_tokens, baseline_seconds), ratio, level, seed)
+    return bootstrap((tokens, seconds, baseline_tokens, baseline_seconds), ratio)
 
 
-def bootstrap(
-    samples: tuple[np.ndarray, ...],
-    statistic: Callable[..., Any],
-    level: float = 0.95,
-    seed: int = 0,
-    *,
-    paired: bool = True,
-) -> Interval:
+def bootstrap(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any], *, paired: bool = True) -> Interval:
     """Percentile bootstrap over prompts; BCa is undefined for resamples without variation, frequent here due to ties.
 
     `statistic(*samples, axis)` works along an axis. Entry i of every sample belongs to prompt i; unless `paired`,
-    samples are groups of prompts that are resampled separately. Raises ValueError for a level outside (0, 1).
+    samples are groups of prompts that are resampled separately.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level}")
     estimate = float(statistic(*samples))
     if min(map(len, samples)) < 2:
         return Interval(estimate, float("nan"), float("nan"))
@@ -110,9 +95,9 @@ def bootstrap(
         paired=paired and len(samples) > 1,
         vectorized=True,
         n_resamples=RESAMPLES,
-        confidence_level=level,
+        confidence_level=LEVEL,
         method="percentile",
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     return Interval(estimate, float(result.confidence_interval.low), float(result.confidence_interval.high))
 

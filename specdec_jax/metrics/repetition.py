@@ -42,7 +42,7 @@ def repeated_mask(tokens: Sequence[int] | np.ndarray, n: int = DEFAULT_N) -> np.
     return mask
 
 
-def repeated_share(tokens: Sequence[int] | np.ndarray, n: int = DEFAULT_N) -> float:
+def repeated_share(tokens: Sequence[int] | np.ndarray) -> float:
     """The share of tokens that are repeated, 0 to 1; 0 for an empty text. Raises as `repeated_mask` does."""
-    mask = repeated_mask(tokens, n)
+    mask = repeated_mask(tokens)
     return float(mask.mean()) if len(mask) else 0.0

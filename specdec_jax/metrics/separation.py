@@ -80,7 +80,7 @@ def fitted_entropy_factor(entropy: np.ndarray, accepted: np.ndarray) -> float:
     return float(np.exp(minimum.x))
 
 
-def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np.ndarray, seed: int = 0) -> Interval:
+def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np.ndarray) -> Interval:
     """`fitted_entropy_factor` with its 95 % bootstrap interval; texts [M]: index of each token's text.
 
     Texts are resampled by weights, which reduces to a matrix product over a grid of factors.
@@ -90,7 +90,7 @@ def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np
         return Interval(estimate, float("nan"), float("nan"))
     grid = np.geomspace(*FACTORS, GRID)
     losses = np.stack([np.bincount(texts, _squares(factor, entropy, accepted), count) for factor in grid], axis=1)
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
     low, high = np.quantile(grid[np.argmin(drawn @ losses, axis=1)], (0.025, 0.975))
     return Interval(estimate, float(low), float(high))
 
