@@ -31,9 +31,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib.cells import markdown
-from experiments.lib.chip_compile import COMMAND, Job, environment
-from experiments.lib.chip_reports import PATHS
-from experiments.lib.chips import CHIPS, TARGETS
+from experiments.lib.chip_compile import COMMAND, PATHS, Job, environment
+from experiments.lib.chip_programs import CHIPS, TARGETS
 from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import check_least
@@ -56,7 +55,7 @@ class Accelerators:
     """Compile for chips that are not here."""
 
     chips: tuple[str, ...] = tuple(CHIPS)
-    """Names of experiments/lib/chips.py."""
+    """Names of experiments/lib/chip_programs.py."""
     pairs: tuple[str, ...] = ("smollm2",)
     """smollm2-reading (the default pair), smollm2 (a drafter that reads nothing), smollm2-whole (without the draft
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""

@@ -92,6 +92,11 @@ class Policies(TraceOptions):
     groups: tuple[str, ...] = ()
     """NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c."""
 
+    @property
+    def named(self) -> bool:
+        """Whether there are traces to read."""
+        return super().named or bool(self.groups)
+
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
         super().check()

@@ -26,7 +26,7 @@ from experiments.lib.judged import task_of
 from experiments.lib.options import LoadedPair, Output, Served, check_least
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, package_versions
-from specdec_jax.loading.intersection import probability_shared
+from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
 from specdec_jax.metrics.judging import answers
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select

@@ -24,7 +24,7 @@ from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.rules import rule
 from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, faster, replay_rule, write
-from specdec_jax.contrib.trees.rejections import chances, rejections
+from specdec_jax.contrib.trees.replaying import chances, rejections
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
 

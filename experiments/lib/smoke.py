@@ -15,7 +15,7 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.precision import precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models import llama
-from specdec_jax.replay.candidates import CANDIDATES
+from specdec_jax.replay.chains import CANDIDATES
 from specdec_jax.replay.trace import FEATURES, Trace
 
 TASKS = {"code": 0.85, "mathematics": 0.75, "chat": 0.5}  # how likely a text's easy stretches are

@@ -59,9 +59,14 @@ class TraceFiles(Output, Smoke):
         """The longest draft that a trace must be able to follow."""
         return getattr(self, "max_draft_length", 1)
 
+    @property
+    def named(self) -> bool:
+        """Whether there are traces to read."""
+        return bool(self.traces or self.smoke)
+
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
-        if not (self.traces or self.smoke or getattr(self, "groups", ())):
+        if not self.named:
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
         if self.tokens is not None and self.tokens < 1:
             raise ValueError(f"tokens must be 1 or more, got {self.tokens}")

@@ -25,9 +25,8 @@ from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading import LoadedModel, needs_translation, outline, refuse_encoders
-from specdec_jax.loading.across import describe_join, way_for
+from specdec_jax.loading.across import describe_join, probability_shared, way_for
 from specdec_jax.loading.families import family_of
-from specdec_jax.loading.intersection import probability_shared
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.loading.precision import INT8
@@ -177,7 +176,7 @@ def _facts(model: LoadedModel) -> dict[str, Any]:
     return {
         "source": model.name,
         "family": family.__name__.rpartition(".")[2],
-        "parameters": num_weights(family.parametercolumns(model.config)),
+        "parameters": num_weights(family.parameter_table(model.config)),
         "tokens known": model.tokenizer.vocab_size,
         "embeddings": model.model.spec.vocab_size,
         "context": model.model.spec.context,

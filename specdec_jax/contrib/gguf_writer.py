@@ -24,19 +24,25 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.gguf import architectures
 from specdec_jax.loading.gguf.architectures import ARCHITECTURES, READING, WINDOW, Architecture
 from specdec_jax.loading.gguf.file import LLAMA3_SCALINGS, ROPE_FREQUENCIES
-from specdec_jax.loading.gguf.sentencepiece import ADD_PREFIX, KINDS, NORMAL, SCORES, decoder, merges, normalizer
 from specdec_jax.loading.gguf.tokenizer import (
+    ADD_PREFIX,
     BYTE_LEVEL,
     CHAT_TEMPLATE,
     CONTROL,
     DIGIT_BY_DIGIT,
+    KINDS,
     NAMES,
+    NORMAL,
     NORMALISED,
     PATTERNS,
+    SCORES,
     SENTENCEPIECE,
     TOOL_TEMPLATE,
     USER_DEFINED,
     WHOLE_WORDS_FIRST,
+    decoder,
+    merges,
+    normalizer,
     pre_tokenizer,
 )
 from specdec_jax.loading.new_folder import replacing

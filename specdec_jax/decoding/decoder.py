@@ -17,8 +17,7 @@ from jax import lax
 
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.prefill import drafter_prefill, fill, fill_drafter, target_prefill
-from specdec_jax.decoding.programs import counted, num_programs
+from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp

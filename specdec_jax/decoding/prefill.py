@@ -2,18 +2,38 @@
 
 They are separate from `run` and do not depend on the policy or verifier: all decoders of a target share its program,
 and with the persistent compilation cache all processes do.
+
+Counts the programs of a jitted function.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import feed_long
-from specdec_jax.decoding.programs import counted
 from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Params, Seen
+
+
+def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function for `jax.jit` to count its traces, one per program; `num_programs` returns the count."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Any) -> Any:
+        traced.programs += 1  # type: ignore[attr-defined]
+        return function(*arguments)
+
+    traced.programs = 0  # type: ignore[attr-defined]
+    return traced
+
+
+def num_programs(jitted: Any) -> int:
+    """Number of programs of a jitted `counted` function so far, one for every set of shapes and static values."""
+    return jitted.__wrapped__.programs
+
 
 WIDE = 8  # tokens per pass for long prompts, in chunks
 

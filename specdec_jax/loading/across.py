@@ -3,19 +3,163 @@
 - `tokens`: proposes the common tokens only, as in drafters/draft_models/intersection.py;
 - `text`: proposes all tokens of the drafter, and tokenises their text again, by contrib/retokenized. Used if the common
   tokens are a smaller share than `ENOUGH` of the target's, or if the drafter's source ends in `@text`.
+
+The common tokens of two tokenizers, and the spelling of one's tokens by the other (drafters/draft_models/).
+
+Tokens are compared by the bytes that they stand for, both byte-level ones (GPT-2's letters for bytes) and those of
+SentencePiece (U+2581 for a space, <0x0A> for a byte); special tokens by their text and by their role.
+
+The bytes (or text, if special) that tokens stand for, and the ids of the same token in two tokenizers.
+
+Byte-level tokens (GPT-2's letters for bytes) and SentencePiece's (U+2581 for a space, <0x0A> for a byte) are bytes.
 """
 
+import functools
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.drafters.draft_models.intersection import shared_params, with_shared_tokens
+from specdec_jax.drafters.draft_models.intersection import SharedParams, shared_params, with_shared_tokens
+from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
-from specdec_jax.loading.intersection import SAMPLE_TEXT, share_of, translation
-from specdec_jax.loading.tokenizer import Tokenizer
-from specdec_jax.types import DraftModel
+from specdec_jax.loading.tokenizer import ROLES, Tokenizer
+from specdec_jax.types import Array, DraftModel, LanguageModel, Params
+
+SPACE = "\u2581"
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+Key = bytes | str  # the bytes that a token stands for; for special tokens their text
+
+
+def ids_in(tokenizer: Tokenizer, other: Tokenizer) -> dict[Key, int]:
+    """The tokenizer's id for every key; special tokens that only the other one has are matched by role."""
+    return {**dict(_by_role(other, tokenizer)), **ids_by_key(tokenizer)}
+
+
+@functools.lru_cache(maxsize=2)  # for a pair; a quarter of a million tokens take a second
+def ids_by_key(tokenizer: Tokenizer) -> Mapping[Key, int]:
+    """The id for every key; if there are several the first, and bytes by number (<0x68>) last."""
+    by_number = {token for text, token in tokenizer.vocabulary().items() if BYTE.fullmatch(text)}
+    keys = sorted(keys_of(tokenizer).items(), key=lambda item: (item[0] in by_number, item[0]), reverse=True)
+    return {key: token for token, key in keys}
+
+
+def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]]:
+    """The other's special tokens with another name in the tokenizer: beginning, end, padding, unknown."""
+    for role in ROLES:
+        theirs, ours = other.special.get(role), tokenizer.special.get(role)
+        token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
+        if theirs is not None and token_id is not None:
+            yield theirs, token_id
+    ends, eos = keys_of(other), tokenizer.eos_ids
+    yield from ((ends[end], eos[0]) for end in other.eos_ids if eos and end in ends)
+
+
+@functools.lru_cache(maxsize=2)
+def keys_of(tokenizer: Tokenizer) -> Mapping[int, Key]:
+    """The key of each id."""
+    special = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+    added = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special}
+    plain = bytes_by_letter() if is_byte_level(tokenizer) else None
+    keys: dict[int, Key] = {}
+    for token, i in tokenizer.vocabulary().items():
+        if i in special:
+            keys[i] = special[i]
+        elif i in added:
+            keys[i] = added[i].encode()
+        elif plain is not None and all(letter in plain for letter in token):
+            keys[i] = bytes(plain[letter] for letter in token)
+        else:
+            byte = BYTE.fullmatch(token)
+            keys[i] = bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
+    return keys
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens are in GPT-2's letters for bytes."""
+    decoder = tokenizer.backend.decoder
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+
+MOST_PIECES = 8  # longer spellings are truncated to their last pieces
+
+SAMPLE_TEXT = """The committee met on 14 March 2019 to decide how the money should be spent. "It isn't enough," she
+said, and left.
+def total(items):
+    return sum(item.price * item.count for item in items)  # in euros
+El informe fue publicado ayer; les résultats sont encourageants, und die Zahlen stimmen. f(x) = 3x² + 2
+"""
+
+
+def share_of(target: Tokenizer, drafter: Tokenizer, text: str) -> float:
+    """The share of the target's tokens of a text that the drafter also has."""
+    drafter_keys = set(ids_by_key(drafter))
+    keys = keys_of(target)
+    tokens = target.encode(text)
+    return sum(keys.get(token) in drafter_keys for token in tokens) / max(len(tokens), 1)
+
+
+def probability_shared(target: Any, drafter: Any) -> float | None:
+    """The target's probability of the common tokens at temperature 1, averaged over a sample text.
+
+    Takes one pass of the target, a `LoadedModel`. None if `drafter`, its parameters, has the target's vocabulary.
+    """
+    if not isinstance(drafter, SharedParams):
+        return None
+    tokens = jnp.asarray([target.tokenizer.encode(SAMPLE_TEXT, add_special=True)], jnp.int32)
+    return float(_mean_probability(target.model, target.params, tokens, drafter.tokens))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_probability(model: LanguageModel, params: Params, tokens: Array, shared: Array) -> Array:
+    """The mean [] over tokens [1, T] of the probability of the `shared` tokens [N]."""
+    logits, _ = model.apply(params, tokens, model.init_cache(params, 1, tokens.shape[1]))
+    return jnp.mean(jnp.sum(jax.nn.softmax(logits, axis=-1)[:, :, shared], axis=-1))
+
+
+def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(own [V], pieces [V, P], count [V]) int32 for the target's V = `rows` ids, the arguments of `shared_params`."""
+    ids = ids_in(drafter, target)
+    keys, spell, first = keys_of(target), _speller(drafter), set(ids_by_key(target).values())
+    drafter_ids, pieces = np.full(rows, -1, np.int32), np.zeros((rows, MOST_PIECES), np.int32)
+    count = np.ones(rows, np.int32)
+    for token, key in keys.items():
+        if token >= rows:
+            continue
+        if key in ids and token in first:  # one of two tokens with the same bytes is drafted
+            drafter_ids[token] = ids[key]
+        spelled = [ids[key]] if key in ids else spell(key)[-MOST_PIECES:] or [0]
+        pieces[token, : len(spelled)], count[token] = spelled, len(spelled)
+    return drafter_ids, pieces[:, : int(count.max())], count
+
+
+def _speller(tokenizer: Tokenizer) -> Any:
+    """A function from a key to the ids that spell it."""
+    letters = {byte: letter for letter, byte in bytes_by_letter().items()}
+    byte_level, vocabulary, model = is_byte_level(tokenizer), tokenizer.vocabulary(), tokenizer.backend.model
+    unknown = tokenizer.special.get("unk_token") or tokenizer.special.get("eos_token")
+
+    def pieces(surface: str) -> list[int]:
+        return [piece.id for piece in model.tokenize(surface)] if surface else []
+
+    def spell(key: Key) -> list[int]:
+        if isinstance(key, str):
+            return tokenizer.backend.encode(key, add_special_tokens=False).ids
+        if byte_level:
+            return pieces("".join(letters[byte] for byte in key))
+        try:
+            return pieces(key.decode().replace(" ", SPACE))
+        except UnicodeDecodeError:
+            ids = [vocabulary.get(f"<0x{byte:02X}>", vocabulary.get(unknown or "")) for byte in key]
+            return [piece for piece in ids if piece is not None]
+
+    return spell
+
 
 RETOKENIZED = "specdec_jax.contrib.retokenized"
 """The module for `text`, imported on use."""

@@ -20,11 +20,6 @@ class LlamaConfig(AttentionBias, RotaryConfig):
     _: KW_ONLY
     mlp_bias: bool = False
 
-    @property
-    def gated_bias(self) -> bool:
-        """Whether the MLP's projections have a bias."""
-        return self.mlp_bias
-
 
 def module(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> Decoder:
     """The flax module behind `language_model`, as training takes it."""

@@ -26,7 +26,7 @@ class RotaryConfig(RopeConfig):
 
     qkv_bias: ClassVar[Any] = False
     output_bias: ClassVar[Any] = False
-    gated_bias: ClassVar[Any] = False
+    mlp_bias: ClassVar[Any] = False
     qk_norm: ClassVar[bool] = False  # queries and keys are normalised per head
     post_norms: ClassVar[bool] = False  # the outputs of attention and MLP are normalised too
     norm_offset: ClassVar[float] = 0.0  # `layers.RMSNorm`
@@ -134,7 +134,7 @@ class RotaryBlock(nn.Module):
     def mlp(self) -> nn.Module:
         """The module after attention, named `mlp`."""
         c = self.config
-        return layers.GatedMLP(c.intermediate_size, c.gated_bias, self.dtype, c.hidden_act, name="mlp")
+        return layers.GatedMLP(c.intermediate_size, c.mlp_bias, self.dtype, c.hidden_act, name="mlp")
 
 
 def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
@@ -142,7 +142,7 @@ def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> di
     del layer
     gates = ("gate_up_proj",) if config.fused_weights else ("gate_proj", "up_proj")
     names = (tuple(f"{prefix}mlp.{gate}" for gate in gates), f"{prefix}mlp.down_proj")
-    return layers.gated_mlp_table(names, path, config.intermediate_size, config.hidden_size, config.gated_bias)
+    return layers.gated_mlp_table(names, path, config.intermediate_size, config.hidden_size, config.mlp_bias)
 
 
 def parameter_table(config: Any, mlp: Callable[..., dict[str, Parameter]] = mlp_table) -> dict[str, Parameter]:

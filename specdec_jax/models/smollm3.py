@@ -36,11 +36,6 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
             raise ValueError(f"no_rope_layers must be 0 or 1 of {self.num_hidden_layers} layers: {self.no_rope_layers}")
 
     @property
-    def gated_bias(self) -> bool:
-        """Whether the MLP's projections have a bias."""
-        return self.mlp_bias
-
-    @property
     def layer_kinds(self) -> tuple[str, ...]:
         """The kind of each layer."""
         both = zip(super().layer_kinds, self.no_rope_layers, strict=True)

@@ -51,7 +51,7 @@ class Trace(NamedTuple):
     run: np.ndarray | None = None  # [N, T+1] int32, number of accepted drafts of that chain
     candidate: np.ndarray | None = None
     # [N, T+1] int8, which of the drafter's candidates is the text's token if its first is rejected (with chains: at the
-    # chain's first rejected draft): 1 the second, 2 the third ..., 0 none (candidates.py)
+    # chain's first rejected draft): 1 the second, 2 the third ..., 0 none (chains.py)
     truncation: np.ndarray | None = None  # [N, 3] float32, top-k, top-p and min-p; None: not recorded
     prompt_hash: np.ndarray | None = None
     # [N] uint32, the other half of each request's key (`sampling.prompt_hashes`); None: not recorded, replayed as 0

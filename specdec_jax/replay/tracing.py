@@ -33,8 +33,7 @@ from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.replay.candidates import Rejected, right_candidate
-from specdec_jax.replay.chains import Chains, Written, chains, features
+from specdec_jax.replay.chains import Chains, Rejected, Written, chains, features, right_candidate
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.decoding.programs import counted
+from specdec_jax.decoding.prefill import counted
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.loading import LoadedModel
 from specdec_jax.text.generation import Conversation, prepare

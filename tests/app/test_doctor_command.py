@@ -19,7 +19,7 @@ from specdec_jax.app import cli, doctor
 from specdec_jax.app.settings import Settings
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
 from specdec_jax.loading import load_model
-from specdec_jax.loading.intersection import SAMPLE_TEXT
+from specdec_jax.loading.across import SAMPLE_TEXT
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted

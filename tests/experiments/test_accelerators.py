@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from experiments import accelerators
-from experiments.lib import chip_reports, environments
+from experiments.lib import chip_compile, environments
 from experiments.lib.chip_compile import Job, environment
-from experiments.lib.chip_programs import LLAMA_8B, PAIRS, PROGRAMS, program, shapes_of, weights_read
-from experiments.lib.chips import CHIPS, TARGETS
+from experiments.lib.chip_programs import CHIPS, LLAMA_8B, PAIRS, PROGRAMS, TARGETS, program, shapes_of, weights_read
 from experiments.lib.trace_runs import costs_or_default
 
 ROUND = "jit(run_rounds)/while/body"
@@ -47,17 +46,17 @@ MESH_PROGRAM = """
 
 
 def test_operations_belong_to_parts_of_a_round_and_to_the_paths_they_run_on():
-    parts = chip_reports.by_part(chip_reports.hlo_operations(PROGRAM))
+    parts = chip_compile.by_part(chip_compile.hlo_operations(PROGRAM))
     assert parts["draft step"]["all"] == {"ops": 6, "cycles": 410}
     assert parts["draft step"]["greedy"] == {"ops": 3, "cycles": 130}
     assert parts["draft step"]["sampled"] == {"ops": 4, "cycles": 310}  # no top-k, whose branch is the second of two
     assert parts["verify 1"]["sampled"]["cycles"] == 3000 and parts["verify 1"]["greedy"]["cycles"] == 1000
     assert parts["draft"]["all"] == {"ops": 1, "cycles": 3} and parts["commit"]["all"]["cycles"] == 5
-    kinds = chip_reports.by_kind(chip_reports.hlo_operations(PROGRAM))
+    kinds = chip_compile.by_kind(chip_compile.hlo_operations(PROGRAM))
     assert kinds["draft step"]["attention"] == 100 and kinds["draft step"]["distribution"] == 210
     assert kinds["verify 1"]["mlp"] == 1000
-    assert chip_reports.counts_of(PROGRAM) == {"while": 1, "conditional": 0, "copy": 1, "fusion": 10}
-    assert chip_reports.collectives_of(MESH_PROGRAM) == {"all-gather": 1, "all-reduce": 2}, "each once"
+    assert chip_compile.counts_of(PROGRAM) == {"while": 1, "conditional": 0, "copy": 1, "fusion": 10}
+    assert chip_compile.collectives_of(MESH_PROGRAM) == {"all-gather": 1, "all-reduce": 2}, "each once"
 
 
 THUNKS = """001: kCopy  [source] kCopy
@@ -82,31 +81,31 @@ def test_thunks_outside_of_command_buffers_wait_for_the_host():
         "dot.1": f"{STEP}/draft_pass/dot",
         "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp",
     }
-    found = chip_reports.thunks(THUNKS, annotations, names)
+    found = chip_compile.thunks(THUNKS, annotations, names)
     assert found.counts == {"copies": 2, "whiles": 1, "conditionals": 1, "kernels": 4, "command_buffers": 1}
-    parts = chip_reports.by_part(found.kernels)
+    parts = chip_compile.by_part(found.kernels)
     assert parts["draft step"]["all"]["ops"] == 2 and parts["verify 0"]["all"]["ops"] == 1
     captured = "000: kCommandBuffer\n" + "".join(f"    {line}\n" for line in THUNKS.splitlines())
-    counts = chip_reports.thunks(captured, annotations, names).counts
+    counts = chip_compile.thunks(captured, annotations, names).counts
     assert "whiles" not in counts and "conditionals" not in counts and counts["kernels"] == 4
 
 
 def test_a_dump_is_read_by_the_names_of_its_instructions(tmp_path):
     with pytest.raises(ValueError, match="no thunk sequence"):
-        chip_reports.read_thunks(tmp_path)
+        chip_compile.read_thunks(tmp_path)
     (tmp_path / "m.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS)
     names = {"add.1": f"{STEP}/add", "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp"}
     lines = [f'  %{name} = f32[8] fusion(%a), metadata={{op_name="{scope}"}}' for name, scope in names.items()]
     (tmp_path / "m.sm_90_gpu_after_optimizations.txt").write_text("\n".join(lines))
     pairs = ['profile_annotation: "add.1"\n thunk_id: 5', 'profile_annotation: "exp.1" thunk_id: 9']
     (tmp_path / "m.thunk_metadata.txt").write_text("\n".join(pairs))
-    facts = chip_reports.facts("cuda", "", tmp_path, (2, 4))
+    facts = chip_compile.facts_of("cuda", "", tmp_path, (2, 4))
     assert facts["thunks"]["kernels"] == 4 and facts["parts"]["draft step"]["all"]["ops"] == 1
     assert facts["parts"]["verify 2 tokens"]["all"]["ops"] == 1 and facts["parts"]["other"]["all"]["ops"] == 2
 
 
 def part(cycles):
-    return {path: {"ops": 10, "cycles": cycles} for path in chip_reports.PATHS}
+    return {path: {"ops": 10, "cycles": cycles} for path in chip_compile.PATHS}
 
 
 def row(chip="tpu-v5e", **more):

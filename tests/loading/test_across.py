@@ -12,8 +12,7 @@ from tokenizers import models
 
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, Tokenizer, for_target, load_model, outline
-from specdec_jax.loading.across import needs_translation, way_for
-from specdec_jax.loading.intersection import SAMPLE_TEXT, probability_shared
+from specdec_jax.loading.across import SAMPLE_TEXT, needs_translation, probability_shared, way_for
 from specdec_jax.models import llama
 
 WORDS = byte_level(600, text=SAMPLE_TEXT)

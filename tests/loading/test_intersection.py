@@ -9,7 +9,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from specdec_jax.loading import Tokenizer, load_model
-from specdec_jax.loading.intersection import share_of, translation
+from specdec_jax.loading.across import share_of, translation
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import build_pair, generate

@@ -6,7 +6,7 @@ import pytest
 import stopping_oracles as twins
 from stopping_cases import ROWS, outcome, play_rows, play_twin
 
-from specdec_jax.decoding.programs import counted, num_programs
+from specdec_jax.decoding.prefill import counted, num_programs
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.hf_heuristic import hf_heuristic
 from specdec_jax.stopping.update_every import update_every

@@ -12,7 +12,7 @@ from tiny_pair import write_pair
 from tiny_weights import CONFIG
 
 import specdec_jax
-from specdec_jax.decoding.programs import num_programs
+from specdec_jax.decoding.prefill import num_programs
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models.adapters import from_logits_function
 from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search

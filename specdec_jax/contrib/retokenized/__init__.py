@@ -4,7 +4,7 @@
 few tokens in common.
 """
 
+from specdec_jax.contrib.retokenized.byte_pairs import check_target as check_target
+from specdec_jax.contrib.retokenized.byte_pairs import is_bpe as is_bpe
 from specdec_jax.contrib.retokenized.drafter import retokenized as retokenized
 from specdec_jax.contrib.retokenized.drafter import with_text as with_text
-from specdec_jax.contrib.retokenized.merges import check_target as check_target
-from specdec_jax.contrib.retokenized.merges import is_bpe as is_bpe

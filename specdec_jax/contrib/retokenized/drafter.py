@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.contrib.retokenized.byte_pairs import retokenize
-from specdec_jax.contrib.retokenized.merges import tables
+from specdec_jax.contrib.retokenized.byte_pairs import retokenize, tables
 from specdec_jax.decoding.cache_feed import feed_long
 from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters.draft_models.intersection import ROOM, with_shared_tokens

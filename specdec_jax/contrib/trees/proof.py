@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from specdec_jax.contrib.trees.enumeration import comb_leaves, verified_combs, with_siblings
 from specdec_jax.contrib.trees.leaves import Leaf
-from specdec_jax.contrib.trees.outcomes import comb_leaves, verified_combs, with_siblings
 from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.exact import TOLERANCE, monitor_for, warps_for

@@ -18,8 +18,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
-from specdec_jax.loading.across import translate_vocabulary
-from specdec_jax.loading.token_keys import keys_of
+from specdec_jax.loading.across import keys_of, translate_vocabulary
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static, survival
 from specdec_jax.types import Hidden

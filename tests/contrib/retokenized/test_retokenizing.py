@@ -8,10 +8,9 @@ from reciters import TEXT, WORDS, byte_level, sentence_piece
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from specdec_jax.contrib.retokenized.byte_pairs import BYTES, MORE, retokenize
-from specdec_jax.contrib.retokenized.merges import is_bpe, tables
+from specdec_jax.contrib.retokenized.byte_pairs import BYTES, MORE, is_bpe, retokenize, tables
 from specdec_jax.loading import Tokenizer
-from specdec_jax.loading.token_keys import ids_by_key, keys_of
+from specdec_jax.loading.across import ids_by_key, keys_of
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from specdec_jax.decoding.sampling import ACCEPT, draw
-from specdec_jax.replay import candidates
-from specdec_jax.replay.candidates import CANDIDATES, Rejected, right_candidate
+from specdec_jax.replay import chains
+from specdec_jax.replay.chains import CANDIDATES, Rejected, right_candidate
 
 VOCAB, DRAWS = 5, 120_000
 P = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
@@ -68,7 +68,7 @@ def test_candidates_told_afterwards_are_those_drawn_forwards(p, q):
 
 def test_candidates_drawn_with_replacement_are_told_apart(monkeypatch):
     """The negative control: a drafter that keeps the rejected token among those it draws from."""
-    monkeypatch.setattr(candidates, "without", lambda q, token, instead: q)
+    monkeypatch.setattr(chains, "without", lambda q, token, instead: q)
     counts, expected = observed(P, Q, 3), by_enumeration(P, Q)
     assert p_value(counts, expected) < 1e-12
 

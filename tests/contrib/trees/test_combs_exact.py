@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.contrib.trees import Extras, comb, enumeration, leaves, outcomes, siblings, survival_tree, traversal
+from specdec_jax.contrib.trees import Extras, comb, enumeration, leaves, siblings, survival_tree, traversal
 from specdec_jax.lossless.exact import TOYS, prove_exactly
 from specdec_jax.verification import block, rejection
 
@@ -29,7 +29,7 @@ def accepted_in_rounds(monkeypatch, kind):
         taken.append(leaf.chance[getattr(leaf, kind) >= 0].sum())
         return chosen, leaf
 
-    monkeypatch.setattr(outcomes, "leaves", noted)
+    monkeypatch.setattr(enumeration, "leaves", noted)
     return taken
 
 

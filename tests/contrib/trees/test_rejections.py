@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_candidates import by_enumeration
 
-from specdec_jax.contrib.trees.rejections import candidates, chances, entropies, rejections, runs
+from specdec_jax.contrib.trees.replaying import candidates, chances, entropies, rejections, runs
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
