@@ -91,7 +91,10 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     with console.status("Loading the models"):
         pairs = load_pairs(config)
     slots = _slots(config, pairs, prompts)
-    judge = judge_of(pairs) if config.quality else None
+    judges = [pair for pair in pairs.values() if pair.decoder.parts.drafter.model is not None]
+    if config.quality and not judges:
+        raise ValueError("quality is measured with the drafter's distributions: a method must draft with a model")
+    judge = judges[0] if config.quality else None
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
     console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
@@ -312,14 +315,6 @@ def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
         kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
         lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {position}, {why}{kind}")
     return "\n".join(lines)
-
-
-def judge_of(pairs: Mapping[str, Pair]) -> Pair:
-    """The pair that judges all texts. Raises ValueError where no method drafts with a language model."""
-    for pair in pairs.values():
-        if pair.decoder.parts.drafter.model is not None:
-            return pair
-    raise ValueError("quality is measured with the drafter's distributions: a method must draft with a model")
 
 
 def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature: float, size: int) -> dict[str, Any]:

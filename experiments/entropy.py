@@ -41,12 +41,12 @@ from experiments.lib.options import check_least
 from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant, write
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, drafter_of, variant, write
 from experiments.lib.trace_tables import share
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
 from specdec_jax.replay.replay import Replay
-from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.replay.trace import FEATURES
 
 BOUND = "bound"
 PUBLISHED, FITTED, CHOSEN = "adaedl, 0.2", "adaedl, fitted", "adaedl, lambda chosen"
@@ -87,6 +87,7 @@ class Positions(NamedTuple):
 def study(options: Entropy, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     made_up = {"one pair": {1.0: made_up_trace(1.0)}, "another": {1.0: made_up_trace(1.0, boost=0.7)}}
+    pair_of = lambda trace: f"{drafter_of(trace)} for {trace.about.get('target', 'target')}"  # noqa: E731
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
 
@@ -114,11 +115,6 @@ NOTES = (
     f"{COVERED:.0%} of the positions keep to. CE/H: cross-entropy over entropy, total over total; each position's has "
     f"at least {LEAST} nats of entropy; {NONE} where the trace does not know it. Bold where an interval excludes 0."
 )
-
-
-def pair_of(trace: Trace) -> str:
-    """The drafter and the target that a trace names."""
-    return f"{trace.about.get('drafter', 'drafter')} for {trace.about.get('target', 'target')}"
 
 
 def titled(run: Run) -> list[tuple[Source, str]]:

@@ -37,27 +37,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Hypothesis": "text.beam_search",
-    "beam_search": "text.beam_search",
-    "citations": "text.citations",
-    "build_decoder": "decoding",
-    "LossyVerification": "decoding",
-    "Generation": "text.generation",
-    "build_pair": "text.generation",
-    "generate": "text.generation",
-    "load_model": "loading",
-    "measure_costs": "text.pair",
-    "ModelParams": "decoding.rounds",
-    "make_warp": "decoding.sampling",
-    "SamplingParams": "text.sampling_params",
-    "sampler": "text.sampler",
-    "strategy": "strategy",
-    "summarise": "decoding.statistics",
-    "Chunk": "text.streaming",
-    "stream": "text.streaming",
+_NAMES = {
+    "decoding": ("build_decoder", "LossyVerification"),
+    "decoding.rounds": ("ModelParams",),
+    "decoding.sampling": ("make_warp",),
+    "decoding.statistics": ("summarise",),
+    "loading": ("load_model",),
+    "strategy": ("strategy",),
+    "text.beam_search": ("Hypothesis", "beam_search"),
+    "text.citations": ("citations",),
+    "text.generation": ("Generation", "build_pair", "generate"),
+    "text.pair": ("measure_costs",),
+    "text.sampler": ("sampler",),
+    "text.sampling_params": ("SamplingParams",),
+    "text.streaming": ("Chunk", "stream"),
 }
-
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _FOLDERS = ("drafters", "stopping", "verification")
 
 __all__ = [*_HOMES, *_FOLDERS, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

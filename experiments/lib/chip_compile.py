@@ -1,8 +1,7 @@
 """Compiles one program for one chip, in an environment of that chip's compiler, and writes its facts as JSON.
 
 `python -m experiments.accelerators` runs this in a process of its own: a compiler that dies ends no study.
-
-What a compiler made of a program: operations, kernels and estimated cycles by part of a round, and host round trips.
+The facts are operations, kernels and estimated cycles by part of a round, and host round trips.
 
 A part is recognised by the decoder's name scopes, which the compilers keep as `op_name`. Parts of a round have paths:
 `greedy` runs when no row is sampled, `sampled` when some are and none is cut (top-k, top-p, min-p), `all` is everything

@@ -61,15 +61,13 @@ def parts(columns: Sequence[Sequence[Text]], width: int, gap: int) -> list[list[
         if len(groups[-1]) > 1 and sum(least[i] + gap for i in [*groups[-1], at]) > width + gap:
             groups.append([0])
         groups[-1].append(at)
-    return [_shared(part, widest, least, width - gap * (len(part) - 1)) for part in groups]
-
-
-def _shared(part: Sequence[int], widest: Sequence[int], least: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Widths that fit: from the widest down, those columns first that can spare the most."""
-    widths = {at: widest[at] for at in part}
-    while sum(widths.values()) > width:
-        at = max(part, key=lambda at: widths[at] - least[at])
-        if widths[at] == least[at]:
-            break
-        widths[at] -= 1
-    return list(widths.items())
+    fitted = []
+    for part in groups:  # from the widest down, those columns first that can spare the most
+        widths = {at: widest[at] for at in part}
+        while sum(widths.values()) > width - gap * (len(part) - 1):
+            at = max(part, key=lambda at: widths[at] - least[at])
+            if widths[at] == least[at]:
+                break
+            widths[at] -= 1
+        fitted.append(list(widths.items()))
+    return fitted

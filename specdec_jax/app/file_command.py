@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,13 +62,9 @@ class _Lines:
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests in decoding
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
     done: int = 0
     undrafted: int = 0  # finished requests in which no round drafted
-    rounds: int = 0
-    drafts: int = 0  # rounds that drafted
+    counts: Counter[str] = field(default_factory=Counter)  # of `statistics.summarise`, over finished requests
     compiling: float = 0.0  # seconds of compilation
 
 
@@ -159,8 +156,8 @@ def _wanted(settings: Settings) -> dict[str, Any]:
 
 def _lines(content: bytes) -> _Lines:
     """The non-blank lines with their numbers."""
-    numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip()]
-    return _Lines([number for number, _ in numbered], [line for _, line in numbered])
+    numbered = {number: line for number, line in enumerate(content.split(b"\n"), 1) if line.strip()}
+    return _Lines(list(numbered), list(numbered.values()))
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
@@ -269,14 +266,10 @@ def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
 
 
 def _count(lines: _Lines, done: Completed) -> None:
-    counts = done.result.statistics
-    lines.tokens += counts["num_emitted_tokens"]
-    lines.drafted += counts["num_draft_tokens"]
-    lines.accepted += counts["num_accepted_tokens"]
+    counts = {name: value for name, value in done.result.statistics.items() if name.startswith("num_")}
+    lines.counts.update(counts)
     lines.done += 1
     lines.undrafted += counts["num_drafts"] == 0 and counts["num_emitted_tokens"] > 1  # one token needs no draft
-    lines.rounds += counts["num_rounds"]
-    lines.drafts += counts["num_drafts"]
     lines.compiling += done.result.compile_seconds
 
 
@@ -284,15 +277,15 @@ def _turned_off(lines: _Lines, policy: str) -> str:
     """The end of the final message if the policy drafted nothing in some lines, else empty."""
     if not lines.undrafted:
         return ""
-    if not lines.drafts:
+    if not lines.counts["num_drafts"]:
         return f"; {policy} turned drafting off in every line"
-    where = (
-        f"in {lines.undrafted} of {lines.done} lines, and drafted in {lines.drafts / lines.rounds:.0%} of all rounds"
-    )
+    drafted = lines.counts["num_drafts"] / lines.counts["num_rounds"]
+    where = f"in {lines.undrafted} of {lines.done} lines, and drafted in {drafted:.0%} of all rounds"
     return f"; {policy} turned drafting off {where}"
 
 
 def _progress_text(lines: _Lines, seconds: float) -> str:
     """Progress in tokens and tokens/s, without compilation."""
-    accepted = f", {lines.accepted / lines.drafted:.0%} of drafts accepted" if lines.drafted else ""
-    return f"{lines.tokens:,} tokens, {lines.tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{accepted}"
+    tokens, drafted, accepted = (lines.counts[f"num_{name}_tokens"] for name in ("emitted", "draft", "accepted"))
+    share = f", {accepted / drafted:.0%} of drafts accepted" if drafted else ""
+    return f"{tokens:,} tokens, {tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{share}"

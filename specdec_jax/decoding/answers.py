@@ -201,11 +201,6 @@ class Probe(NamedTuple):
             self.refuse(name, f"must return {wanted}; it returns {words(returned)}")
         return returned
 
-    def must_answer(self, name: str, answer: Any, shape: Any, wanted: str) -> None:
-        """Refuses an answer that is not an array of the shape and type of `shape`."""
-        if not isinstance(answer, jax.ShapeDtypeStruct) or (answer.shape, answer.dtype) != (shape.shape, shape.dtype):
-            self.refuse(name, f"must answer {wanted}; it answers {words(answer)}")
-
     def must_keep_state(self, name: str, after: Any) -> None:
         """Refuses a state whose structure, or a leaf's shape or type, changed: the loop carries it."""
         if jax.tree.structure(self.state) != jax.tree.structure(after):

@@ -126,7 +126,10 @@ def build_decoder(
     for kind, part in (("policy", policy), ("verifier", verifier)):
         if part.needs_phases and not (monitor and hasattr(monitor.init(1), "phase")):
             raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
-    _warn_if_lossy(verifier)
+    if not verifier.lossless and verifier.name not in _warned:  # once per factory name, whatever the hyperparameters
+        _warned.add(verifier.name)
+        differs = "the distribution of the output is not the target's (docs/losslessness.md)"
+        warnings.warn(f"{verifier.name} verification is lossy: {differs}", LossyVerification, stacklevel=2)
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array, leave: Array) -> DecodeState:
         def unfinished(carry: tuple[Array, DecodeState]) -> Array:
@@ -275,14 +278,3 @@ def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
-
-
-def _warn_if_lossy(verifier: Verifier) -> None:
-    """Warns once per factory name, so that decoders with different hyperparameters share a warning."""
-    if not verifier.lossless and verifier.name not in _warned:
-        _warned.add(verifier.name)
-        text = (
-            f"{verifier.name} verification is lossy: the distribution of the output is not the target's "
-            "(docs/losslessness.md)"
-        )
-        warnings.warn(text, LossyVerification, stacklevel=3)

@@ -1,9 +1,7 @@
 """Prefill of the caches of target and drafter with a prompt, one program each.
 
 They are separate from `run` and do not depend on the policy or verifier: all decoders of a target share its program,
-and with the persistent compilation cache all processes do.
-
-Counts the programs of a jitted function.
+and with the persistent compilation cache all processes do. `counted` counts the programs of a jitted function.
 """
 
 import functools

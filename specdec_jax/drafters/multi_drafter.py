@@ -27,7 +27,6 @@ from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
-    Commit,
     Distribution,
     Drafted,
     Drafter,
@@ -181,9 +180,8 @@ def multi_drafter(
                 part_seen = seen._replace(taken=seen.taken[index])
                 states[index] = commit_part(params[index], states[index], tokens, upto, part_seen)
             else:
-                states[index] = _commit_if_new(
-                    commit_part, params[index], states[index], tokens, upto, informed[:, index]
-                )
+                tell = partial(commit_part, params[index], states[index], tokens, upto)
+                states[index] = lax.cond(jnp.any(upto != informed[:, index]), tell, lambda old=states[index]: old)
             informed = informed.at[:, index].set(upto)
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), informed=informed, drafter=nobody)
@@ -309,14 +307,6 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
     time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))
     put = lambda sums, new: jnp.where(here[:, :, None], new[:, None, :], sums)  # noqa: E731
     return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
-
-
-def _commit_if_new(
-    tell: Commit, params: Params, state: DrafterState, tokens: Array, upto: Array, informed: Array
-) -> DrafterState:
-    """The drafter's state after `commit` of the text up to `upto`; unchanged if it equals `informed`."""
-    news = jnp.any(upto != informed)
-    return lax.cond(news, lambda: tell(params, state, tokens, upto), lambda: state)
 
 
 def _observer(parts: tuple[Drafter, ...]) -> Observer | None:

@@ -90,7 +90,13 @@ def hub_folder(
         snapshot(commit, lacking, part, tqdm_class=bars)
         with bars(desc="Comparing checksums", bar_format="{desc}", total=0, leave=False):
             verified = request(lambda: api.verify_repo_checksums(repo_id, revision=commit, cache_dir=cache_dir), part)
-    _remove_damaged(repo_id, folder, [wrong["path"] for wrong in verified.mismatches])
+    if names := [wrong["path"] for wrong in verified.mismatches]:
+        for path in [path for name in names for path in ((folder / name).resolve(), folder / name)]:
+            path.unlink(missing_ok=True)  # a link in the snapshot, and what it points to
+        raise ValueError(
+            f"{repo_id!r} came damaged: the checksum of {', '.join(names)} is not the hub's. It has been removed from "
+            "the cache: the same command downloads it again"
+        )
     if info.gated:
         card = info.card_data
         licence = getattr(card, "license_name", None) or getattr(card, "license", None) or "not named"
@@ -119,18 +125,6 @@ def _check_there(repo_id: str, lacking: Iterable[str], names: set[str]) -> None:
     else:
         hint = "it is no model in the format of transformers"
     raise FileNotFoundError(f"the hub's {repo_id!r} has no {absent}: {hint}")
-
-
-def _remove_damaged(repo_id: str, folder: Path, names: list[str]) -> None:
-    """Removes damaged files from the cache and raises ValueError if there are any."""
-    for name in names:
-        for path in ((folder / name).resolve(), folder / name):  # a link in the snapshot, and what it points to
-            path.unlink(missing_ok=True)
-    if names:
-        raise ValueError(
-            f"{repo_id!r} came damaged: the checksum of {', '.join(names)} is not the hub's. It has been removed from "
-            "the cache: the same command downloads it again"
-        )
 
 
 @contextlib.contextmanager

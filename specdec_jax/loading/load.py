@@ -101,8 +101,11 @@ def refuse_encoders(caller: str, *sources: str | Path) -> None:
     """
     for source in sources:
         path = _locate(split_source(str(source))[0], None, None, weights=False)
-        try:
-            config = _config_at(path)
+        try:  # the config alone, without a tokenizer
+            if (path / MARKER).is_file():
+                config = marked_config(path)
+            else:
+                config = _as_read(config_from_gguf(read_gguf(path)) if path.is_file() else read_config(path))
         except (ValueError, OSError):
             continue
         if family_of(config).language_model(config, precision("float32").dtype).spec.source is not None:
@@ -188,13 +191,6 @@ def _config(checkpoint: Checkpoint) -> Any:
         return _as_read(checkpoint.config)
     except ValueError as error:
         raise _named(checkpoint, error) from None
-
-
-def _config_at(path: Path) -> Any:
-    """The config of a file or folder as its family's class, without its tokenizer. Raises ValueError, OSError."""
-    if path.is_file():
-        return _as_read(config_from_gguf(read_gguf(path)))
-    return marked_config(path) if (path / MARKER).is_file() else _as_read(read_config(path))
 
 
 def _as_read(config: dict[str, Any]) -> Any:

@@ -24,7 +24,11 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        _move(temporary, path)
+        old = temporary.with_suffix(".old")
+        if path.exists():  # a non-empty folder cannot be replaced in one step
+            path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -81,14 +85,3 @@ def writable_folder(path: Path, kind: str) -> None:
             pass
     except OSError as error:
         raise ValueError(f"cannot write the {kind} {str(path)!r}: {error.strerror or error}") from None
-
-
-def _move(temporary: Path, path: Path) -> None:
-    """Replaces an old folder through a second name, because a non-empty folder cannot be replaced in one step."""
-    if not path.exists():
-        temporary.rename(path)
-        return
-    old = temporary.with_suffix(".old")
-    path.rename(old)
-    temporary.rename(path)
-    shutil.rmtree(old)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specdec_jax.models import attention
 from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params
 
 Array = jax.Array
@@ -18,11 +19,6 @@ class TokenCache(NamedTuple):
 
     tokens: Array  # [B, S] int32
     length: Array  # [B] int32, number of valid tokens; a causal model never reads the others
-
-
-def replace_length(cache: Any, length: Array) -> Any:
-    """`with_length` for any NamedTuple cache with a field `length` [B] int32."""
-    return cache._replace(length=length.astype(jnp.int32))
 
 
 def from_logits_function(function: Callable[[Params, Array], Array], spec: ModelSpec) -> LanguageModel:
@@ -46,14 +42,14 @@ def from_logits_function(function: Callable[[Params, Array], Array], spec: Model
         logits = jnp.take_along_axis(logits, slots[:, :, None], axis=1, mode="clip")
         return logits, TokenCache(text, cache.length + tokens.shape[1])
 
-    return LanguageModel(init_cache, apply, replace_length, spec)
+    return LanguageModel(init_cache, apply, attention.with_length, spec)
 
 
 def from_function(
     apply: Callable[[Params, Array, Cache], tuple[Array, Cache]],
     init_cache: Callable[[Params, int, int], Cache],
     spec: ModelSpec,
-    with_length: Callable[[Cache, Array], Cache] = replace_length,
+    with_length: Callable[[Cache, Array], Cache] = attention.with_length,
 ) -> LanguageModel:
     """A model from `apply(params, tokens [B, T], cache) -> (logits [B, T, V], cache)` and `init_cache(params, batch,
     slots)`, without support for trees and encoders. The cache must be a pytree, written from slot `length` [B].
@@ -78,7 +74,7 @@ def from_nnx(
     module: nnx.Module,
     init_cache: Callable[[Params, int, int], Cache],
     spec: ModelSpec,
-    with_length: Callable[[Cache, Array], Cache] = replace_length,
+    with_length: Callable[[Cache, Array], Cache] = attention.with_length,
 ) -> tuple[LanguageModel, Params]:
     """(model, params) from an nnx module called as `module(tokens [B, T], cache) -> (logits [B, T, V], cache)`.
 

@@ -39,8 +39,8 @@ def init_kv_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: 
     return KVCache(buffers(), buffers(), jnp.zeros((batch,), jnp.int32))
 
 
-def with_length(cache: KVCache, length: Array) -> KVCache:
-    """Rollback (or roll forward over valid entries): only the length [B] changes."""
+def with_length(cache: Any, length: Array) -> Any:
+    """Rollback (or roll forward over valid entries) of any NamedTuple cache: only its field `length` [B] changes."""
     return cache._replace(length=length.astype(jnp.int32))
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import layers, weights
-from specdec_jax.models.attention import causal_mask, init_kv_cache
+from specdec_jax.models.attention import causal_mask, init_kv_cache, with_length
 from specdec_jax.models.decoder_only import Functions, head_kernel, run_block
 from specdec_jax.models.int8 import as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
@@ -93,11 +93,6 @@ class Decoder(nn.Module):
 def _counting(slots: int, length: Array) -> Array:
     """[B, 1, slots] bool, True for the first length[b] slots."""
     return jnp.arange(slots, dtype=jnp.int32)[None, None, :] < length[:, None, None]
-
-
-def with_length(cache: CrossCache, length: Array) -> CrossCache:
-    """Rollback: only the length [B] changes."""
-    return cache._replace(length=length.astype(jnp.int32))
 
 
 def functions(family: Family) -> Functions:

@@ -4,9 +4,8 @@ Therefore a round is traced from every position of a text, a chain: along the te
 accepted, and its own continuation after the first rejected one. Chains are drafted from the last position of a text to
 the first, like tails (tracing.py): each overwrites cache entries that only later positions needed.
 
-Which of the drafter's candidates becomes the text's token if the first one is rejected.
-
-Further candidates are drawn without replacement and tested in turn (recursive rejection sampling without replacement:
+`right_candidate` says which of the drafter's candidates becomes the text's token if the first one is rejected. Further
+candidates are drawn without replacement and tested in turn (recursive rejection sampling without replacement:
 arXiv 2402.14160, section 3.2; arXiv 2402.12374, section 3): after a rejected candidate x the target's distribution p
 becomes max(p - q, 0), x is removed from the drafter's q, both are normalised, and the next candidate is tested with
 them. Conditional on the final token y, it was accepted at stage i with probability min(1, q_i(y) / p_i(y)) if not

@@ -83,7 +83,10 @@ def long_replay(
         record, threshold, state = program(repeated, state)
         parts.append(_rounds(trace, text, np.asarray(record, np.int64), np.asarray(threshold), emitted))
         emitted += int(trace.length[text])
-    return join_rounds(parts, emitted)
+    whole = [np.concatenate(leaves, axis=1) for leaves in zip(*(part[:-1] for part in parts), strict=True)]
+    played = whole[0] >= 0  # each setting's rounds are moved together
+    moved = np.argsort(~played, axis=1, kind="stable")[:, : int(played.sum(axis=1).max())]
+    return LongRun(*(np.take_along_axis(leaf, moved, axis=1) for leaf in whole), tokens=emitted)
 
 
 @functools.lru_cache(maxsize=16)
@@ -129,14 +132,6 @@ def _rounds(trace: Trace, text: int, record: np.ndarray, threshold: np.ndarray, 
     entropy = np.where(passes > 0, total / np.maximum(passes, 1), np.nan)
     position = np.where(played, before + at, -1)
     return LongRun(position, drafted, accepted, passes, entropy, threshold, 0)
-
-
-def join_rounds(parts: Sequence[LongRun], tokens: int) -> LongRun:
-    """Concatenates pieces, with each setting's rounds moved together."""
-    whole = [np.concatenate(leaves, axis=1) for leaves in zip(*(part[:-1] for part in parts), strict=True)]
-    played = whole[0] >= 0
-    order = np.argsort(~played, axis=1, kind="stable")[:, : int(played.sum(axis=1).max())]
-    return LongRun(*(np.take_along_axis(leaf, order, axis=1) for leaf in whole), tokens=tokens)
 
 
 def at_positions(run: LongRun, values: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -178,6 +178,8 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
 
 def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
     budget = jnp.minimum(texts.limit[texts.text] - rows.at - 1, longest)
+    phase = texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]
+    unknown = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
     return RoundContext(
         length=texts.prompt_length[texts.text] + rows.at,
         emitted=rows.at,
@@ -185,7 +187,7 @@ def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
         alive=~rows.done,
         policy_seed=policy_seeds(texts.key[texts.text]),
         warp=_warp(texts),
-        monitor=_watched(texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]),
+        monitor=Phases(phase=phase, **unknown),
     )
 
 
@@ -239,12 +241,6 @@ def _along_chain(texts: Texts, rows: Rows) -> tuple[Array | None, Array]:
     if texts.chains is None:
         return None, hit
     return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], hit
-
-
-def _watched(phase: Array) -> Phases:
-    """The monitor's state for a replayed policy: only the phase is available."""
-    others = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
-    return Phases(phase=phase, **others)
 
 
 def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:

@@ -174,23 +174,18 @@ def load_trace(path: str | Path) -> Trace:
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}")
     fields: dict[str, Any] = {name: arrays.get(name) for name in Trace._fields if name != "about"}
-    trace = _completed(Trace(**fields, about=about))  # type: ignore[arg-type]
+    trace, texts = Trace(**fields, about=about), len(np.atleast_1d(fields["length"]))  # type: ignore[arg-type]
+    # Older versions have the truncation in `about`, and no hashes.
+    warp = about.get("warp") if isinstance(about, dict) else None
+    numbers = [warp.get(name, off) for name, off in TRUNCATIONS.items()] if isinstance(warp, dict) else [None]
+    if trace.truncation is None and all(isinstance(number, (int, float)) for number in numbers):
+        trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
+    if trace.prompt_hash is None:
+        trace = trace._replace(prompt_hash=np.zeros(texts, np.uint32))
     problem = check(trace)
     if problem:
         raise ValueError(f"{path} is no consistent trace: {problem}")
     return trace
-
-
-def _completed(trace: Trace) -> Trace:
-    """Completes traces of older versions: the truncation from `about`, and zero hashes."""
-    texts = len(np.atleast_1d(trace.length))
-    warp = trace.about.get("warp") if isinstance(trace.about, dict) else None
-    if trace.truncation is None and isinstance(warp, dict):
-        numbers = [warp.get(name, off) for name, off in TRUNCATIONS.items()]
-        if not all(isinstance(number, (int, float)) for number in numbers):
-            return trace  # `_check_about` reports the error
-        trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
-    return trace if trace.prompt_hash is not None else trace._replace(prompt_hash=np.zeros(texts, np.uint32))
 
 
 def check(trace: Trace) -> str:

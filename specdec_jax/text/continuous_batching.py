@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.sources import source_slots_for
@@ -27,10 +28,6 @@ class Size(NamedTuple):
 
     slots: int  # cache slots
     source: int  # slots of an encoder's source; 0 without one
-
-    def fits(self, other: "Size") -> bool:
-        """Whether a row of the other size is large enough."""
-        return self.slots <= other.slots and self.source <= other.source
 
 
 SHAPING = ("policy", "verifier", "monitor", "stop_ids")  # options that determine a state's shapes
@@ -147,7 +144,7 @@ class _Waiting:
         self._look()
         fitting = [request for request in self._queue if request.size == size]
         if smaller and not fitting:
-            fitting = [request for request in self._queue if request.size.fits(size)]
+            fitting = [held for held in self._queue if all(np.less_equal(held.size, size))]
         if not fitting:
             return None
         self._queue.remove(fitting[0])

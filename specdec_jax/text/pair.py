@@ -47,6 +47,7 @@ ENCODER_DEFAULT = "prompt_lookup"  # outputs of such a target are often in its s
 EXAMPLE = "smollm2-drafter@8192"
 
 OneDrafter = LoadedModel | Drafter | str
+_answered: Callable[[Parts], set[bool]] = functools.lru_cache(maxsize=16)(lambda parts: set())
 
 
 class Pair(NamedTuple):
@@ -86,7 +87,9 @@ class Pair(NamedTuple):
         policy, verifier = policy or self.policy, verifier or self.verifier
         parts = self.decoder.parts
         monitor = _watching(policy, verifier, monitor or self.monitor)
-        decoder = _decoder(parts.target, parts.drafter, policy.bare, verifier.bare, _bare(monitor), parts.widths)
+        decoder = _decoder(
+            parts.target, parts.drafter, policy.bare, verifier.bare, monitor and monitor.bare, parts.widths
+        )
         return _checked(self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor))
 
     def with_log_probs(self) -> "Pair":
@@ -242,12 +245,16 @@ def _join(
     weights_given = arguments["drafter_params"]
     weights = _params_of_each(drafters, weights_given) if together else [weights_given]
     pairs = [_drafter(big, part, weight, limit) for part, weight in zip(drafters, weights, strict=False)]
-    built, params = _joined(pairs, big.params) if together else pairs[0] if pairs else (no_drafter(), None)
+    built, params = pairs[0] if pairs and not together else (no_drafter(), None)
+    if together:
+        params = tuple(weight for _, weight in pairs)
+        sizes = tuple(_relative_size(weight, big.params) for weight in params)
+        built = multi_drafter(tuple(part for part, _ in pairs), sizes)
     longest = built.max_draft_length
     measured_drafts = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
     widest = max(longest, min(widest_draft(policy, longest), measured_drafts))  # a tree may fill the widest pass
     widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
-    decoder = _decoder(big.model, built, policy.bare, verifier.bare, _bare(monitor), widths)
+    decoder = _decoder(big.model, built, policy.bare, verifier.bare, monitor and monitor.bare, widths)
     first_drafter = next((weight for part, weight in pairs if part.model is not None), None)
     models, priced = ModelParams(big.params, params), costs and between(costs, widths)
     pair = Pair(big, decoder, models, policy, verifier, monitor, first_drafter, priced, tuple(drafters), arguments)
@@ -257,20 +264,13 @@ def _join(
 def _checked(pair: Pair) -> Pair:
     """The same pair, after checking the functions of a user's file for one row, before compilation."""
     parts = pair.decoder.parts
-    answered = _answered(parts)
+    answered = _answered(parts)  # a cached set, empty until these parts were checked
     if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
         sources, greedy = None if parts.target.spec.source is None else [[0]], make_warp(1, temperature=0.0)
         state, source = fresh_request(parts, [[0]], sources=sources, max_new_tokens=0, warp=greedy)
         check_parts(parts, pair.params, state, source)
     answered.add(True)
     return pair
-
-
-@functools.lru_cache(maxsize=16)
-def _answered(parts: Parts) -> set[bool]:
-    """A cached set, empty until these parts were checked."""
-    del parts
-    return set()
 
 
 def split_drafters(words: str) -> list[str]:
@@ -330,10 +330,6 @@ def _watching(policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | Non
     return PHASES if monitor is None and (policy.needs_phases or verifier.needs_phases) else monitor
 
 
-def _bare(monitor: Monitor | None) -> Monitor | None:
-    return None if monitor is None else monitor.bare
-
-
 def _is_drafter(drafter: Any) -> TypeGuard[OneDrafter]:
     return isinstance(drafter, (str, LoadedModel, Drafter))
 
@@ -371,14 +367,6 @@ def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, max_draft_le
     if isinstance(drafter, Drafter):
         return drafter, params
     return choose("drafter", drafter, max_draft_length=max_draft_length, vocab_size=big.model.spec.vocab_size), params
-
-
-def _joined(pairs: Sequence[tuple[Drafter, Params]], target: Params) -> tuple[Drafter, Params]:
-    """Several drafters combined by `multi_drafter`."""
-    params = tuple(weight for _, weight in pairs)
-    return multi_drafter(
-        tuple(part for part, _ in pairs), tuple(_relative_size(weight, target) for weight in params)
-    ), params
 
 
 def _loaded_drafter(source: str, dtype: str) -> LoadedModel:

@@ -54,10 +54,14 @@ def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number there")
 
 
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Checks `prompt` (text, or messages with role and content) and the optional fields.
+def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
+    """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
-    `policy` and `verifier` are objects of hyperparameters, `id` is passed on to the result.
+    `prompt` is text, or messages with role and content; `policy` and `verifier` are objects of hyperparameters, `id` is
+    passed on to the result.
+
+    Raises:
+        ValueError: invalid fields.
     """
     for name in fields:
         if name not in FIELDS:
@@ -66,15 +70,6 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         raise ValueError("there is no prompt")
     for name, value in fields.items():
         _CHECKS[name](name, value)
-
-
-def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
-    """The checked request of a line's fields; `number` counts the requests of the file from 0.
-
-    Raises:
-        ValueError: invalid fields.
-    """
-    _check_fields(fields)
     changes = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
     changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
     sampling = dataclasses.replace(defaults.sampling, **changes)

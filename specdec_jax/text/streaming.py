@@ -65,21 +65,16 @@ class Stream(Iterator[Chunk]):
         self.pair, self.request, self._rounds = pair, request, rounds
         self.reused = 0 if previous is None else reusable_tokens(previous, request.prompts[0])
         self._prefilled = start(pair, request) if previous is None else resume(pair, request, previous)
-        self._state = self._prefilled.state
+        self.state = self._prefilled.state  # after the last completed round, for a Stream that continues from here
         self._seconds = 0.0
         self._chunks = self._play()
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
 
-    @property
-    def state(self) -> DecodeState:
-        """The state after the last completed round, for a Stream that continues from here."""
-        return self._state
-
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
-        return finish(self.pair, self.request, readable(self._state), 0, self._seconds, self._prefilled)
+        return finish(self.pair, self.request, readable(self.state), 0, self._seconds, self._prefilled)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -88,11 +83,11 @@ class Stream(Iterator[Chunk]):
 
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
-        state = readable(self._state)
+        state = readable(self.state)
         ends = set(state.stop_ids[0].tolist())
         while not state.done[0]:
             self._run()
-            state = readable(self._state)
+            state = readable(self.state)
             for chunk in _chunks(state, played):
                 played += 1
                 text.add(chunk, ends)
@@ -107,8 +102,8 @@ class Stream(Iterator[Chunk]):
     def _run(self) -> None:
         watch = time.perf_counter()
         with interrupts_held():
-            state = self.pair.decoder.run(self.pair.params, self._state, rounds=self._rounds)
-            self._state = jax.block_until_ready(state)
+            state = self.pair.decoder.run(self.pair.params, self.state, rounds=self._rounds)
+            self.state = jax.block_until_ready(state)
         self._seconds += time.perf_counter() - watch
 
 
@@ -120,7 +115,8 @@ def can_continue(pair: Pair, request: Request, previous: DecodeState) -> bool:
     slots = request.options["slots"]
     drafter = jax.eval_shape(lambda params: pair.decoder.parts.drafter.init(params, 1, slots), pair.params.drafter)
     same = jax.tree.structure(previous.drafter) == jax.tree.structure(drafter)
-    return previous.tokens.shape == (1, slots) and same and _shapes(previous.drafter) == _shapes(drafter)
+    shapes = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (previous.drafter, drafter)]
+    return previous.tokens.shape == (1, slots) and same and shapes[0] == shapes[1]
 
 
 def reusable_tokens(previous: DecodeState, prompt: Sequence[int]) -> int:
@@ -256,10 +252,6 @@ def _chunks(state: DecodeState, played: int) -> list[Chunk]:
         chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, threshold, *log_probs))
         begin += emitted
     return chunks
-
-
-def _shapes(tree: Any) -> list[Any]:
-    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 @contextlib.contextmanager

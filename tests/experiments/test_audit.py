@@ -62,7 +62,7 @@ def test_an_audit_fails_where_the_control_is_not_found_out(tmp_path, monkeypatch
         (tmp_path / f"{number}.json").write_text(json.dumps(made | extra))
     side.write_text(f"import shutil, sys\nfor n in '01': shutil.copy(r'{tmp_path}/' + n + '.json', sys.argv[1])\n")
     monkeypatch.setattr(audit, "SIDE", side)
-    monkeypatch.setattr(audit, "python_of", lambda *_, **__: sys.executable)
+    monkeypatch.setattr("experiments.lib.environments.python_of", lambda *_, **__: sys.executable)
     monkeypatch.setattr(audit, "exact_law", lambda *_: LAW)
     assert audit.main(["--out", str(tmp_path / "run")]) == code
     assert "lossless, as far as tested" in (tmp_path / "run" / "table.md").read_text()

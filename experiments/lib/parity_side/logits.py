@@ -31,10 +31,11 @@ def write_case(out, name):
     for dtype, size in (("float32", "1GB"), ("bfloat16", SHARD)):
         folder = out / slug(f"{name} {dtype}")
         model.save_pretrained(folder)
-        shapes = shapes_in(folder)
+        # shapes of the weights, by the names that a checkpoint on the hub has
+        shapes = {name: list(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
         if model_type in ENCODERS and not options.get("tie_word_embeddings", True):
             shapes["lm_head.weight"] = shapes["shared.weight"]  # transformers 5 ties missing weights
-        fill(folder, shapes)
+        save_file(random_tensors(shapes), folder / "model.safetensors", metadata={"format": "pt"})
         filled = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
         filled.save_pretrained(folder, max_shard_size=size)
         if size == SHARD:
@@ -43,16 +44,6 @@ def write_case(out, name):
         Tokenizer(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
         (folder / "shapes.json").write_text(json.dumps(shapes))
         write_logits(folder, folder, TOKENS)
-
-
-def shapes_in(folder):
-    """Shapes of the weights, by the names that a checkpoint on the hub has."""
-    return {name: list(tensor.shape) for name, tensor in load_file(folder / "model.safetensors").items()}
-
-
-def fill(folder, shapes):
-    """Random numbers in place of the weights."""
-    save_file(random_tensors(shapes), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_logits(model, folder, tokens):

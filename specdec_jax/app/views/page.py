@@ -79,11 +79,20 @@ def page(
     tokens = tokens_of(generation, tokenizer)
     loader = PackageLoader("specdec_jax.app.views")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    drawn = [
+        {
+            **{name: getattr(token, name) for name in ("kind", "first", "phase", "text")},
+            "name": _name(token, tokenizer),
+            "shown": "" if token.text else ("■" if token.ends else "·"),  # for an end, or part of a character
+            "rejected": [draft.text.replace("\n", "↵") for draft in token.rejected],
+        }
+        for token in tokens
+    ]
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         title=title,
         line=_line(generation),
-        tokens=[_drawn(token, tokenizer) for token in tokens],
+        tokens=drawn,
         branches=any(token.kind == "branch" for token in tokens),
         phases=phases_of(tokens),
         chart=chart(tokens, entropy_factor),
@@ -94,19 +103,6 @@ def page(
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _drawn(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A token for the template. Without text it is a symbol: a stop for an end, a dot for part of a character."""
-    return {
-        "kind": token.kind,
-        "first": token.first,
-        "phase": token.phase,
-        "text": token.text,
-        "name": _name(token, tokenizer),
-        "shown": "" if token.text else ("■" if token.ends else "·"),
-        "rejected": [draft.text.replace("\n", "↵") for draft in token.rejected],
-    }
 
 
 def _name(token: Token, tokenizer: Tokenizer) -> str:

@@ -1,7 +1,4 @@
-"""Rounds with siblings in an enumeration: the counterparts of the draft loop and the round.
-
-Drafts with siblings in an enumeration: all ways of drawing them, and all outcomes.
-"""
+"""Rounds with siblings in an enumeration: the draft loop's counterpart, all ways of drawing siblings, all outcomes."""
 
 from typing import Any, NamedTuple
 
@@ -69,7 +66,7 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
     siblings = host(np.zeros((*draft.tokens.shape, policy_of(setting).siblings), np.int32))
     draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
     context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(policy_of(setting), setting.batch)(context, branches.policy, draft)
+    draft = beside_of(policy_of(setting).bare, setting.batch)(context, branches.policy, draft)
     branch_of, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
     draft = take(draft, branch_of)._replace(siblings=host(drawn[:, : setting.longest]))
     if draft.children is not None:
@@ -96,7 +93,7 @@ def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Chil
 def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: TreeDraft) -> CombOutcomes:
     """All outcomes of all drafts with their siblings."""
     answers = rule_answers(setting, nodes, branches, draft)  # type: ignore[arg-type]
-    log_prob_accepted, several, rest, state = decided(setting.verifier, setting.batch, setting.longest)(*answers)
+    log_prob_accepted, several, rest, state = decided(setting.verifier.bare, setting.batch, setting.longest)(*answers)
     lengths = drawn_distribution(np.exp(log_prob_accepted))
     setting.tally.accepts(branches.drafted, lengths)
     reached = branches.chance[:, None] * lengths
@@ -139,7 +136,7 @@ def before_pass(setting: Setting, context: RoundContext, branches: Branches, ste
     count = policy_of(setting).expanded
     if count and step:
         questions = take(context, branches.node), branches.policy, branches.drafted, branches.extra
-        chosen = to_expand_of(policy_of(setting), setting.batch)(*questions)
+        chosen = to_expand_of(policy_of(setting).bare, setting.batch)(*questions)
         branches.extra[:, (step - 1) * count : step * count] = chosen
     return branches
 

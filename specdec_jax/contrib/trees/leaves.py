@@ -40,13 +40,10 @@ class _Rows(NamedTuple):
     left: np.ndarray  # [N, V], weights of the remaining candidates
 
 
-def beside_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
-    """(context, state, draft) -> the draft with the siblings that the policy wants."""
-    return _wanted_of(policy.bare, batch)
-
-
 @functools.lru_cache(maxsize=64)
-def _wanted_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
+def beside_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
+    """(context, state, draft) -> the draft with the siblings that the policy, a bare one, wants."""
+
     def wanted(context: RoundContext, state: Any, draft: TreeDraft) -> TreeDraft:
         assert policy.beside is not None
         free, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
@@ -55,13 +52,10 @@ def _wanted_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     return in_batches(wanted, batch)
 
 
+@functools.lru_cache(maxsize=64)
 def to_expand_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     """(context, state, drafted, parent) -> the siblings to expand in the next pass, as in the draft loop."""
-    return _to_expand(policy.bare, batch)
 
-
-@functools.lru_cache(maxsize=64)
-def _to_expand(policy: TreePolicy, batch: int) -> Callable[..., Any]:
     def chosen(context: RoundContext, state: Any, drafted: Any, parent: Any) -> Any:
         assert policy.expand is not None
         return to_expand(policy.expand(state, drafted, context), parent, drafted, policy.expanded)
@@ -119,13 +113,10 @@ def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
     return rows._replace(chance=rows.chance * chance[row, token])
 
 
+@functools.lru_cache(maxsize=64)
 def decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
     """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], `SiblingOutcomes` [M, K+1, ...], state."""
-    return _decided(verifier.bare, batch, longest)
 
-
-@functools.lru_cache(maxsize=64)
-def _decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
     def decide(context: RoundContext, state: Any, draft: TreeDraft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)  # type: ignore[arg-type]
         ends = []

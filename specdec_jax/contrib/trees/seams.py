@@ -4,7 +4,6 @@ A draft is a chain with siblings: further tokens from a draft's distribution, ve
 expanded, which gives them children. docs/combs.md describes both.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -125,6 +124,6 @@ class TreePolicy(StoppingPolicy):
 class TreeVerifier(Verifier):
     """A verifier with its own rule for siblings; for others they are tested with the next distribution."""
 
-    outcomes: Callable[..., SiblingOutcomes] | None = None  # as `DecideSiblings`
+    outcomes: DecideSiblings | None = None
 
     rounds = _Hooks()

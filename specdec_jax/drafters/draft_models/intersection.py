@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.drafters.draft_models.reduced_head import ReducedParams, spread_to_all
-from specdec_jax.models.adapters import replace_length
+from specdec_jax.models.attention import with_length
 from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
 from specdec_jax.types import Array, Cache, DraftModel, Forward, LanguageModel, ModelSpec, Params, ReducedHead
@@ -92,7 +92,7 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
     spec = ModelSpec(vocab_size, model.spec.context, ())
     token = lambda params, cache, index: params.tokens[index]  # noqa: E731
     shared = ReducedHead(lambda params, tokens, cache: cache, few, token, spread)
-    return DraftModel(init_cache, apply, replace_length, spec, head=shared)
+    return DraftModel(init_cache, apply, with_length, spec, head=shared)
 
 
 def _hidden(

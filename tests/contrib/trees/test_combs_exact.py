@@ -96,20 +96,20 @@ def test_a_sibling_left_out_by_its_token_is_found_out(monkeypatch):
 
 def test_traversal_that_forgets_a_rejected_sibling_is_found_out(monkeypatch):
     """The negative control: the prefix keeps its weight and the target's distribution after a sibling is rejected."""
-    leaves._decided.cache_clear()
+    leaves.decided.cache_clear()
     monkeypatch.setattr(siblings, "after_rejection", lambda p, q, weight: (p, weight))  # the draft's own is traversal's
     report = proof(comb(links=2, siblings=(1, 1), most=1), traversal, toys=TOYS[:1])
-    leaves._decided.cache_clear()
+    leaves.decided.cache_clear()
     assert report.total_variation > 1e-3
 
 
 def test_siblings_verified_as_if_drawn_with_replacement_are_found_out(monkeypatch):
     """The negative control: the verifier forgets that a rejected candidate cannot come again."""
     real = siblings.without
-    leaves._decided.cache_clear()
+    leaves.decided.cache_clear()
     monkeypatch.setattr(siblings, "without", lambda v, token, instead: real(v, token, 1.0) if instead == 1.0 else v)
     assert proof(comb(links=2, siblings=(1, 2)), toys=TOYS[:1]).total_variation > 1e-3
-    leaves._decided.cache_clear()
+    leaves.decided.cache_clear()
 
 
 def test_a_sibling_chosen_after_the_drafts_token_is_seen_is_found_out(monkeypatch):
