@@ -39,6 +39,13 @@ def programs_are_dropped():
         jax.clear_caches()
 
 
+@pytest.fixture
+def exact_products():
+    """Matrix products in full float32 where an accelerator would round their inputs."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float32"}
 
 

@@ -127,7 +127,7 @@ BUGS = (
         "AdaEDL's bound has the entropy factor outside of the root",
         "1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32))",
         "1.0 - state.entropy_factor * jnp.sqrt(entropy.astype(jnp.float32))",
-        "tests/stopping/test_stopping.py",
+        "tests/stopping/test_stopping_twins.py",
         folder="stopping",
     ),
     Bug(

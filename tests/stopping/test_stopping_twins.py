@@ -42,9 +42,29 @@ def thompsons_uniforms(count):
     return np.stack(columns, axis=1, dtype=np.float64).reshape(ROWS, ROUNDS, count).tolist()
 
 
+class Slow(twins.Rule):
+    """Any twin, taught every n-th round that drafted."""
+
+    def __init__(self, inner, rounds):
+        self.inner, self.rounds, self.since = inner, rounds, 0
+        self.begins, self.draws, self.goes_on, self.shown = inner.begins, inner.draws, inner.goes_on, inner.shown
+
+    def learns(self, drafted, accepted, most):
+        self.since += drafted > 0
+        if self.since == self.rounds:
+            self.inner.learns(drafted, accepted, most)
+            self.since = 0
+
+
 CASES = {
     "adaedl": (stopping.adaedl(), {}, twins.AdaEDL),
     "adaedl_keep": (stopping.adaedl(True, True), LIVELY, lambda: twins.AdaEDL(raw=True, keep=True, **LED)),
+    "update_every": (stopping.update_every(), LIVELY, lambda: Slow(twins.AdaEDL(**LED), 4)),
+    "update_every_keep": (
+        stopping.update_every(stopping.adaedl(keep_checked_token=True)),
+        LIVELY | {"rounds": 3},
+        lambda: Slow(twins.AdaEDL(keep=True, **LED), 3),
+    ),
     "max_confidence": (stopping.max_confidence(), {}, twins.MaxConfidence),
     "max_confidence_keep": (stopping.max_confidence(True), LIVELY, lambda: twins.MaxConfidence(keep=True, **LED)),
     "max_confidence_raw": (
@@ -172,9 +192,3 @@ def test_a_bandit_plays_every_arm_and_not_all_alike(name):
     policy, hyperparameters, _ = CASES[name]
     pulls = np.asarray(play_rows(policy, hyperparameters)[1].arms.pulls)
     assert (pulls > 0).all() and (pulls.max(axis=1) > pulls.min(axis=1)).any()
-
-
-def test_the_default_arms_of_policy_bandit():
-    state = jax.eval_shape(lambda: stopping.policy_bandit().init(2))
-    names = [type(inner).__name__ for inner in state.policies]
-    assert names == ["MaxConfidenceState", "SVIPState", "AdaEDLState", "AdaEDLState", "StaticState"]
