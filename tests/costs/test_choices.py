@@ -1,8 +1,10 @@
 """What a machine's costs decide: widths, the longest draft, and what rules are told."""
 
+import jax
 import numpy as np
 import pytest
 
+from specdec_jax.costs import machine
 from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
 from specdec_jax.stopping import (
@@ -85,3 +87,17 @@ def test_costs_are_asked_for_in_words_by_file_or_by_the_environment(monkeypatch,
     assert costs_asked() == STEPS and costs_asked("measured") == "measured"
     with pytest.raises(FileNotFoundError, match="no cost model 'mesured'; did you mean 'measured'"):
         costs_asked("mesured")
+
+
+def test_free_memory_is_the_least_that_is_said(monkeypatch, tmp_path):
+    here = machine.free_memory()
+    assert here is None or here > 0
+    if jax.default_backend() != "cpu" or here is None:
+        pytest.skip("the device says its own")
+    monkeypatch.setattr(machine, "GROUPS", {tmp_path: ("memory.max", "memory.current")})
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\nfile 9\ninactive_file 100\nactive_file 30\n")
+    assert machine.free_memory() == 2000 + 130  # files that were read are no reason to refuse anything
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_memory() > 1e6

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refusals
 
 from specdec_jax.metrics.repetition import repeated_mask, repeated_share
 
@@ -16,20 +17,12 @@ def slow_mask(tokens, n):
     return mask
 
 
-def test_a_loop_counts_from_its_second_copy():
-    loop = [1, 2, 3, 4, 5]
-    mask = repeated_mask([90, 91, 92, *loop * 4])
-    assert mask.tolist() == [False] * 8 + [True] * 15
-    assert repeated_share([90, 91, 92, *loop * 4]) == pytest.approx(15 / 23)
-
-
-def test_a_copy_that_is_not_adjacent_counts_once():
-    sentence = list(range(10))
-    mask = repeated_mask([*sentence, 50, 51, 52, *sentence, 60])
-    assert mask.tolist() == [False] * 13 + [True] * 10 + [False]
-
-
-def test_seven_tokens_in_common_are_a_phrase_and_eight_a_repeat():
+def test_texts_by_hand():
+    """A loop from its second copy on, a copy that is not adjacent, and seven tokens in common, which are a phrase."""
+    loop, sentence = [90, 91, 92, *[1, 2, 3, 4, 5] * 4], list(range(10))
+    assert repeated_mask(loop).tolist() == [False] * 8 + [True] * 15
+    assert repeated_share(loop) == pytest.approx(15 / 23)
+    assert repeated_mask([*sentence, 50, 51, 52, *sentence, 60]).tolist() == [False] * 13 + [True] * 10 + [False]
     assert not repeated_mask([*range(7), 50, *range(7), 51]).any()
     assert repeated_mask([*range(8), 50, *range(8), 51]).sum() == 8
 
@@ -47,7 +40,7 @@ def test_equals_the_definition_on_random_texts():
     assert seen > 100  # texts that are neither all repeated nor free of it
 
 
-@pytest.mark.parametrize(("tokens", "n", "named"), [([1, 2], 0, "got 0"), ([[1, 2]], 8, r"\(1, 2\)")])
-def test_bad_input_is_named(tokens, n, named):
-    with pytest.raises(ValueError, match=named):
-        repeated_mask(tokens, n)
+test_bad_input_is_named = refusals(
+    (lambda: repeated_mask([1, 2], 0), "got 0"),
+    (lambda: repeated_mask([[1, 2]], 8), r"\(1, 2\)"),
+)

@@ -5,18 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from refusals import refusals
 from tiny_llama import model_and_params, one_pass, random_tokens
 
 from specdec_jax.models import adapters
 from specdec_jax.types import ModelSpec
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _exact_products():
-    with jax.default_matmul_precision("highest"):
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
 
 
 class Wrapped(nnx.Module):
@@ -62,14 +57,20 @@ def test_an_adapted_nnx_module_runs_inside_a_loop():
     assert step(params, model.init_cache(params, 1, 8), jnp.ones((1, 2), jnp.int32)).length.tolist() == [6]
 
 
-def test_adapters_refuse_what_they_do_not_serve():
-    model, params = adapted("logits function")
-    cache, tokens = model.init_cache(params, 1, 8), random_tokens(1, 2)
-    with pytest.raises(ValueError, match="positions and mask"):
-        model.apply(params, tokens, cache, jnp.zeros((1, 2), jnp.int32))
-    wrong = adapters.from_logits_function(lambda p, t: jnp.zeros((*t.shape, 5)), ModelSpec(6, 8))
-    with pytest.raises(ValueError, match=r"\(1, 8, 5\) instead of \(1, 8, 6\)"):
-        wrong.apply(params, tokens, cache)
+def applied(model, *positions):
+    _, params = model_and_params()
+    return model.apply(params, random_tokens(1, 2), model.init_cache(params, 1, 8), *positions)
+
+
+def wrong_size():
+    return adapters.from_logits_function(lambda p, t: jnp.zeros((*t.shape, 5)), ModelSpec(6, 8))
+
+
+test_what_is_refused = refusals(
+    (lambda: applied(adapted("logits function")[0], jnp.zeros((1, 2), jnp.int32)), "positions and mask"),
+    (lambda: applied(wrong_size()), r"\(1, 8, 5\) instead of \(1, 8, 6\)"),
+    (lambda: adapters.with_vocabulary(model_and_params()[0], 0), "at least 1"),
+)
 
 
 @pytest.mark.parametrize("size", [50, 61, 70])
@@ -82,5 +83,3 @@ def test_another_vocabulary_size_cuts_or_pads(size):
     assert other.spec.vocab_size == size and logits.shape == (1, 4, size)
     np.testing.assert_array_equal(logits[..., :61], expected[..., :size])
     assert (logits[..., 61:] == -jnp.inf).all()
-    with pytest.raises(ValueError, match="at least 1"):
-        adapters.with_vocabulary(model, 0)

@@ -1,6 +1,4 @@
-"""Verifiers against plain twins of their papers, row by row, ragged and with garbage beyond the drafts."""
-
-import functools
+"""Verifiers against plain twins of their papers, row by row, ragged, with garbage beyond the drafts; also of trees."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +6,11 @@ import numpy as np
 import plain_oracles as oracles
 import pytest
 
+from specdec_jax.contrib.trees import TreeDraft, traversal
+from specdec_jax.contrib.trees.siblings import outcomes
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.types import Draft, RoundContext
-from specdec_jax.verification import block, greedy, rejection
+from specdec_jax.verification import block, by_phase, greedy, rejection
 
 FACTORIES = {"rejection": rejection, "block": block, "greedy": greedy}
 K, VOCAB = 4, 6
@@ -121,12 +121,6 @@ def test_the_number_of_accepted_drafts_always_has_a_distribution(name, same):
     assert np.isfinite(weights).all() and (weights >= 0).all()
 
 
-def test_block_verification_accepts_more():
-    draft, target, _ = case(500, seed=4)
-    accepted = [np.exp(verified(v(), draft, target)[0]) @ np.arange(K + 1) for v in (rejection, block)]
-    assert accepted[1].mean() > accepted[0].mean() + 0.01
-
-
 def test_sun_et_al_s_example():
     """P = (1/3, 2/3), Q = (2/3, 1/3), two drafts: 10/9 tokens against 11/9 (arXiv 2403.10444, section 2)."""
     p, q, expected = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3]), {}
@@ -142,23 +136,102 @@ def test_sun_et_al_s_example():
     np.testing.assert_allclose([expected["rejection"], expected["block"]], [10 / 9, 11 / 9], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", FACTORIES)
-def test_without_drafts_the_next_token_is_the_targets(name):
-    prob = np.array([[0.2, 0.3, 0.5]])
-    warp = make_warp(1, 0.0 if name == "greedy" else 1.0)
-    target = distributions(jnp.asarray(np.log(prob)[:, None], jnp.float32), warp)
-    empty = jnp.zeros((1, 0), jnp.int32)
-    draft = Draft(empty, None, empty.astype(bool), jnp.zeros(1, jnp.int32))
-    log_prob_accepted, next_distribution, _ = FACTORIES[name]().verify((), draft, target, context(1))
-    np.testing.assert_array_equal(np.exp(log_prob_accepted), [[1.0]])
-    expected = [[0, 0, 1]] if name == "greedy" else prob
-    np.testing.assert_allclose(next_distribution(jnp.zeros(1, jnp.int32)), expected, rtol=1e-5)
+MOST = 2
 
 
-@pytest.mark.parametrize("name", FACTORIES)
-def test_a_row_is_verified_as_if_alone(name):
-    draft, target, _ = case(12, seed=5, temperature=0.0 if name == "greedy" else 1.0)
-    take = functools.partial(jax.tree.map, lambda leaf: leaf[3:4])
-    together, alone = verified(FACTORIES[name](), draft, target), verified(FACTORIES[name](), take(draft), take(target))
-    for many, one in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(many[3:4], one)
+def with_siblings(draft, drafts, q, seed=0, none=False):
+    """Siblings drawn without replacement, none to two beside a draft; beyond them and the draft stands garbage."""
+    rng, rows = np.random.default_rng(seed), len(drafts)
+    siblings = np.full((rows, K, MOST), VOCAB - 1, np.int32)
+    beside = rng.integers(0, MOST + 1, (rows, K)).astype(np.int32) * (0 if none else 1)
+    for row in range(rows):
+        for depth in range(draft.length[row]):
+            left = q[row, depth].copy()
+            left[drafts[row, depth]] = 0
+            beside[row, depth] = min(beside[row, depth], np.count_nonzero(left))
+            for index in range(beside[row, depth]):
+                siblings[row, depth, index] = rng.choice(VOCAB, p=left / left.sum())
+                left[siblings[row, depth, index]] = 0
+    return TreeDraft(*draft)._replace(siblings=jnp.asarray(siblings), sibling_counts=jnp.asarray(beside))
+
+
+def decided(verifier, draft, target, temperature=1.0):
+    """Chances of every number of accepted drafts [B, K+1], then of each sibling [B, K+1, M+1], the rest [B, K+1, V]."""
+    rows = len(draft.length)
+    told = context(rows)._replace(warp=make_warp(rows, temperature))
+
+    @jax.jit
+    def decide(draft, target):
+        log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, told)
+        found = []
+        for accepted in (jnp.full(rows, k, jnp.int32) for k in range(K + 1)):
+            found.append(outcomes(verifier, next_distribution, draft, target, accepted, told))
+        several, rest = (jnp.stack(leaves, 1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
+        return jnp.exp(log_prob_accepted), several, rest
+
+    return [np.asarray(result) for result in decide(draft, target)]
+
+
+def sampled_case(rows, **options):
+    draft, target, (drafts, _, q) = case(rows, **options)
+    draft = with_siblings(draft, drafts, q)
+    return draft, target, q
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_it_is_its_paper(same):
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        draft, target, q = sampled_case(150, seed=6, dtype=np.float64, same=same)
+        lengths, several, rest = decided(traversal(), draft, target)
+    prob, siblings = np.exp(np.asarray(target.log_prob, np.float64)), np.asarray(draft.siblings)
+    for row in range(150):
+        n, beside = int(draft.length[row]), np.asarray(draft.sibling_counts)[row]
+        drafts = np.asarray(draft.tokens)[row, :n].tolist()
+        tried = [siblings[row, depth, : beside[depth]].tolist() for depth in range(n)]
+        expected = oracles.traversal_outcomes(drafts, tried, q[row, :n], prob[row, : n + 1])
+        np.testing.assert_allclose(lengths[row].sum(), 1.0, atol=1e-12)
+        for (accepted, sibling), (chance, following) in expected.items():
+            index = 0 if sibling is None else 1 + tried[accepted].index(sibling)
+            np.testing.assert_allclose(lengths[row, accepted] * several[row, accepted, index], chance, atol=1e-12)
+            if sibling is None and chance > 1e-9:
+                found = rest[row, accepted] / rest[row, accepted].sum()
+                np.testing.assert_allclose(found, following, atol=1e-12 / chance)
+
+
+def test_without_siblings_it_is_block():
+    draft, target, (drafts, _, q) = case(200, seed=7)
+    bare = with_siblings(draft, drafts, q, none=True)
+    block_lengths, _, block_rest = decided(block(), bare, target)
+    lengths, several, rest = decided(traversal(), bare, target)
+    np.testing.assert_allclose(lengths, block_lengths, atol=3e-6)
+    np.testing.assert_allclose(several[:, :, 0], 1.0, atol=1e-6)
+    reached = block_lengths > 1e-3
+    normal = [weights[reached] / weights[reached].sum(-1, keepdims=True) for weights in (rest, block_rest)]
+    np.testing.assert_allclose(*normal, atol=1e-3)
+    found = [verifier.verify((), draft, target, context(200))[0].tolist() for verifier in (traversal(), block())]
+    assert found[0] == found[1]
+
+
+def emitted(found):
+    lengths, several, _ = found
+    by_sibling = 1.0 - several[:, :, 0]
+    return (lengths * (np.arange(K + 1) + by_sibling)).sum(axis=1)
+
+
+def test_it_accepts_more_than_block_with_siblings_after_it():
+    draft, target, _ = sampled_case(600, seed=8)
+    assert emitted(decided(traversal(), draft, target)).mean() > emitted(decided(block(), draft, target)).mean() + 0.01
+
+
+def test_at_temperature_0_the_targets_sibling_is_taken():
+    draft, target, (drafts, _, q) = case(200, seed=9, temperature=0.0, chosen=True)
+    draft = with_siblings(draft, drafts, np.where(q > 0, 1.0, 1e-9))
+    both = [decided(verifier, draft, target, 0.0) for verifier in (traversal(), block())]
+    ends = [lengths[:, :, None] * several for lengths, several, _ in both]
+    np.testing.assert_allclose(*ends, atol=1e-6)
+    assert (ends[0][:, :, 1:] == 1.0).any() and (ends[0][:, :, 0] == 1.0).any()
+
+
+def test_it_is_refused_where_another_verifier_would_decide_about_siblings():
+    with pytest.raises(ValueError, match="by_phase takes no traversal, which decides about trees itself: use block"):
+        by_phase(reasoning=traversal())
