@@ -8,13 +8,7 @@ from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, varian
 
 from specdec_jax.models import layers
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _exact_products():
-    with jax.default_matmul_precision("highest"):
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -38,40 +32,6 @@ def test_ragged_chunks_equal_one_pass(batch):
         known += take
         cache = model.with_length(cache, jnp.asarray(known, jnp.int32))
     np.testing.assert_allclose(seen, whole, atol=1e-4)
-
-
-def test_slots_beyond_the_length_are_never_read():
-    model, params = model_and_params()
-    apply = jax.jit(model.apply)
-    tokens = random_tokens(2, 6)
-    _, cache = one_pass(model, params, tokens)
-    clean, _ = apply(params, tokens, cache)
-    soiled = jax.tree.map(lambda x: x.at[:, :, 6:].set(1e4) if x.ndim == 4 else x, cache)
-    dirty, _ = apply(params, tokens, soiled)
-    np.testing.assert_array_equal(clean, dirty)
-
-
-def test_rows_do_not_see_each_other():
-    model, params = model_and_params()
-    tokens = random_tokens(3, 9)
-    mine, _ = one_pass(model, params, tokens)
-    others, _ = one_pass(model, params, tokens.at[1:].add(1) % CONFIG.vocab_size)
-    np.testing.assert_array_equal(mine[0], others[0])
-    assert np.abs(mine[1] - others[1]).max() > 0.1
-
-
-def test_no_gradient_from_the_future():
-    model, params = model_and_params()
-    tokens = jnp.arange(3, 13, dtype=jnp.int32)[None]  # distinct, and the head is not tied to the embedding
-
-    def loss(embedding, position):
-        return one_pass(model, params | {"embedding": embedding}, tokens)[0][0, position].std()
-
-    gradients = jax.jit(jax.grad(loss))
-    for position in (0, 4, 9):
-        gradient = np.abs(gradients(params["embedding"], position)[tokens[0]]).max(-1)
-        assert (gradient[: position + 1] > 0).all()
-        assert (gradient[position + 1 :] == 0).all()
 
 
 def test_positions_and_mask_serve_a_tree():

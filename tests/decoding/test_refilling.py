@@ -5,6 +5,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from refusals import refusals
 from tiny_reading import reading_pair
 
 from specdec_jax.decoding import build_decoder
@@ -141,16 +142,20 @@ def test_a_run_leaves_when_so_many_rows_are_done():
         assert done[0]
 
 
-def test_rows_that_are_not_there_are_refused():
+def refilled(row, record_rounds=0, **options):
     decoder, params, _ = case("survival")
-    state = decoder.idle(params, ROWS, SLOTS)
-    for row in (3, -1):
-        with pytest.raises(ValueError, match=rf"row in \[0, 3\), got {row}"):
-            decoder.refill(params, state, row, [1])
-    for more, why in (({"stop_ids": range(9)}, "room for 8 stop_ids a row, the prompt's take 16"),):
-        with pytest.raises(ValueError, match=why):
-            decoder.refill(params, state, 0, [1], **more)
-    with pytest.raises(ValueError, match="keeps no record"):
-        decoder.refill(params, decoder.idle(params, ROWS, SLOTS, record_rounds=4), 0, [1])
-    with pytest.raises(ValueError, match="leaves when 1 or more"):
-        decoder.run(params, state, leave=0)
+    return decoder.refill(params, decoder.idle(params, ROWS, SLOTS, record_rounds=record_rounds), row, [1], **options)
+
+
+def left_with(count):
+    decoder, params, _ = case("survival")
+    return decoder.run(params, decoder.idle(params, ROWS, SLOTS), leave=count)
+
+
+test_what_is_refused = refusals(
+    (lambda: refilled(3), r"row in \[0, 3\), got 3"),
+    (lambda: refilled(-1), r"row in \[0, 3\), got -1"),
+    (lambda: refilled(0, stop_ids=range(9)), "room for 8 stop_ids a row, the prompt's take 16"),
+    (lambda: refilled(0, record_rounds=4), "keeps no record"),
+    (lambda: left_with(0), "leaves when 1 or more"),
+)

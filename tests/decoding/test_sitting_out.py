@@ -58,18 +58,15 @@ def played():
         yield llama, params, (first, second)
 
 
-def test_every_drafter_is_told_of_the_prompt(played):
-    for first, *_ in played[2]:
+def test_every_drafter_is_told_of_the_prompt_and_who_drafted_of_what_was_accepted(played):
+    for first, *later in played[2]:
         np.testing.assert_array_equal(first.drafter.informed, np.tile(first.length[:, None], 3))
         for index in (WORSE, TARGET):
             assert (first.drafter.states[index].valid >= first.length - 2).all()
-
-
-def test_who_drafted_is_told_of_what_was_accepted(played):
-    for state in sum(played[2], []):
-        rows, last = np.arange(3), state.statistics.num_rounds - 1
-        drafted, who = state.record.drafted[rows, last] > 0, state.record.drafter_id[rows, last]
-        np.testing.assert_array_equal(state.drafter.informed[rows, who][drafted], state.length[drafted])
+        for state in (first, *later):
+            rows, last = np.arange(3), state.statistics.num_rounds - 1
+            drafted, who = state.record.drafted[rows, last] > 0, state.record.drafter_id[rows, last]
+            np.testing.assert_array_equal(state.drafter.informed[rows, who][drafted], state.length[drafted])
 
 
 @pytest.mark.parametrize("index", [WORSE, TARGET])

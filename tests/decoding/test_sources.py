@@ -22,17 +22,11 @@ from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.types import Drafter
 from specdec_jax.verification import block, rejection
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
 
 MOST, NEW = 4, 24
 SOURCES = random_sources((40, 3, 17, 64))
 FIRST = [[0]] * len(SOURCES)
-
-
-@pytest.fixture(autouse=True)
-def _exact_products():
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 @functools.cache

@@ -127,16 +127,6 @@ def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
     assert not lossless.test_by_sampling(cheat, params, tokens=3, sequences=8192).lossless
 
 
-def test_greedy_batches_decode_what_plain_decoding_does():
-    decoder, params = decoder_of(static(draft_length=3), rejection())
-    prompts = [[1, 2, 3], [8] * 5, [4]]
-    state = decoder.run(params, decoder.prefill(params, prompts, max_new_tokens=20, stop_ids=()))
-    logits, _ = one_pass(decoder.parts.target, params.target, state.tokens, state.tokens.shape[1])
-    for row, prompt in enumerate(prompts):
-        begin, end = len(prompt), len(prompt) + 20
-        assert state.tokens[row, begin:end].tolist() == logits[row, begin - 1 : end - 1].argmax(-1).tolist()
-
-
 def test_a_drafter_that_cannot_be_translated_says_why():
     source, raw, model, _ = drafter_model()
     with pytest.raises(ValueError, match="no token in common"):
