@@ -1,4 +1,5 @@
-"""Makes tokenizer_reference.json: what SmolLM2's tokenizer gives for 60 strings, without any code of specdec_jax.
+"""Makes tokenizer_reference.json anew: what SmolLM2's tokenizer gives for its 60 strings and 3 chats, without any code
+of specdec_jax. A string or a chat that is added to the file (its `ids` or `text` empty) is filled in.
 
     python tests/data/make_tokenizer_reference.py SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -22,79 +23,6 @@ from transformers import AutoTokenizer
 
 OUT = Path(__file__).with_name("tokenizer_reference.json")
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-TEXTS = [
-    "",
-    " ",
-    "a",
-    "Hello, world!",
-    "Why is the sky blue?",
-    "The quick brown fox jumps over the lazy dog.",
-    "It's what they've said, isn't it? We'll see; I'd go, you're in, I'm out.",
-    "IT'S SHOUTING, DON'T",
-    "0",
-    "12345678901234567890",
-    "3.14159 and 2,718,281.828",
-    "In 2024, 7 of 10 people had 1 phone.",
-    "two  spaces  before  12 and   345",
-    "x=1;y =2; z= 3",
-    "1st 2nd 3rd 4th; B2B, H2O, covid19",
-    "2024-11-21T05:31:00Z +49 (0)30 1234-567",
-    "½ ² ³ Ⅳ ① ٣٤ 四 १२",
-    "temp:  ²³ and\t7\n8",
-    "   leading and trailing   ",
-    "\ttab\t\ttabs\t",
-    "\n",
-    "\n\n\n",
-    "line one\nline two\r\nline three\n\n  indented",
-    "trailing newline\n",
-    "a\u00a0b\u2003c\u3000d",
-    "zero\u200bwidth\u200djoiner\ufeff",
-    "café naïve façade",
-    "cafe\u0301 (decomposed)",
-    "Die Straße ist größer als gewöhnlich, Ärger über Öl.",
-    "Привет, мир! Как дела?",
-    "Γειά σου Κόσμε",
-    "你好，世界。今天天气很好",
-    "こんにちは世界、カタカナ",
-    "안녕하세요 세계",
-    "مرحبا بالعالم",
-    "שלום עולם",
-    "नमस्ते दुनिया",
-    "สวัสดีชาวโลก",
-    "🙂",
-    "emoji 😀😃 mixed 👨‍👩‍👧‍👦 family 🏳️‍🌈 flag 🇩🇪",
-    "👍🏽 skin tone",
-    "𝕳𝖊𝖑𝖑𝖔 𝟙𝟚𝟛 𐍈",
-    "price: €5, £10, ¥1000, $3.50 ± 5%",
-    "∑_{i=0}^{n} x_i² ≤ ∫ f(x) dx → ∞",
-    "def f(x):\n    return x ** 2  # square\n",
-    'if (a && b || !c) { printf("%d\\n", i++); }',
-    "SELECT * FROM users WHERE id=42 AND name LIKE '%o''brien%';",
-    '{"key": [1, 2.5, null, true], "nested": {"a": "b"}}',
-    '<div class="x">&nbsp;&lt;tag&gt;</div><!-- comment -->',
-    "https://example.org/path?q=1&r=two#frag user@example.com",
-    "C:\\Users\\name\\file.txt ../../up ~/home",
-    "snake_case camelCase PascalCase kebab-case SCREAMING_CASE",
-    "!!!??? ... --- *** ### ~~~ ``` >>> ===",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "antidisestablishmentarianism Donaudampfschifffahrt",
-    "<|im_start|>user\nHi there 12<|im_end|>\n",
-    "<|endoftext|><|im_start|><|im_end|>",
-    "text<|endoftext|>text <|im_end|> spaced",
-    "<|im_start|><|im_star|> <|not_special|> <repo_name>x/y<file_sep>z<empty_output>",
-    "<jupyter_code>print(1 + 22)<jupyter_output>23",
-]
-
-CHATS = [
-    [{"role": "user", "content": "What is 12 times 34?"}],
-    [{"role": "system", "content": "Answer in German."}, {"role": "user", "content": "Good  morning!\n"}],
-    [
-        {"role": "user", "content": "Hi 🙂"},
-        {"role": "assistant", "content": "Hello! How can I help?"},
-        {"role": "user", "content": "Count:  1 2 3"},
-    ],
-]
 
 
 def byte_alphabet() -> dict[int, str]:
@@ -141,18 +69,14 @@ def main(path: Path) -> None:
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
     theirs = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
 
+    before = json.loads(OUT.read_text(encoding="utf-8"))
     chats = [
-        {
-            "messages": messages,
-            "open": generate,
-            "text": theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate),
-        }
-        for messages in CHATS
-        for generate in (True, False)
+        chat
+        | {"text": theirs.apply_chat_template(chat["messages"], tokenize=False, add_generation_prompt=chat["open"])}
+        for chat in before["chats"]
     ]
-    assert len(TEXTS) == len(set(TEXTS)) == 60
     rows = []
-    for text in [*TEXTS, *(chat["text"] for chat in chats)]:
+    for text in dict.fromkeys([*(row["text"] for row in before["encodings"]), *(chat["text"] for chat in chats)]):
         row = {"text": text, "ids": plain_encode(text, tokens, ranks, special)}
         other = theirs(text, add_special_tokens=False).input_ids
         if other != row["ids"]:

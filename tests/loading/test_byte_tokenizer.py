@@ -49,14 +49,11 @@ def test_ids_and_texts_are_those_of_transformers(ours, theirs, text):
     assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
 
 
-def test_every_id_has_its_place(ours, theirs):
+def test_every_id_has_its_place_and_a_stream_never_ends_inside_a_character(ours, theirs):
     assert ours.vocab_size == 384 == len(theirs) and ours.eos_ids == (1,)
     assert sorted(ours.vocabulary().values()) == list(range(384))
     for role in ("<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_124>"):
         assert ours.vocabulary()[role] == theirs.convert_tokens_to_ids(role)
-
-
-def test_a_stream_never_ends_inside_a_character(ours):
     ids = ours.encode("né日😀.", add_special=False)
     stream = StreamDecoder(ours)
     parts = [stream.push([one]) for one in ids]

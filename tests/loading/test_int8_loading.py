@@ -33,12 +33,9 @@ def loaded(folder):
     return load_model(folder, dtype="int8")
 
 
-def test_a_folder_and_a_gguf_file_give_the_same(loaded, tmp_path):
+def test_what_is_loaded_says_what_it_is_from_a_folder_or_a_gguf_file(loaded, tmp_path, folder):
     file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.weights(ONE_LAYER), ONE_LAYER)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, load_model(file, dtype="int8").params)
-
-
-def test_what_is_loaded_says_what_it_is(loaded, folder):
     whole = load_model(folder, dtype="float32")
     assert [dtype_of(one) for one in (loaded, whole)] == ["int8", "float32"]
     cache = loaded.model.init_cache(loaded.params, 1, 4)
@@ -48,15 +45,12 @@ def test_what_is_loaded_says_what_it_is(loaded, folder):
     assert here["scale"] == pytest.approx(there["scale"], rel=2e-3)
 
 
-def test_int8_weights_are_never_saved(loaded, tmp_path):
+def test_int8_weights_are_never_saved_nor_made_of_an_orbax_checkpoint(loaded, tmp_path, folder):
     given = loaded.config, loaded.params, loaded.tokenizer
     for save in (save_hf_folder, save_orbax, save_gguf, lambda *args: export(*args, card="x")):
         with pytest.raises(ValueError, match="int8 weights are made at loading and never saved"):
             save(tmp_path / "out", *given)
         assert not (tmp_path / "out").exists()
-
-
-def test_int8_is_not_made_of_an_orbax_checkpoint(folder, tmp_path):
     whole = load_model(folder, dtype="float32")
     save_orbax(tmp_path / "orbax", whole.config, whole.params, whole.tokenizer)
     message = refusal(str(tmp_path / "orbax"), dtype="int8")

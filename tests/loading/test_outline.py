@@ -41,13 +41,10 @@ def test_an_outline_has_everything_but_weights(source, monkeypatch):
     assert weight_bytes(told.config, "float32") == 4 * num_weights(llama.parameter_table(told.config))
 
 
-def test_bytes_of_int8_weights_are_told(tmp_path):
+def test_bytes_of_int8_weights_are_told_and_a_draft_vocabulary_is_left_out(tmp_path):
     loaded = load_model(tiny.write_folder(tmp_path / "tiny", tiny.weights()), dtype="int8")
     told = weight_bytes(loaded.config, "int8")
     assert told == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.params)) < weight_bytes(loaded.config, "bfloat16")
-
-
-def test_a_draft_vocabulary_is_left_out():
     whole, few = outline("smollm2-drafter"), outline("smollm2-drafter@8192")
     assert few.name == "smollm2-drafter@8192" and few.config == whole.config and not isinstance(few.model, DraftModel)
 

@@ -67,15 +67,12 @@ def test_chances_learnt_by_text_are_the_shares_that_were_accepted():
     assert abs(np.subtract(*chances(GREEDY, path[:, 0], trace.temperature))) < 1e-9
 
 
-def test_it_lies_between_rules_and_the_oracle():
+def test_it_lies_between_rules_and_the_oracle_and_does_not_draft_what_never_pays():
     trace, costs = made_up_trace(0.7, texts=48, tokens=96), cost_model(0.1, {1: 1.0, 4: 1.05, 8: 1.2, 17: 1.5})
     bound = with_foresight(trace, costs).total_speedup(costs)[0]
     hyperparameters = {"drafter_cost": costs.ratio, "verification_times": costs.verification_times(16)[None]}
     rules = [(survival(), hyperparameters), *((static(), {"draft_length": length}) for length in range(6))]
     fastest = max(replay(trace, rule, given).total_speedup(costs)[0] for rule, given in rules)
     assert fastest < bound < oracle(trace).total_speedup(costs)[0]
-
-
-def test_drafting_that_never_pays_is_not_done():
     costs = flat(5.0, 16)
     assert with_foresight(made_up_trace(0.7), costs).total_speedup(costs)[0] == 1.0

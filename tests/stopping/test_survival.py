@@ -169,6 +169,19 @@ def agree(name, says, gains):
     return {(name, bool(answer)) for answer in np.asarray(says)}
 
 
+ONE = compiled(survival())
+
+
+def after(state, seen, *rounds):
+    """The state of one row after rounds of (drafted, accepted) tokens whose distributions are all alike."""
+    for drafted, accepted in rounds:
+        _, state = ONE.begin(state, context(1))
+        for index in range(drafted):
+            _, state = ONE.check(state, seen, jnp.full(1, index, jnp.int32), context(1))
+        state = ONE.update(state, *outcome([drafted], [accepted]))
+    return state
+
+
 def constant_distribution(rows, entropy=1.0, largest=0.5):
     fill = lambda value: jnp.full(rows, value, jnp.float32)  # noqa: E731
     return Distribution(
@@ -199,72 +212,42 @@ def settled(state, level):
 def test_a_constant_chance_gives_the_threshold_on_survival(level, cost):
     """SpecDec++'s special case: with verification free, draft token k + 1 iff chance^(k+1) > c R."""
     chance, rate = (0.3, 0.65, 0.88, 0.98)[level], 1.5
-    policy = survival()
     prior = Prior(math.log(chance / (1 - chance)), 0.0, 0.0)  # whose evidence is 0 at a largest probability of 0.5
-    state = policy.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
+    state = ONE.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
         expected += 1
-    assert drafted_by(policy, settled(state, level), constant_distribution(1)).tolist() == [expected]
+    assert drafted_by(ONE, settled(state, level), constant_distribution(1)).tolist() == [expected]
 
 
 def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
     """Three of ten tokens accepted at c = 0.4: whatever its rate fell to, a pass costs 0.4 tokens at least."""
-    policy = survival()
-    state = policy.init(1, drafter_cost=0.4, verification_times=[1.0], initial_rate=0.6, rate_weight=100.0)
-    assert float(policy.threshold(state)[0]) == 1.0
-    assert drafted_by(policy, settled(state, 0), constant_distribution(1)).tolist() == [0]
+    state = ONE.init(1, drafter_cost=0.4, verification_times=[1.0], initial_rate=0.6, rate_weight=100.0)
+    assert float(ONE.threshold(state)[0]) == 1.0
+    assert drafted_by(ONE, settled(state, 0), constant_distribution(1)).tolist() == [0]
 
 
 def test_confidence_that_comes_in_runs_is_found_out():
     """One long run of sure tokens, and the rule pays for passes it would not have paid for before."""
-    policy, sure = survival(), constant_distribution(1, 0.01, 0.99)
-    state = policy.init(1, drafter_cost=0.4, initial_rate=1.5)
-    before = drafted_by(policy, state, sure)
-    for _ in range(3):
-        _, state = policy.begin(state, context(1))
-        for drafted in range(5):
-            _, state = policy.check(state, sure, jnp.full(1, drafted, jnp.int32), context(1))
-        state = policy.update(state, *outcome([5], [5]))
-    assert drafted_by(policy, state, sure) > before + 2
+    sure = constant_distribution(1, 0.01, 0.99)
+    state = ONE.init(1, drafter_cost=0.4, initial_rate=1.5)
+    assert drafted_by(ONE, after(state, sure, *[(5, 5)] * 3), sure) > drafted_by(ONE, state, sure) + 2
 
 
 def test_confidence_that_says_nothing_is_found_out():
     """Every other draft is rejected, at a largest probability of 0.9999. An offset alone would still say 0.998."""
-    policy, sure = survival(), constant_distribution(1, entropy=0.001, largest=0.9999)
-    state = policy.init(1)
-    for number in range(80):
-        _, state = policy.begin(state, context(1))
-        _, state = policy.check(state, sure, jnp.zeros(1, jnp.int32), context(1))
-        state = policy.update(state, *outcome([1], [number % 2]))
+    state = after(ONE.init(1), constant_distribution(1, 0.001, 0.9999), *[(1, 0), (1, 1)] * 40)
     assert 0.4 < float(state.predicted[0, 0]) < 0.6
 
 
-def test_sampled_chances_fall_with_entropy_and_rise_with_temperature():
-    policy, chances = survival(), []
-    for temperature in (0.7, 1.0, 1.3):
-        state = policy.init(3)
-        _, state = policy.begin(state, context(3, temperature))
-        seen = constant_distribution(3)._replace(entropy=jnp.array([0.1, 1.0, 4.0]))
-        _, state = policy.check(state, seen, jnp.zeros(3, jnp.int32), context(3, temperature))
-        chances.append(np.asarray(state.predicted[:, 0]))
-    assert (np.diff(chances, axis=1) < 0).all() and (np.diff(chances, axis=0) > 0).all()
-
-
 def test_a_row_that_gave_up_drafting_tries_again():
-    policy = survival()
-    state = policy.init(1, drafter_cost=0.5, prior_precision=1.0)
-    for _ in range(30):
-        _, state = policy.begin(state, context(1))
-        _, state = policy.check(state, constant_distribution(1), jnp.zeros(1, jnp.int32), context(1))
-        state = policy.update(state, *outcome([1], [0]))
-    begins, _ = policy.begin(state, context(1))
-    assert not bool(begins[0])
-    for _ in range(300):
-        _, state = policy.begin(state, context(1))
-        state = policy.update(state, *outcome([0], [0]))
-    begins, _ = policy.begin(state, context(1))
-    assert bool(begins[0])
+    seen = constant_distribution(1)
+    gave_up = after(ONE.init(1, drafter_cost=0.5, prior_precision=1.0), seen, *[(1, 0)] * 30)
+    begins = [ONE.begin(state, context(1))[0] for state in (gave_up, after(gave_up, seen, *[(0, 0)] * 300))]
+    assert [bool(answer[0]) for answer in begins] == [False, True]
+
+
+TOGETHER = compiled(survival(together=True))
 
 
 def drafting_state(policy, rows, seed, **hyperparameters):
@@ -284,7 +267,7 @@ def drafting_state(policy, rows, seed, **hyperparameters):
 def test_together_is_what_all_rows_win_less_their_time(seed):
     """Summed in loops over rows: each brings what it has room for, and the time is worth something to all who live."""
     rng, rows = np.random.default_rng(seed), 4
-    policy, cost = survival(together=True), float(rng.uniform(0.02, 0.9))
+    policy, cost = TOGETHER, float(rng.uniform(0.02, 0.9))
     dead_cost = np.where([False, False, seed % 2 == 1, False], 9.0, cost)  # a row that is done counts for nothing
     state = drafting_state(policy, rows, seed, drafter_cost=dead_cost)
     room, alive, drafted = (
@@ -322,7 +305,7 @@ def test_together_is_what_all_rows_win_less_their_time(seed):
 def test_together_one_row_decides_as_it_does_alone():
     for seed in range(20):
         decisions = []
-        for policy in (survival(), survival(together=True)):
+        for policy in (ONE, TOGETHER):
             state = drafting_state(policy, 1, seed, drafter_cost=0.2)
             decisions.append(drafted_by(policy, state, distributions(1, seed), budget=K).tolist())
         assert decisions[0] == decisions[1]
@@ -346,9 +329,6 @@ def test_siblings_pay_for_a_step_together_where_one_alone_does_not():
     assert beside(0.2, room=4) == [0, 0, 0, 0]
     assert beside(0.0, room=9) == [3, 3, 3, 0]  # drafts that were not made have none
     assert beside(0.2, room=9, free=6) == [0, 1, 1, 0]  # what is free is filled
-
-
-def test_a_draft_that_is_unsure_has_more_siblings():
     assert beside(0.0, room=3, chances=(0.95, 0.3, 0.6)) == [0, 3, 0, 0]
 
 
