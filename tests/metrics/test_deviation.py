@@ -70,15 +70,8 @@ def test_deviations_along_a_text(temperature):
     toy, small = toy_pair(3, 1), table_model(3)
     decoder = build_decoder(small, model(small, 2, catch_up=4), static(), rejection(), prefill_chunk=4)
     text = np.random.default_rng(0).integers(0, 3, (2, 23)).astype(np.int32)
-    found = deviation.deviations(
-        decoder,
-        ModelParams(*toy[:2]),
-        text,
-        verifier="lenience",
-        hyperparameters={"lenience": 0.3},
-        warp=make_warp(2, temperature),
-        chunk=4,
-    )
+    options = {"verifier": "lenience", "hyperparameters": {"lenience": 0.3}, "warp": make_warp(2, temperature)}
+    found = deviation.deviations(decoder, ModelParams(*toy[:2]), text, chunk=4, **options)
     p, q = tables(toy, {"temperature": temperature})
     raw = tables(toy, {"temperature": 1.0})[0]
     assert found.total_variation.shape == (2, 22)

@@ -1,40 +1,30 @@
 """From rows to the table: every figure recomputed by hand, intervals against what theory says of them."""
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
+from refusals import refusals
 
 from experiments.lib.plots import speedup_figure
-from experiments.lib.summary import COLUMNS, doubts_of_rows, methods_tables, summarise
-from experiments.lib.terminal import Whole
+from experiments.lib.summary import doubts_of_rows, summarise
 from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
 
 
 def row(prompt, method, seconds, tokens=60, temperature=0.0, repeated=0.0, equal=None, **counts):
-    names = ("rounds", "drafts", "draft_tokens", "accepted_tokens")
-    zero = {**{f"num_{name}": 0 for name in names}, "drafter_passes": 0, "discarded_passes": 0}
-    return {
-        "prompt_id": prompt,
-        "method": method,
-        "temperature": temperature,
-        "seconds": seconds,
-        "num_emitted_tokens": tokens,
-        "repeated_share": repeated,
-        "equals_plain": equal,
-        **zero,
-        **counts,
-    }
+    names = (
+        "num_rounds",
+        "num_drafts",
+        "num_draft_tokens",
+        "num_accepted_tokens",
+        "drafter_passes",
+        "discarded_passes",
+    )
+    entry = {"prompt_id": prompt, "method": method, "temperature": temperature, "seconds": seconds}
+    entry |= {"num_emitted_tokens": tokens, "repeated_share": repeated, "equals_plain": equal}
+    return dict.fromkeys(names, 0) | entry | counts
 
 
-DRAFTED = {
-    "num_drafts": 10,
-    "num_draft_tokens": 40,
-    "num_accepted_tokens": 15,
-    "drafter_passes": 50,
-    "discarded_passes": 5,
-}
+DRAFTED = {"num_drafts": 10, "num_draft_tokens": 40, "num_accepted_tokens": 15}
+DRAFTED |= {"drafter_passes": 50, "discarded_passes": 5}
 ROWS = [
     row("a", "plain", 2.0, equal=True),
     row("b", "plain", 6.0, repeated=0.5, equal=True),
@@ -58,42 +48,17 @@ def test_every_figure():
     assert plain.draft_acceptance_rate is plain.mean_draft_length is plain.discarded_fraction is None
 
 
-def test_repeats_of_a_prompt_are_added_up():
+def test_repeats_loops_and_temperatures():
+    """Repeats of a prompt are added up, loops are not clean, and a temperature has its own baseline."""
     again = [row("a", "plain", 1.0, equal=True), row("a", "fast", 2.0, equal=False, **DRAFTED)]
     fast = summarise([*ROWS, *again])[1]
     assert fast.prompts == 2 and fast.equal == (0, 2)
     assert fast.speedups == pytest.approx([(120 / 3) / (120 / 3), 4.0])
-
-
-def test_a_prompt_that_loops_in_either_output_is_not_clean():
     rows = [row("a", "plain", 2.0), row("a", "fast", 1.0, repeated=0.2)]
     assert summarise(rows)[1].speedup_clean is None
-
-
-def test_temperatures_have_baselines_of_their_own():
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
     assert summarise(rows)[3].speedups == pytest.approx([4.0])
     assert [s.temperature for s in summarise(rows[::-1], baseline="plain")] == [0.0, 0.0, 0.8, 0.8]
-
-
-def test_missing_results_are_named():
-    with pytest.raises(ValueError, match="no result of 'plain' for prompt 'c' at temperature 0"):
-        summarise([*ROWS, row("c", "fast", 1.0)])
-    with pytest.raises(ValueError, match="prompt 'a' has no 'drafter_passes'"):
-        summarise([{key: value for key, value in ROWS[0].items() if key != "drafter_passes"}])
-    with pytest.raises(ValueError, match="no results"):
-        summarise([])
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_terminal_table_cuts_nothing(width):
-    screen = io.StringIO()
-    rows = [{**entry, "method": {"plain": "plain", "fast": "static-7"}[entry["method"]]} for entry in ROWS]
-    Console(file=screen, width=width).print(Whole("\n\n".join(methods_tables(summarise(rows)))))
-    text = screen.getvalue()
-    assert "…" not in text and max(map(len, text.splitlines())) <= width
-    for cell in ("static-7", "3.00", "3.20", "0.38", "2.50", "10%", "1/2"):
-        assert cell in text, cell
 
 
 def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
@@ -105,16 +70,6 @@ def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
     assert doubts_of_rows([*agree, took("plain", 1.5, 1.0), took("fast", 1.0, 6.0)]) == clause
 
 
-def test_a_table_a_temperature_has_every_column_and_the_fastest_method_bold():
-    warm = [entry | {"temperature": 0.8} for entry in ROWS]
-    heads = methods_tables(summarise([*ROWS, *warm]))
-    assert heads[::2] == ["## Greedy", "## Temperature 0.8", heads[-1]] and heads[-1].startswith("2 prompts.")
-    for table in heads[1::2]:
-        lines = table.splitlines()
-        assert len(lines) == 4 and all(line.count("|") == len(COLUMNS) + 1 for line in lines)
-        assert "**fast**" in lines[3] and "**" not in lines[2]
-
-
 def test_the_picture_has_a_panel_a_temperature_and_the_numbers():
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
     greedy, sampled = speedup_figure(rows).axes
@@ -123,31 +78,36 @@ def test_the_picture_has_a_panel_a_temperature_and_the_numbers():
     assert [patch.get_width() for patch in sampled.patches] == pytest.approx([1.0, 4.0])
 
 
-def test_the_interval_of_a_mean_has_the_width_theory_says():
+def test_intervals_of_means_and_totals_by_prompt():
+    """A mean has the width theory says; long prompts take long, so that totals resampled apart would not be exact."""
     values = np.random.default_rng(0).normal(3.0, 0.5, size=400)
     interval = mean_interval(values)
     assert interval.estimate == pytest.approx(values.mean())
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.05)
-
-
-def test_totals_are_paired_by_prompt():
-    """Long prompts take long: tokens over seconds is exact here, and resampling the two apart would say otherwise."""
+    assert mean_interval(values, level=0.5).high < interval.high
     tokens = np.array([10.0, 500.0, 30.0, 90.0])
     exact = ratio_of_totals(tokens, tokens / 25.0)
     assert exact == pytest.approx((25.0, 25.0, 25.0))
     doubled = total_speedup(tokens, tokens / 50.0, tokens, tokens / 25.0)
     assert doubled == pytest.approx((2.0, 2.0, 2.0))
-
-
-def test_spread_and_its_refusals():
     result = spread([1.0, 2.0, 3.0, 4.0, 10.0])
     assert (result.count, result.median, result.lower_quartile, result.upper_quartile) == (5, 3.0, 2.0, 4.0)
     assert (result.least, result.most) == (1.0, 10.0) and result.mean.low < 4.0 < result.mean.high
     assert np.isnan(spread([2.0]).mean.low) and spread([2.0]).mean.estimate == 2.0
-    for values in ([], [1.0, float("nan")], [[1.0]]):
-        with pytest.raises(ValueError, match="values must be"):
-            spread(values)
-    with pytest.raises(ValueError, match="positive, got 0"):
-        ratio_of_totals([1.0], [0.0])
-    with pytest.raises(ValueError, match="2 numerators, 1"):
-        ratio_of_totals([1.0, 2.0], [1.0])
+
+
+INCOMPLETE = {key: value for key, value in ROWS[0].items() if key != "drafter_passes"}
+
+
+test_what_is_refused = refusals(
+    (
+        lambda: summarise([*ROWS, row("c", "fast", 1.0)]),
+        "no result of 'plain' for prompt 'c' at temperature 0",
+    ),
+    (lambda: summarise([INCOMPLETE]), "prompt 'a' has no 'drafter_passes'"),
+    (lambda: summarise([]), "no results"),
+    *((lambda values=values: spread(values), "values must be") for values in ([], [1.0, np.nan], [[1.0]])),
+    (lambda: ratio_of_totals([1.0], [0.0]), "positive, got 0"),
+    (lambda: ratio_of_totals([1.0, 2.0], [1.0]), "2 numerators, 1"),
+    (lambda: mean_interval([1.0], level=1), "level .* got 1"),
+)
