@@ -53,16 +53,6 @@ def test_another_policy_keeps_the_cache_and_another_drafter_does_not(session):
     assert third.result.tokens == fresh(session, third).tokens
 
 
-def test_a_drafter_without_a_model_goes_on_from_its_state_too(chat_pair):
-    session = Session(settings(chat_pair, drafter="prompt_lookup"))
-    first = ask(session, "hello hello hello")
-    second = ask(session, "hello hello hello")
-    assert second.reused == len(first.ids) + len(first.result.tokens) - 1
-    expected = fresh(session, second)
-    assert second.result.tokens == expected.tokens and second.result.statistics == expected.statistics
-    assert second.result.statistics["num_accepted_tokens"] > 0
-
-
 def test_more_room_than_the_cache_has_reads_anew_and_says_so(session):
     slots = ask(session, "hello").slots
     session.change(max_new_tokens=slots)

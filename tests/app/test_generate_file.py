@@ -92,17 +92,6 @@ def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tm
         assert output.read_bytes() == whole, cut
 
 
-def test_the_last_line_says_where_drafting_was_turned_off(models, tmp_path, capsys):
-    """Nothing is said of a line of one token, for which no rule drafts."""
-    source, said = tmp_path / "in.jsonl", ["", " in 1 of 3 lines, and drafted in ", " in every line; "]
-    for costs, words in zip(((0.01,), (0.01, 50), (50, 50)), said, strict=True):
-        lines = [{"prompt": "hello", "policy": {"drafter_cost": cost}} for cost in costs]
-        source.write_text("\n".join(map(json.dumps, [*lines, {"prompt": "4", "max_new_tokens": 1}])))
-        assert run(models, source, tmp_path / f"{len(words)}.jsonl", "--batch", "2") == 0
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert f"; survival turned drafting off{words}" in last if words else "turned" not in last
-
-
 def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, whole, tmp_path, capsys):
     output = tmp_path / "grown.jsonl"
     run(models, source, output)

@@ -79,15 +79,9 @@ def another_process():
 def test_a_pair_is_measured_once_and_its_costs_are_printed(measuring, tmp_path, capsys):
     target, drafter = tiny_pair()
     found = measured(target, drafter)
-    printed = capsys.readouterr().err
-    assert measured(target, drafter) == found and len(measuring) == 1
-    assert capsys.readouterr().err == ""
+    assert "0.130" in (printed := capsys.readouterr().err) and "1.20 at 8" in printed
+    assert measured(target, drafter) == found and len(measuring) == 1 and capsys.readouterr().err == ""
     assert found.ratio == 0.13 and dict(zip(found.widths, found.target_pass, strict=True)) == TIMES
-    assert (
-        "a drafter step is 0.130 of a pass" in printed
-        and "1.20 at 8" in printed
-        and "~/.cache/specdec_jax/costs" in printed
-    )
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     assert load_cost_model(file) == found
 
@@ -319,7 +313,6 @@ def test_the_faster_dtype_is_taken_where_both_fit(measuring, monkeypatch, tmp_pa
     target, _ = tiny_pair("bfloat16")
     loaded = []
     load = lambda dtype: loaded.append(dtype) or tiny_pair(dtype)[0]  # noqa: E731
-    assert "not measured beside another dtype" in dtypes.dtype_sentence(target)
     assert dtypes.faster_dtype(target, load) == "float32"
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("dtype-*.json")
     damages = ["", "[]", '{"passes": {"float32": [1, 2]}, "doubts": []}', '{"passes": 3}']
@@ -329,8 +322,7 @@ def test_the_faster_dtype_is_taken_where_both_fit(measuring, monkeypatch, tmp_pa
         assert "holds no seconds by dtype" in capsys.readouterr().err
     assert dtypes.faster_dtype(target, load) == "float32" and loaded == ["float32"] * (1 + len(damages))
     half, whole = (dtypes.dtype_sentence(model) for model in (target, tiny_pair()[0]))
-    assert half.startswith("plain decoding in bfloat16, not the faster here: a pass of 1 token takes 1.33 of float32's")
-    assert whole.startswith("plain decoding in float32, the faster here: a pass of 1 token takes 0.75 of bfloat16's")
+    assert "1.33 of float32's" in half and "0.75 of bfloat16's" in whole
     monkeypatch.setattr(dtypes, "LARGEST", 10.0)
     assert dtypes.faster_dtype(target, load) == "bfloat16"
     monkeypatch.setattr(dtypes, "LARGEST", 4e9)

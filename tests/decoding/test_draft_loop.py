@@ -154,11 +154,3 @@ def test_check_is_given_nothing_of_the_token():
     token = zeros + 5
     draft_loop.step(policy, Asked(zeros, zeros, zeros), context, zeros == 0, zeros, seen, token)
     assert len(taken) == 1 and all(leaf is not token for leaf in jax.tree.leaves(taken[0]))
-
-
-def test_no_room_and_no_row_alive_asks_for_nothing():
-    told = script()
-    for nothing in (told._replace(alive=told.alive & False), told._replace(budget=told.budget * 0)):
-        end = loop(nothing)
-        assert not end.length.any() and not end.passes.any() and not end.memory.any()
-    assert not loop(told._replace(alive=told.alive & False)).policy.begun.any()

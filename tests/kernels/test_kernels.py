@@ -168,12 +168,9 @@ def path_now():
     return kernels.path.__wrapped__()
 
 
-def test_off_says_nothing(fresh, monkeypatch, capfd):
+def test_off_says_nothing_and_an_unknown_path_is_refused(fresh, monkeypatch, capfd):
     monkeypatch.setenv(kernels.VARIABLE, "off")
     assert path_now() is None and capfd.readouterr().err == ""
-
-
-def test_an_unknown_path_is_refused(monkeypatch):
     monkeypatch.setenv(kernels.VARIABLE, "sse9")
     with pytest.raises(ValueError, match="SPECDEC_JAX_KERNELS must be one of off.*'sse9'"):
         path_now()

@@ -20,7 +20,6 @@ pytestmark = [
 ]
 
 FAST, TOKENS, SLOTS = ("llama", "gemma2"), 11, 24
-DRAFTERS = {"llama_reading"}  # decode nothing alone
 FAMILIES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in family_names()]
 
 

@@ -126,14 +126,6 @@ def test_the_monitor_inside_still_watches(tiny):
         log_probs(0)
 
 
-@pytest.mark.seldom
-def test_the_built_in_pair(smollm2_float32, smollm2_drafter_float32):
-    pair = build_pair(smollm2_float32, smollm2_drafter_float32, policy=static(draft_length=3), max_draft_length=3)
-    for warp in WARPS[:2]:
-        result = generate(PROMPTS[1], sampling(32, **warp), pair=pair, log_probs=True)
-        assert_scored(pair, result, warp, atol=2e-3)
-
-
 # The sampler
 
 

@@ -113,16 +113,3 @@ def test_more_seeds_are_more_answers_to_the_same_prompts(place, recorded):
     assert both.about["ids"] == first.about["ids"] * 2 and len(set(both.seed.tolist())) == 2 * len(TEXTS)
     np.testing.assert_array_equal(both.tokens[: len(TEXTS)], first.tokens)
     assert (both.tokens[len(TEXTS) :] != first.tokens).any()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [(["--batch", "0"], "batch"), (["--temperatures", "-1"], "-1"), (["--prompts", "nowhere.jsonl"], "nowhere.jsonl")],
-)
-def test_bad_input_is_named(place, tmp_path, capsys, options, said):
-    try:
-        code = record.main([*place[1], *options, "--out", str(tmp_path / "out")])
-    except SystemExit as ended:  # as tyro refuses a value of the wrong type
-        code = ended.code
-    assert code == 2 and said in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -7,13 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scripted import tokenizer
 from tiny_pair import write_pair
-from tiny_weights import CONFIG
 
 import specdec_jax
-from specdec_jax.decoding.prefill import num_programs
-from specdec_jax.loading import LoadedModel
+from specdec_jax.decoding.programs import num_programs
 from specdec_jax.models.adapters import from_logits_function
 from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search
 from specdec_jax.text.generation import build_pair, encode, generate
@@ -21,7 +18,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
 ROOM = 32  # slots
-VOCAB = CONFIG["vocab_size"]
 
 
 def table_logits(params, tokens):
@@ -215,20 +211,6 @@ def test_a_beams_probability_is_that_of_its_text_read_anew(tiny):
     np.testing.assert_allclose([beam.log_prob for beam in found], log_p.sum(axis=1), rtol=1e-6)
 
 
-def test_a_scripted_model_is_followed_to_its_end():
-    """The whole call on a model of known text: the cache of the prompt reaches every beam."""
-
-    def logits(params, tokens):
-        row = jnp.zeros((VOCAB,)).at[2].set(3.0)
-        follows = jnp.where((tokens == 5)[..., None], row[None, None, :], jnp.zeros((1, 1, VOCAB)))
-        return follows.at[:, :, 5].add(2.0)
-
-    model = from_logits_function(logits, ModelSpec(VOCAB, 100, (2,)))
-    target = LoadedModel(model, None, tokenizer(), "scripted", None)
-    found = beam_search("x", target=target, chat=False, width=3, max_new_tokens=5)
-    assert found[0].tokens == [5, 2] and found[0].finish_reason == "stop"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -240,13 +222,9 @@ def test_a_scripted_model_is_followed_to_its_end():
         ({"min_new_tokens": 20}, "min_new_tokens must lie in .0, 8., got 20"),
         ({"max_new_tokens": 0}, "max_new_tokens must lie in .1, .*got 0"),
         ({"max_new_tokens": 4000}, "exceed the target's context, 128"),
+        ({"prompt": ""}, "the prompt is empty"),
     ],
 )
 def test_bad_numbers_are_refused_by_name(tiny, options, message):
     with pytest.raises(ValueError, match=message):
-        beam_search("hello", target=tiny, chat=False, **{"max_new_tokens": 8, **options})
-
-
-def test_an_empty_prompt_is_refused(tiny):
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        beam_search("", target=tiny, chat=False)
+        beam_search(**{"prompt": "hello", "target": tiny, "chat": False, "max_new_tokens": 8, **options})

@@ -114,9 +114,6 @@ def test_requests_are_taken_as_rows_fall_free(tiny):
 def test_numbers_below_one_are_refused(tiny, options):
     with pytest.raises(ValueError, match=rf"{next(iter(options))} must be at least 1"):
         list(complete(tiny, [], **options))
-
-
-def test_no_requests_are_none(tiny):
     assert list(complete(tiny, [])) == []
 
 

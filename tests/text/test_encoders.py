@@ -42,7 +42,7 @@ def expected(plain):
 
 
 def test_answers_are_those_of_plain_decoding(tiny, expected):
-    """Together and alone; the prompt is the source with its end, and the decoder's first token is in no answer."""
+    """Together, alone and streamed; the prompt is the source and its end, the decoder's first token is in no answer."""
     together = generate(list(PROMPTS), SAMPLING, pair=tiny)
     assert [one.tokens for one in together] == [one.tokens for one in expected]
     assert sum(one.statistics["num_accepted_tokens"] for one in together) > 0
@@ -51,9 +51,6 @@ def test_answers_are_those_of_plain_decoding(tiny, expected):
     assert alone.prompt_tokens == tiny.target.tokenizer.encode(PROMPTS[0], add_special=True)
     assert alone.prompt_tokens[-1] == 1 and len(alone.tokens) == 20
     assert len({tuple(one.tokens) for one in expected}) == len(PROMPTS)
-
-
-def test_a_stream_is_what_generate_gives(tiny, expected):
     chunks = stream(PROMPTS[1], SAMPLING, pair=tiny)
     assert "".join(chunk.text for chunk in chunks) == expected[1].text
     assert chunks.result().tokens == expected[1].tokens

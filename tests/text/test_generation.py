@@ -87,13 +87,6 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(tiny, temperature):
     assert len({tuple(result.tokens) for result in batch}) == 3
 
 
-def test_the_seed_decides(tiny):
-    options = {"pair": tiny, "chat": False, "slots": 96}
-    asked = (SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed) for seed in (1, 1, 2))
-    one, again, other = (generate("hello", sampling, **options).tokens for sampling in asked)
-    assert one == again != other
-
-
 def test_what_comes_back(scripted, script):
     result = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted, record=True, **OPTIONS)
     assert result.text == "one two three four"
@@ -127,10 +120,8 @@ def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
 
     for name, takes in {"start": 100.0, "_run": 5.0, "finish": 1000.0}.items():
         monkeypatch.setattr(generation, name, slow(getattr(generation, name), takes))
-    assert (
-        decode(scripted, prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)).results[0].seconds
-        == 5.0
-    )
+    request = prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)
+    assert decode(scripted, request).results[0].seconds == 5.0
 
 
 def test_a_second_request_compiles_nothing(scripted):
@@ -194,11 +185,6 @@ def test_bad_requests_are_refused_by_name(scripted, prompt, options, message):
         generate(prompt, SamplingParams(**{"max_new_tokens": 8, **sampled}), pair=scripted, **{**OPTIONS, **rest})
 
 
-def test_what_belongs_in_the_sampling_parameters_says_so(scripted):
-    with pytest.raises(ValueError, match=r"no option 'temperature': it belongs in SamplingParams\(temperature=...\)"):
-        generate(PROMPT, pair=scripted, temperature=0.5)
-
-
 def test_a_pair_decodes_under_other_strategies(scripted, script):
     """Other hyperparameters compile nothing; other static options build another decoder over the same models."""
     generate(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted, **OPTIONS)
@@ -207,22 +193,30 @@ def test_a_pair_decodes_under_other_strategies(scripted, script):
     assert one.tokens == [*script, EOS] and one.statistics["mean_draft_length"] == 1
     assert scripted.decoder.num_programs("run") == before
     kept = scripted.using(policy=adaedl(keep_checked_token=True))
-    assert (
-        kept.decoder is not scripted.decoder and kept.using(policy=static(draft_length=2)).decoder is scripted.decoder
-    )
+    assert kept.decoder is not scripted.decoder
+    assert kept.using(policy=static(draft_length=2)).decoder is scripted.decoder
     with pytest.raises(ValueError, match="a policy must be a StoppingPolicy, .* got 'static'"):
         scripted.using(policy="static")
 
 
-def test_a_decoder_refuses_a_strategy_it_was_not_built_for(scripted):
+def test_what_belongs_elsewhere_says_where(scripted):
     with pytest.raises(ValueError, match=r"built for static, not for adaedl\(threshold=0.5\)"):
         scripted.decoder.prefill(scripted.params, [[1]], policy=adaedl(threshold=0.5), max_new_tokens=1)
+    with pytest.raises(ValueError, match=r"no option 'temperature': it belongs in SamplingParams\(temperature=...\)"):
+        generate(PROMPT, pair=scripted, temperature=0.5)
 
 
-def test_bad_pairs_are_refused_by_name(tiny):
-    with pytest.raises(ValueError, match="max_draft_length must be at least 1, got 0"):
-        build_pair(tiny.target, tiny.target, max_draft_length=0)
-    with pytest.raises(ValueError, match="max_draft_length 99999999999 does not fit the target's context of 128"):
-        build_pair(tiny.target, tiny.target, max_draft_length=99999999999)
-    with pytest.raises(ValueError, match=r"widest verification width 4 cannot hold max_draft_length 7"):
-        build_pair(tiny.target, tiny.target, max_draft_length=7, verification_widths=(2, 4))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_draft_length": 0}, "max_draft_length must be at least 1, got 0"),
+        ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
+        (
+            {"max_draft_length": 7, "verification_widths": (2, 4)},
+            "widest verification width 4 cannot hold max_draft_length 7",
+        ),
+    ],
+)
+def test_bad_pairs_are_refused_by_name(tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_pair(tiny.target, tiny.target, **options)

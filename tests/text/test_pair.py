@@ -6,37 +6,15 @@ import pytest
 from specdec_jax.loading import load_model
 from specdec_jax.stopping import at_least, static, survival
 from specdec_jax.text.calibration import calibration_of, hyperparameters_for
-from specdec_jax.text.generation import build_pair, generate, prepare
+from specdec_jax.text.generation import build_pair, prepare
 from specdec_jax.text.pair import _relative_size
-from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 
-TEXT = "The ferry leaves at six. Bicycles travel free of charge before eight in the morning."
-PROMPT = f'Repeat this word for word, twice: "{TEXT}"'
 
-
-@pytest.mark.seldom
-def test_several_real_drafters_take_turns_and_write_what_the_target_writes(smollm2_float32, smollm2_drafter_float32):
-    plain = generate(PROMPT, SamplingParams(max_new_tokens=40), target=smollm2_float32, drafter=None)
-    drafters = (smollm2_drafter_float32, "prompt_lookup")
-    pair = build_pair(smollm2_float32, drafters, policy=static(draft_length=4), verification_widths=(8,))
-    result = generate(PROMPT, SamplingParams(max_new_tokens=40), pair=pair, record=True)
-    assert result.tokens == plain.tokens
-    chosen = np.array([record["drafter_id"] for record in result.rounds])
-    drafted = np.array([record["drafted"] for record in result.rounds])
-    assert set(chosen[drafted > 0].tolist()) == {0, 1}
-    passes = np.array([record["drafter_passes"] for record in result.rounds])
-    assert np.all(passes[chosen == 1] == 0), "a lookup costs no pass"
-    assert result.statistics["num_accepted_tokens"] > 5
-
-
-def test_parameters_of_several_drafters_are_as_many(smollm2):
+def test_parameters_are_one_for_each_drafter_whose_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):
     with pytest.raises(ValueError, match="drafter_params for 2 drafters must be a sequence of as many"):
         build_pair(smollm2, ("ngram", "prompt_lookup"), drafter_params=[None])
-
-
-def test_a_drafters_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):
     assert 0.09 < _relative_size(smollm2_drafter.params, smollm2.params) < 0.11
     assert _relative_size(None, smollm2.params) == 0
 

@@ -38,28 +38,15 @@ def test_chunks_together_are_the_text_and_the_tokens_of_generate(pair, script, r
     assert result.statistics == whole.statistics
 
 
-def test_no_chunk_ends_inside_a_character(pair):
+def test_pieces_are_the_text_by_kind_and_no_chunk_ends_inside_a_character(pair):
     chunks, _ = streamed(pair)
-    assert len(chunks) > 8  # it did come in pieces, some of them inside a character
-    assert any(chunk.tokens and not chunk.text for chunk in chunks)
-    assert not any("\ufffd" in chunk.text for chunk in chunks)
-
-
-def test_pieces_are_the_text_by_kind(pair):
-    chunks, _ = streamed(pair)
+    assert len(chunks) > 8 and any(chunk.tokens and not chunk.text for chunk in chunks)  # some inside a character
     for chunk in chunks:
+        assert "\ufffd" not in chunk.text
         assert "".join(piece.text for piece in chunk.pieces if piece.kind != "rejected") == chunk.text
     struck_out = [piece.text for chunk in chunks for piece in chunk.pieces if piece.kind == "rejected"]
     assert len(struck_out) == sum(1 for chunk in chunks if chunk.rejected) > 2
     assert all(text.startswith("#") for text in struck_out)
-
-
-def test_what_a_sibling_and_its_child_replace_is_struck_out_once():
-    a, b, c, d, x, y = tokens_of("abcdxy")
-    held = _HeldText(tokenizer(), [])
-    held.add(Chunk("", [], [a, b, c, d], ["accepted", "branch", "branch", "bonus"], [x, y], 0.0), set())
-    told = [("a", "accepted"), ("xy", "rejected"), ("b", "branch"), ("c", "branch"), ("d", "bonus")]
-    assert held.take(everything=True) == [Piece(*each) for each in told]
 
 
 def test_kinds_are_the_round_by_round_counts(pair):
@@ -82,6 +69,13 @@ def test_the_kinds_of_a_known_round():
     assert chunks[0].kinds == ["accepted", "accepted", "accepted", "bonus"]
     assert chunks[1].kinds == ["accepted", "recovered"] and chunks[1].rejected == tokens_of("#g")
     assert [tuple(piece) for piece in chunks[1].pieces] == [("e", "accepted"), ("#g", "rejected"), ("f", "recovered")]
+    chunks, _ = streamed(scripted_pair(tokens_of("ab"), tokens_of("ab###")))  # before the end of the sequence, too
+    assert [tuple(piece) for chunk in chunks for piece in chunk.pieces][-1] == ("#", "rejected")
+    a, b, c, d, x, y = tokens_of("abcdxy")
+    held = _HeldText(tokenizer(), [])
+    held.add(Chunk("", [], [a, b, c, d], ["accepted", "branch", "branch", "bonus"], [x, y], 0.0), set())
+    told = [("a", "accepted"), ("xy", "rejected"), ("b", "branch"), ("c", "branch"), ("d", "bonus")]
+    assert held.take(everything=True) == [Piece(*each) for each in told]
 
 
 def test_the_end_of_sequence_is_a_token_and_no_text():
@@ -91,11 +85,6 @@ def test_the_end_of_sequence_is_a_token_and_no_text():
     chunks, result = streamed(scripted_pair(tokens_of("one two"), tokens_of("one two")), stop_ids=tokens_of(" "))
     assert "".join(chunk.text for chunk in chunks) == result.text == "one"  # an ordinary token, asked to be an end
     assert result.tokens == tokens_of("one ")
-
-
-def test_a_rejected_draft_before_the_end_of_sequence_is_still_shown():
-    chunks, _ = streamed(scripted_pair(tokens_of("ab"), tokens_of("ab###")))
-    assert [tuple(piece) for chunk in chunks for piece in chunk.pieces][-1] == ("#", "rejected")
 
 
 def test_half_a_character_at_the_limit_comes_out_as_decode_has_it():
@@ -123,13 +112,10 @@ def test_a_stop_string_across_rounds_ends_the_text_before_it(stop, rounds):
     assert (whole.text, whole.finish_reason) == (text, "stop_string")
 
 
-def test_what_may_begin_a_stop_string_waits_and_no_more():
+def test_stop_strings_wait_no_longer_than_they_must_and_the_one_complete_first_cuts():
     script = tokens_of("abcdefghijkl")
     chunks, _ = streamed(scripted_pair(script, script), stop=["cdX", "a very long stop string"])
     assert [chunk.text for chunk in chunks][:2] == ["ab", "cdefgh"]
-
-
-def test_of_two_stop_strings_the_one_complete_first_cuts_however_much_is_known():
     words = ["bcdef", "cd"]
     assert find_stop("abcd", words) == find_stop("abcdef", words) == 2
     assert find_stop("abxcd", ["x", "abxcd"]) == 2
