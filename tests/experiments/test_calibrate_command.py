@@ -30,7 +30,8 @@ from specdec_jax.verification import easd
 pytestmark = pytest.mark.slow
 
 
-def test_the_threshold_is_the_best_of_all():
+def test_thresholds_factors_and_curves_of_what_separates():
+    """The threshold is the best of all, the factor the one that made the tokens; a curve counts every token once."""
     rng = np.random.default_rng(0)
     accepted = rng.random(400) < 0.6
     values = np.round(np.where(accepted, rng.gamma(2, 0.5, 400), rng.gamma(4, 0.6, 400)), 1)  # with ties
@@ -42,16 +43,10 @@ def test_the_threshold_is_the_best_of_all():
     for of_one_kind in (np.ones(5, bool), np.zeros(5, bool)):
         with pytest.raises(ValueError, match="accepted and rejected tokens"):
             separate(np.arange(5.0), of_one_kind)
-
-
-def test_the_fitted_factor_is_the_one_that_made_the_tokens():
     rng = np.random.default_rng(1)
     entropy = rng.uniform(0, 4, 40_000)
     accepted = rng.random(40_000) < np.maximum(0, 1 - np.sqrt(0.15 * entropy))
     assert fitted_entropy_factor(entropy, accepted) == pytest.approx(0.15, rel=0.05)
-
-
-def test_the_curve_counts_every_token_once():
     values, accepted = np.random.default_rng(2).random(101), np.arange(101) % 3 == 0
     curve = acceptance_curve(values, accepted, bins=8)
     assert sum(curve.count) == 101 and curve.value == sorted(curve.value)
@@ -106,10 +101,7 @@ def test_the_command_writes_every_part(calibrated):
             row = figures["carry_over"][0][name]
             cells = [f"{row[key]:.2f}" for key in ("threshold", "youden", "youden_elsewhere", "best_elsewhere")]
             assert f"| a | {' | '.join(cells)} |" in table, "both thresholds' carry-over is in the tables"
-    assert (
-        "policy adaedl(keep_checked_token=True)" in table
-        and (calibrated[2].parent / "curves.png").stat().st_size > 10_000
-    )
+    assert (calibrated[2].parent / "curves.png").stat().st_size > 10_000
 
 
 def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):

@@ -7,7 +7,7 @@ import pytest
 from trace_walks import Static, on_the_other_half, over_plain, totals, walk
 
 from experiments import adaedl as study
-from experiments import policies, step_cost
+from experiments import entropy, policies, step_cost
 from experiments.lib import measured
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import made_up_trace, made_up_traces
@@ -40,11 +40,6 @@ def ran(tmp_path):
         return out, read_rows(out)
 
     return run
-
-
-def test_a_made_up_trace_is_consistent():
-    for trace in made_up_traces().values():
-        assert check(trace) == "" and 0.3 < trace.accepted.sum() / trace.num_positions < 0.95
 
 
 def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(ran, monkeypatch):
@@ -219,9 +214,28 @@ def test_a_long_run_says_where_lambda_goes(ran):
     assert row["late_acceptance"] == pytest.approx(late[:, 2].sum() / late[:, 1].sum())
 
 
+NO_TRACES = "name traces that python -m experiments.record wrote, or give --smoke"
+
+
 @pytest.mark.parametrize(
     "command, words, message",
     [
+        *((study, name, NO_TRACES) for name in ("lambda", "factor", "tables")),
+        *(
+            (study, f"{name} no/such/trace.npz", "no trace 'no/such/trace.npz'")
+            for name in ("lambda", "factor", "tables")
+        ),
+        *((command, "", NO_TRACES) for command in (policies, entropy)),
+        *((command, "no/such/trace.npz", "no trace 'no/such/trace.npz'") for command in (policies, entropy)),
+        (policies, "--smoke --rules adadl", "no rule 'adadl'; did you mean 'adaedl'"),
+        (policies, "--smoke --rules a/mine.py b/mine.py", "is called 'mine', as another rule is"),
+        (policies, "--smoke --rules adaedl --set threshold=0.1 threshold=0.2", "names a hyperparameter twice"),
+        (policies, "--smoke --set threshold=2", "threshold must lie in"),
+        (policies, "--smoke --set treshold=0.5", "--set treshold: none of"),
+        (policies, "--smoke --set threshold=1:2", "got 'threshold=1:2'"),
+        (policies, "--smoke --ratio 0.1 --costs x.json", "--costs or --ratio, not both"),
+        (policies, "--smoke --costs x.json", "no cost model 'x.json'"),
+        (policies, "--smoke --slope 0.1", "goes with --ratio"),
         (policies, "--smoke --ratios 0", "ratios"),
         (policies, "--smoke --ratios 0.1 --ratio 0.3", "leave out --ratio 0.3"),
         (policies, "one.npz two.npz --ratios 0.1", "traces of one drafter"),
@@ -230,6 +244,12 @@ def test_a_long_run_says_where_lambda_goes(ran):
         (policies, "--groups one:.:-1", "c must lie above 0"),
         (policies, "--groups one:.:none.json", "no cost model"),
         (policies, "--smoke --costs costs.json", "is not a cost model"),
+        (study, "lambda --smoke --max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
+        (study, "factor --smoke --factors 0", "entropy_factor must lie in (0, inf)"),
+        (entropy, "--smoke --entropy-factor -1", "entropy_factor must be above 0, got -1"),
+        (study, "tables --smoke --starts 1.5", "threshold must lie in [0, 0.99]"),
+        (study, "tables --smoke --starts", "--starts needs one lambda or more"),
+        (study, "tables --smoke --max-draft-length 7", "max_draft_length must be 16 or more"),
         (study, "long --smoke --rules static", "'static' has no threshold"),
         (study, "long --smoke --starts 0.5", "starts"),
     ],
@@ -240,7 +260,12 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, co
     trace = made_up_trace(1.0, texts=2)
     for name in ("one", "two"):
         save_trace(tmp_path / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(
+            "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
+        )
     assert command.main(words.split()) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and message in said
-    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "runs").glob("*/results.jsonl"))
