@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and what it refuses; signals and pipes in processes of their own."""
+"""The command line: what it prints and refuses; `--beams`; signals and pipes in processes of their own."""
 
 import contextlib
 import io
@@ -23,7 +23,10 @@ from tiny_weights import weights, write_folder
 from specdec_jax.app import cli
 from specdec_jax.app.views.interrupts import PATIENCE, interrupts_watched
 from specdec_jax.app.views.printing import print_json, print_stream
+from specdec_jax.app.views.searching import print_beams
+from specdec_jax.loading import load_model
 from specdec_jax.stopping import static
+from specdec_jax.text.beam_search import Hypothesis, beam_search
 from specdec_jax.text.citations import citations
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -34,11 +37,18 @@ pytestmark = pytest.mark.slow
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
 STATIC = ["--policy", "static(draft_length=1)"]
+SHORT_SEARCH = ["--max-new-tokens", "10", "--no-chat", "--dtype", "float32"]
+SEARCH = ["--beams", "3", *SHORT_SEARCH]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return write_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def target(folders):
+    return folders[0]
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +116,20 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
     assert done.stderr.startswith("error: standard input is closed") and done.stderr.count("\n") == 1
 
 
+NO_SEARCH = {
+    "--temperature 0.7": "--temperature 0.7 has no use",
+    "--policy=adaedl": "--policy has no use",  # its default
+    "--drafter smollm2-drafter": "--drafter smollm2-drafter has no use",
+    "--calibration built-in": "--calibration has no use",
+    "--max-draft-length 7": "--max-draft-length has no use",
+    "--record --json": "--record has no use",
+    "--page a.html": "--page has no use",
+    "--beams 0": "beams must be at least 1, got 0",
+    "--length-penalty 9": "length_penalty must lie in [-8, 8], got 9",
+    "--min-new-tokens 11": "min_new_tokens must lie in [0, 10], got 11",
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -133,13 +157,16 @@ def test_a_closed_standard_input_is_one_line(folders, arguments):
         (["x", "--target", "nowhere", "--page", "a.txt"], "must end in .html or .htm"),
         (["x", "--target", "nowhere", "--length-penalty=1.0"], "--length-penalty needs --beams"),
         (["x", "--target", "nowhere", "--min-new-tokens=0"], "--min-new-tokens needs --beams"),
+        *((["x", "--target", "nowhere", *SEARCH, *words.split()], said) for words, said in NO_SEARCH.items()),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(capsys, models, arguments, message):
+def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, models, arguments, message):
+    """Of a search, and of a model that is nowhere, before weights are read."""
+    monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, *(arguments if "--target" in arguments else [*models, *arguments]))
     assert code == 2 and not out
     assert err.startswith("error: ") and err.count("\n") == 1
-    assert message in err, err
+    assert message in err and list(tmp_path.iterdir()) == [], err
 
 
 def test_a_drafter_of_another_vocabulary_drafts_what_both_have(capsys, folders, tmp_path):
@@ -213,19 +240,6 @@ def in_terminal(models, *arguments):
     return process, master
 
 
-def test_on_a_terminal_there_are_a_status_colours_and_a_legend(models):
-    process, master = in_terminal(models, *STATIC)
-    text = read_terminal(master, b"no such thing")
-    assert process.wait(60) == 0
-    assert "Loading" in text and "Compiling" in text
-    text, legend = text[text.rindex("Compiling") :].split("\x1b[32maccepted draft")
-    assert "\x1b[32m" in text and "\x1b[1;33m" in text and "\x1b[2;9;31m" in text  # accepted, recovered, struck out
-    assert "rejected draft" in legend
-    text += legend
-    assert "reached max-new-tokens" in text
-    assert text.rindex("\x1b[?25h") > text.rfind("\x1b[?25l")  # the cursor is back
-
-
 SLOW = """
 import hashlib, sys
 from specdec_jax.stopping import static
@@ -277,3 +291,39 @@ def test_a_closed_pipe_is_quiet(models):
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(120) == 141
+
+
+def search(target, **options):
+    model = load_model(target, dtype="float32")
+    return beam_search("hello", target=model, chat=False, **{"width": 3, "max_new_tokens": 10, **options})
+
+
+def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table(capsys, target):
+    found, words = search(target), ["hello", "--target", target, *SEARCH]
+    assert len({f"{beam.score:.4f}" for beam in found}) == 3
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (0, found[0].text + "\n") and "\x1b" not in err
+    lines = err.splitlines()[2:]
+    for number, (line, beam) in enumerate(zip(lines, found, strict=True), start=1):
+        numbers = rf" +{number} +{beam.score:.4f} +{beam.log_prob:.3f} +{len(beam.tokens)} +{beam.finish_reason}\b"
+        assert re.match(numbers, line), line
+    off = "--temperature 0 --top-k 0 --top-p 1 --min-p 0 --drafter none --seed 3 --no-rejected --no-statistics"
+    assert run(capsys, *words, *off.split()) == (0, out, ""), "what is off may be said"
+
+
+def test_options_of_beams_arrive(capsys, target):
+    numbers = {"width": 2, "length_penalty": -2.0, "min_new_tokens": 4, "max_new_tokens": 6}
+    found = search(target, **numbers)
+    assert found != search(target, width=2, max_new_tokens=6)
+    arguments = ["--num-beams", "2", "--length-penalty", "-2", "--min-new-tokens", "4", *SHORT_SEARCH, "--json"]
+    code, out, err = run(capsys, "hello", "--target", target, *arguments, "--max-new-tokens", "6")
+    result = json.loads(out)
+    assert code == 0 and out.count("\n") == 1 and not err
+    assert result.pop("beams") == [beam._asdict() for beam in found] and result == found[0]._asdict()
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [("1", "␛[2Jred"), ("0", "\x1b[2Jred")])
+def test_a_terminal_obeys_no_escape_code_of_the_model_s(capsys, monkeypatch, terminal, shown):
+    monkeypatch.setenv("TTY_COMPATIBLE", terminal)
+    print_beams([Hypothesis("\x1b[2Jred", [1], -0.5, -0.5, "stop")], statistics=False)
+    assert capsys.readouterr().out == shown + "\n"
