@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 from pages import documented_columns
 from tiny_compare import write_config
 
 from experiments import compare
-from experiments.compare import equality_summary, main
+from experiments.compare import main
+from experiments.lib.quality import by_method
+from experiments.lib.run_folder import read_rows
 from experiments.lib.run_folder import read_rows as rows
 from experiments.lib.summary import against_table, summarise
 from specdec_jax.costs.cost_model import cost_model
@@ -142,15 +145,6 @@ def test_doubtful_costs_are_marked_and_measured_again_when_plain_decoding_disagr
     assert all(f"{load}; {decoding}." in text for text in (screen, table))
 
 
-def test_ctrl_c_says_how_to_go_on(config, tmp_path, monkeypatch, capsys):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compare, "_warm_up", interrupted)
-    assert main([str(config), "--out", str(tmp_path / "out")]) == 130
-    assert f"--out {tmp_path / 'out'}" in capsys.readouterr().out.replace("\n", "")
-
-
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -176,21 +170,6 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(config, tmp_path, monke
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_the_equality_summary_names_every_difference_and_its_gap():
-    def row(method, equal, position=None, gap=None):
-        difference = None if equal else {"position": position, "tokens": [1, 2], "logit_gap": gap}
-        return {"method": method, "prompt_id": "p", "equals_plain": equal, "first_difference": difference}
-
-    assert equality_summary([row("a", None), row("a", None)]) == "No greedy outputs to compare."
-    rows = row("a", True), row("b", False, 7, 0.03), row("c", False, 9, 1.5), row("d", False, 3)
-    assert equality_summary(rows).splitlines() == [
-        "Greedy: 1 of 4 outputs equal plain decoding token for token.",
-        "  b on p: diverges at token 7, logit gap 0.030 (a numerical near tie)",
-        "  c on p: diverges at token 9, logit gap 1.500",
-        "  d on p: diverges at token 3, one of them had ended",
-    ]
-
-
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):
     """Lookup beside model drafting on one target: the same greedy texts, and no drafter passes."""
     path, out = tmp_path / "config.py", tmp_path / "out"
@@ -204,3 +183,67 @@ def test_a_method_may_bring_its_own_drafter(config, tmp_path):
         assert len({found[prompt, method]["text"] for method in ("plain", "static-2", "lookup", "both")}) == 1
         assert found[prompt, "lookup"]["drafter_passes"] == 0 < found[prompt, "static-2"]["drafter_passes"]
     assert sum(found[prompt, "lookup"]["num_draft_tokens"] for prompt in ("one", "two")) > 0
+
+
+LOSSY = {
+    "rejection": "rejection()",
+    "half": "lenience(lenience=0.5)",
+    "tenth": "lenience(lenience=0.1)",
+    "easd": "easd(top_n=3, target_entropy=0.1)",
+    "by-phase": "by_phase(lenience=0.5)",
+}
+LOSSY_OPTIONS = 'temperatures=(0.0, 1.0), repeats=2, max_new_tokens=12, against="rejection", quality=True'
+LOSSY_METHODS = ("plain", *LOSSY)
+
+
+@pytest.fixture(scope="module")
+def lossy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lossy")
+    methods = (f'Method("{name}", static(draft_length=4), verifier={text})' for name, text in LOSSY.items())
+    config = write_config(folder, ", ".join(methods), LOSSY_OPTIONS)
+    assert main([str(config), "--out", str(folder / "out")]) == 0
+    return folder / "out"
+
+
+@pytest.mark.seldom
+def test_the_figures_are_those_of_the_rows(lossy):
+    rows = read_rows(lossy)
+    assert [row["method"] for row in rows[:6]] == list(LOSSY_METHODS) and len(rows) == 2 * 2 * 2 * 6
+    for temperature in (0.0, 1.0):
+        here = [row for row in rows if row["temperature"] == temperature]
+        figures = by_method(here)
+        for name, own in figures.items():
+            mine = [[row["log_likelihood"] for row in here if (row["method"], row["prompt_id"]) == (name, prompt)]
+                    for prompt in ("one", "two")]  # fmt: skip
+            assert own["log_likelihood"] == pytest.approx(np.mean(mine, axis=1))
+        assert figures["rejection"]["total_variation"].max() < 1e-5 < 0.01 < figures["tenth"]["total_variation"].mean()
+        assert figures["plain"]["total_variation"].max() < 1e-5
+        assert np.isnan(figures["by-phase"]["total_variation"]).all() and figures["plain"]["before"] is None
+    greedy = by_method([row for row in rows if row["temperature"] == 0])
+    assert greedy["rejection"]["before"] == 1 and greedy["rejection"]["first_choice"].min() == 1
+    assert greedy["tenth"]["before"] < 1
+    assert np.isnan(by_method(rows[-6:])["by-phase"]["divergence"]).all()
+
+
+def test_the_tables_have_the_quality_of_every_method(lossy):
+    table = (lossy / "table.md").read_text()
+    greedy, sampled = (part.split("\n\n")[1].splitlines() for part in table.split("## Quality, ")[1:])
+    assert [line.split("|")[1].strip() for line in greedy[2:]] == list(LOSSY_METHODS)
+    cells = dict(
+        zip(LOSSY_METHODS, ([cell.strip() for cell in line.split("|")[2:-1]] for line in greedy[2:]), strict=True)
+    )
+    assert cells["rejection"][1:] == ["+0.000", "0.0000", cells["rejection"][3], "100.0%", "100.0%"]
+    assert cells["by-phase"][2:4] == ["–", "–"] and len(sampled) == len(greedy)
+
+
+def test_tokens_after_the_first_difference_are_not_equal():
+    row = {"method": "m", "prompt_id": "p", "log_likelihood": -1.0, "total_variation": 0.5, "divergence": None}
+    row |= {"first_choice": 1.0, "equals_plain": False, "first_difference": {"position": 2}, "tokens": [1, 2, 3, 4]}
+    whole = row | {"prompt_id": "q", "equals_plain": True, "first_difference": None, "tokens": [5]}
+    assert by_method([row, whole])["m"]["before"] == 3 / 5
+
+
+def test_quality_needs_a_drafter_that_is_a_model(lossy, capsys):
+    arguments = [str(lossy.parent / "config.py"), "--only", "plain", "--out", str(lossy.parent / "other")]
+    assert main(arguments) == 2 and "a method must draft with a model" in capsys.readouterr().err
+    assert not (lossy.parent / "other").exists()
