@@ -1,18 +1,23 @@
-"""experiments.policies: its tables are what an independent sum of replays says."""
+"""experiments.policies: tables are what an independent sum of replays says; the table over pairs; head-room on logs."""
+
+import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from experiments import policies
-from experiments.lib.cells import markdown
-from experiments.lib.rules import RULES
+from experiments.lib import pairs
+from experiments.lib.headroom import main, predictions, read_sweep, sweep_table
+from experiments.lib.rules import RULES, STATIC
 from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace, made_up_traces
-from experiments.lib.terminal import Whole
-from experiments.lib.trace_runs import costs_or_default
+from experiments.lib.trace_runs import ORACLE, costs_or_default, flat_costs, half_of, load_traces, source_of
+from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.foresight import with_foresight
-from specdec_jax.replay.trace import save_trace
+from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.replay.replay import replay
+from specdec_jax.replay.trace import save_trace, select
+from specdec_jax.stopping import survival
 
 
 @pytest.mark.parametrize("tuning", ["task", "all"])
@@ -66,19 +71,6 @@ def test_every_policy_has_a_place_in_the_comparison():
         assert all(np.shape(value)[0] in (1, len(settings)) for value in hyperparameters.values() if np.ndim(value))
 
 
-def test_no_name_and_no_number_is_cut_on_a_narrow_terminal():
-    names = [entry.name for entry in RULES]
-    cells = ["1.20", "1.200", "1.100 (1.000–1.200)", "100%", "10.0", "0.30", "1.20", "2.00", "7%", "13%"]
-    for width in (80, 40):
-        console = Console(width=width, color_system=None)
-        with console.capture() as captured:
-            console.print(Whole(markdown(policies.heads(["static"]), [[name, *cells] for name in names])))
-        words = captured.get().split()
-        assert "…" not in captured.get() and all(name in words for name in names)
-        assert words.count("(1.000–1.200)") == len(names) and words.count("13%") == len(names)
-        assert captured.get().count("──\n") == captured.get().count("rule ")  # names again beside what follows
-
-
 def test_a_trace_of_short_drafts_says_which_option_fits_and_one_of_one_task_has_no_table_by_task(tmp_path, capsys):
     short = made_up_trace(longest=4)
     save_trace(tmp_path / "trace-0.npz", short._replace(about=short.about | {"tasks": ["chat"] * short.num_texts}))
@@ -113,14 +105,132 @@ def test_texts_that_repeat_themselves_are_left_out_of_ranks_and_order(tmp_path):
     assert speeds == sorted(speeds, reverse=True)
 
 
-def test_ambiguous_rules_and_settings_are_one_line(tmp_path, capsys):
-    files = [tmp_path / name / "mine.py" for name in ("a", "b")]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text("from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n")
-    for words, said in (
-        (["--rules", *map(str, files)], "is called 'mine', as another rule is"),
-        (["--rules", "adaedl", "--set", "threshold=0.1", "threshold=0.2"], "names a hyperparameter twice"),
-    ):
-        assert policies.main(["--smoke", *words, "--out", str(tmp_path / "run")]) == 2
-        assert said in " ".join(capsys.readouterr().err.split())
+COSTS = flat_costs(0.1, 0.0, 16)
+
+
+def row(seconds, curve):
+    return {"seconds": [seconds], "plain_seconds": [10.0], "curve": curve}
+
+
+@pytest.fixture
+def cells():
+    """Two pairs and a rule of three settings; the best of one is not that of the other."""
+    sources = [source_of(name, 0.0, made_up_trace(0.0, texts=2), COSTS) for name in ("one", "two")]
+    tables = [
+        {STATIC: row(8.0, [1.0, 1.25, 1.0]), "rule": row(5.0, [2.0, 1.0, 1.5]), ORACLE: row(2.0, [5.0])},
+        {STATIC: row(5.0, [1.0, 2.0, 1.5]), "rule": row(4.0, [1.0, 2.5, 2.0]), ORACLE: row(2.5, [4.0])},
+    ]
+    return list(zip(sources, tables, strict=True))
+
+
+def test_a_setting_from_elsewhere_is_the_best_of_the_other_pairs(cells):
+    (one, _), (two, _) = cells
+    assert pairs.elsewhere(cells, one, "rule") == 1.0  # setting 1, which is best on two
+    assert pairs.elsewhere(cells, two, "rule") == 1.0  # setting 0
+    assert pairs.elsewhere(cells[:1], one, "rule") is None
+
+
+def test_the_table_has_means_losses_ranks_and_the_share_of_the_bound(cells):
+    lines = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+             for line in pairs.pairs_table(cells, [STATIC, "rule"]).splitlines()[2:]}  # fmt: skip
+    over = np.sqrt(8 / 5 * 5 / 4)
+    share = (10 / 5 - 10 / 8 + 10 / 4 - 10 / 5) / (5.0 - 10 / 8 + 4.0 - 10 / 5)
+    assert lines["rule"][:4] == [f"{over:.3f}", "+0.0 %", "1.0", f"{share:.0%}"]
+    assert lines[STATIC][:4] == ["1.000", f"{100 * (5 / 8 - 1):+.1f} %", "2.0", "0%"]
+    assert lines["rule"][4:] == [f"{np.sqrt(8 / 10 * 5 / 10):.3f}", f"{100 * (1 / 2 - 1):+.1f} %", "2.0"]
+
+
+def test_left_out_has_a_prior_of_the_other_pairs_alone():
+    traces = [made_up_trace(0.0, texts=6, seed=seed, boost=boost) for seed, boost in ((0, 0.0), (1, 1.0), (2, 2.0))]
+    sources = [source_of(name, 0.0, trace, COSTS) for name, trace in zip("abc", traces, strict=True)]
+    found = pairs.left_out(sources).replay(sources[0], 8)
+    given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
+    expected = replay(traces[0], survival(greedy=list(fit_prior(*traces[1:]))), given, max_draft_length=8)
+    np.testing.assert_array_equal(found.passes, expected.passes)
+    own = replay(traces[0], survival(greedy=list(fit_prior(traces[0]))), given, max_draft_length=8)
+    assert (own.passes != expected.passes).any()
+
+
+def test_a_prior_of_the_pair_is_that_of_the_other_half():
+    trace = made_up_trace(0.0, texts=8, boost=1.0)
+    found = pairs.same_pair(seed=3).replay(source_of("a", 0.0, trace, COSTS), 8)
+    first = half_of(8, seed=3)
+    given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
+    for half in (first, ~first):
+        prior = list(fit_prior(select(trace, np.flatnonzero(~half))))
+        expected = replay(select(trace, np.flatnonzero(half)), survival(greedy=prior), given, max_draft_length=8)
+        np.testing.assert_array_equal(found.passes[:, half], expected.passes)
+
+
+def test_the_first_tokens_are_a_text_of_their_own(tmp_path):
+    save_trace(tmp_path / "trace-0.npz", made_up_trace(0.0, texts=4))
+    whole, short = (load_traces([tmp_path], tokens=tokens)["drafter"][0.0] for tokens in (None, 5))
+    assert (short.length == 5).all() and (whole.length > 5).all()
+    found, same = (replay(trace, survival(), max_draft_length=8, record=True) for trace in (whole, short))
+    assert (same.emitted == 5).all()
+    first = same.rounds[0, 0] - 1  # all but the last round are those of the whole text
+    np.testing.assert_array_equal(found.record[0, 0, :first], same.record[0, 0, :first])
+
+
+def test_the_command_writes_the_table(tmp_path):
+    for seed, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        save_trace(tmp_path / name / "trace-0.npz", made_up_trace(0.0, texts=4, seed=seed))
+    groups = [f"{name}:{tmp_path / name}:0.1" for name in ("one", "two")]
+    out = tmp_path / "run"
+    assert policies.main(["--groups", *groups, "--tokens", "0", "--out", str(out)]) == 2 and not out.exists()
+    assert policies.main(["--groups", *groups, "--rules", "adaedl-keep", "survival", "--out", str(out)]) == 0
+    table = (out / "table.md").read_text().split("## All pairs")[1]
+    for name in (pairs.SAME_PAIR, pairs.LEFT_OUT, "adaedl-keep", STATIC):
+        assert f"| {name} |" in table
+
+
+RATES = {"gsm8k": 0.8, "mtbench": 0.6, "financeqa": 0.4}
+FIXED, STEP = 1.2, 0.1
+
+
+def sweep(path, slow=()):
+    """A sweep as SpecBundle has it, whose rounds take FIXED + STEP k passes, on `slow` sets twice as much."""
+    benchmarks = {}
+    for name, rate in RATES.items():
+        results = []
+        for steps, topk in ((3, 1), (5, 1), (5, 3), (7, 1)):
+            tokens, time = float(expected_tokens(rate, steps)), (FIXED + STEP * steps) * (2 if name in slow else 1)
+            plain = {"Name": "plain", "output_throughput": 200.0, "accept_length": 1.0}
+            drafter = {"Name": "eagle", "output_throughput": 200 * tokens / time, "accept_length": tokens}
+            results.append({"batch_size": 8, "steps": steps, "topk": topk, "metrics": [plain, drafter]})
+        benchmarks[name] = {"results": results}
+    path.write_text(json.dumps({"target": benchmarks}))
+    return path
+
+
+def test_a_sweep_that_follows_the_law_is_predicted_exactly_and_a_slower_set_is_an_error(tmp_path):
+    measured = read_sweep(sweep(tmp_path / "data.json"))
+    assert len(measured) == 9  # trees are left out
+    here = {entry.drafts: entry for entry in measured if entry.benchmark == "gsm8k"}
+    for guessed in predictions(here, [entry for entry in measured if entry.benchmark != "gsm8k"]).values():
+        assert {k: here[k].speedup for k in guessed} == pytest.approx(guessed, rel=2e-3)
+    table = sweep_table(measured)
+    assert "| the measured tokens a round | 0.0 % | 0.0 % | 0.00 % | 0.0 % | 3 |" in table
+    always = next(line for line in table.splitlines() if "always 7" in line)
+    assert "0.00 %" not in always  # the best length differs between the sets
+    table = sweep_table(read_sweep(sweep(tmp_path / "data.json", slow=("mtbench",))))
+    line = next(line for line in table.splitlines() if "measured tokens" in line)
+    assert float(line.split("|")[3].strip(" %")) > 50
+
+
+def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys):
+    log, out = tmp_path / "combined_cnn.jsonl", tmp_path / "out"
+    lengths = [[4, 1, 2, 1, 3, 2, 1] * 3, [1, 1, 9, 2] * 4, [2, 2, 1, 5, 1, 1]]
+    entries = [{"id": str(i), "acc_eagle": {"acc_len": n}, "acc_ngram": {"acc_len": n}} for i, n in enumerate(lengths)]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    save_trace(tmp_path / "t.npz", made_up_trace(0.7))
+    words = [str(log), str(tmp_path / "t.npz"), "--ratios", "0.1", "--slopes", "0.05", "--max-draft-length", "3"]
+    assert main([*words, "--out", str(out)]) in (0, None)
+    table = (out / "table.md").read_text()
+    wanted = "eagle | greedy | all | 3 | c = 0.1 |", "n-gram lookup | greedy | all | 3 | slope 0.05 |", "drafter | "
+    assert all(f"| {line}" in table for line in wanted) and (out / "headroom.png").stat().st_size > 10_000
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {row["what"] for row in rows if row["group"].startswith("drafter")} >= {"survival", "oracle", "static"}
+    assert "survival" not in {row["what"] for row in rows if row["group"].startswith("eagle")}
+    assert main(["--sweep", str(log)]) == 2 and "no sweep of SpecBundle" in capsys.readouterr().err
