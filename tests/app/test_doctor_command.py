@@ -5,24 +5,18 @@ import io
 import json
 import shlex
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from rich.console import Console
-from tiny_llama import one_pass
 from tiny_pair import ONE_LAYER, write_pair
 from tiny_weights import weights, write_folder
 
 from experiments.lib.rules import rule
 from experiments.lib.trace_runs import replay_rule
 from specdec_jax.app import cli, doctor
-from specdec_jax.app.settings import Settings
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
-from specdec_jax.loading import load_model
-from specdec_jax.loading.across import SAMPLE_TEXT
-from specdec_jax.metrics.intervals import Interval
+from specdec_jax.loading import for_target, load_model
+from specdec_jax.loading.intersection import probability_shared
 from specdec_jax.metrics.judging import answers
-from specdec_jax.metrics.predicted import Predicted
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival
 from specdec_jax.text.strategies import names
@@ -154,13 +148,11 @@ def test_the_probability_of_the_tokens_that_both_have(place, tmp_path, monkeypat
     known["model"]["vocab"] = {f"{word}#" if number in lacks else word: number for word, number in vocabulary.items()}
     (other / "tokenizer.json").write_text(json.dumps(known))
     monkeypatch.setattr(doctor, "every_rule", lambda longest: [survival(), static(draft_length=longest)])
-    _, out, _, report = examined(place, "--drafter", f"{other}@tokens", "--costs", str(place / "cheap.json"))
-    target, count = load_model(str(place / "target"), dtype="float32"), len(vocabulary)
-    tokens = jnp.asarray([target.tokenizer.encode(SAMPLE_TEXT, add_special=True)])
-    logits, _ = one_pass(target.model, target.params, tokens, tokens.shape[1])
-    each = np.exp(np.asarray(logits[0], np.float64) - np.asarray(logits[0]).max(axis=-1, keepdims=True))
-    held = np.setdiff1d(np.arange(count), lacks)
-    expected = (each[:, held].sum(axis=1) / each.sum(axis=1)).mean()
+    *_, report = examined(place, "--drafter", f"{other}@tokens", "--costs", str(place / "cheap.json"))
+    target, drafter = (load_model(name, dtype="float32") for name in (str(place / "target"), f"{other}@tokens"))
+    expected = probability_shared(
+        target, for_target(target, drafter).params
+    )  # which tests/loading/test_across.py tests
     assert 0.1 < expected < 0.99
     assert report["acceptance"]["measured_probability_shared"] == pytest.approx(expected, rel=1e-4)
 
@@ -206,17 +198,6 @@ def test_costs_that_are_estimated_are_called_predicted_and_a_temperature_arrives
     assert report["costs"]["how"] == "predicted" and report["costs"]["ratio"] == pytest.approx(1.0)
     assert report["costs"]["target_pass"] == [1.0, 1.0]  # as large as its target, and verification for nothing
     check_acceptance(report, trace_of(place, temperature=0.7, seed=3))
-
-
-@pytest.mark.parametrize("doubts", [(), ("the load average was 9.0 on 2 cores", "a pass fell")])
-def test_doubtful_costs_are_called_so_on_the_page_and_in_the_conclusion(doubts):
-    costs, screen = cost_model(0.1, TIMES, doubts=doubts), io.StringIO()
-    doctor.show_costs(doctor.Page(Console(file=screen, width=80)), costs, "measured")
-    assert bool(doubts) == ("oubtful" in screen.getvalue())
-    for speedup in (1.5, 0.5):
-        rule = Predicted(survival(), Interval(speedup, 0.9 * speedup, 1.1 * speedup), 0.5, np.ones(1), 2.0, 2.0, 0.5)
-        why = doctor.conclude(Settings(), [rule], [True], costs).why
-        assert ("The costs are doubtful" in why) == bool(doubts)
 
 
 def test_rules_take_what_a_calibration_has_learnt(place, paying):

@@ -1,20 +1,32 @@
-"""What people look at: colours, the live panel, the proof's table, a line of statistics."""
+"""What people look at: colours, the live panel, the proof, a text told token by token on a terminal and as a page."""
 
 import io
 import json
+import math
 import os
+import re
 import signal
+from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, Browser
 from rich.console import Console
-from scripted import OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
+from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 from tiny_pair import write_pair
 
 from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.app.views import live, proof, terminal
+from specdec_jax.app.views.coloured import render
+from specdec_jax.app.views.page import page, save_page
 from specdec_jax.app.views.printing import plain, summary
+from specdec_jax.app.views.tokens import bound, phases_of
+from specdec_jax.app.views.tokens import tokens_of as told
+from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
+from specdec_jax.loading import load_model
+from specdec_jax.loading.new_folder import check_file
 from specdec_jax.lossless import (
     Case,
     Coverage,
@@ -26,6 +38,7 @@ from specdec_jax.lossless import (
 )
 from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof
 from specdec_jax.stopping import static
+from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import Piece
@@ -36,7 +49,7 @@ pytestmark = pytest.mark.slow
 PIECES = [Piece("one", "accepted"), Piece(" 2\n", "rejected"), Piece(" two", "recovered"), Piece("\tthree", "bonus")]
 
 
-def test_colours_by_kind_and_text_as_it_is():
+def test_colours_by_kind_text_as_it_is_and_none_where_they_are_not_wanted():
     text = terminal.ansi(PIECES)
     assert text == "\x1b[32mone\x1b[0m\x1b[2;9;31m 2↵\x1b[0m\x1b[1;33m two\x1b[0m\x1b[1;36m\tthree\x1b[0m"
     assert terminal.ansi(PIECES, show_rejected=False).count("\x1b[") == 6
@@ -45,9 +58,6 @@ def test_colours_by_kind_and_text_as_it_is():
     assert terminal.coloured(PIECES, show_rejected=False).plain == "one two\tthree"
     escaped = terminal.ansi([Piece("\x1b[31mred", "bonus")])  # a model's codes are shown and not obeyed
     assert "\x1b[31mred" not in escaped and "␛[31mred" in escaped
-
-
-def test_colours_only_where_they_are_wanted():
     dumb = {"force_terminal": True, "color_system": None}  # TERM=dumb
     for options in ({"force_terminal": False}, {"force_terminal": True, "no_color": True}, dumb):
         assert not terminal.shows_colours(Console(file=io.StringIO(), **options))
@@ -67,22 +77,19 @@ def test_the_live_view_ends_with_the_whole_text_and_its_figures():
     assert f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes" in end
 
 
-def generation(statistics=None, **changes):
+def generation(statistics=None):
     figures = {"num_draft_tokens": 10, "draft_acceptance_rate": 0.5, "mean_draft_length": 2.5, "drafter_passes": 12}
     figures |= {"mean_acceptance_length": 2.25, "discarded_passes": 2, "num_reasoning_tokens": 0, **(statistics or {})}
-    made = Generation("x", [1] * 20, [1], "length", figures, 2.0, 0.0, 0.0)
-    return made._replace(**changes)
+    return Generation("x", [1] * 20, [1], "length", figures, 2.0, 0.0, 0.0)
 
 
 def test_the_line_of_statistics():
-    for figure in ("20 tokens", "10.0 tokens/s", "50% of drafts", "draft 2.50", "length 2.25", "reached max"):
+    for figure in ("20 tokens", "10.0 tokens/s", "50%", "2.50", "2.25"):
         assert figure in summary(generation())
-    nothing = summary(generation(statistics={"num_draft_tokens": 0}, finish_reason="stop", compile_seconds=3.21))
-    assert "nothing drafted" in nothing and nothing.endswith("compiled in 3.2 s, ended]")
-    assert "25% in reasoning phases" in summary(generation(statistics={"num_reasoning_tokens": 5}))
+    assert "25%" in summary(generation(statistics={"num_reasoning_tokens": 5}))
     counted = generation(statistics={"num_rounds": 8, "num_emitted_tokens": 20})  # and 12 drafter passes
-    assert "predicted 2.17 times plain decoding" in summary(counted, drafter_cost=0.1)  # 20 / (8 + 1.2)
-    assert "predicted 2.50 times" in summary(counted, drafter_cost=0.0)
+    assert "2.17 times" in summary(counted, drafter_cost=0.1)  # 20 / (8 + 1.2)
+    assert "2.50 times" in summary(counted, drafter_cost=0.0)
 
 
 def test_nothing_that_is_no_json_gets_through():
@@ -217,3 +224,271 @@ def test_the_pairs_test_says_how_long_and_stops_with_what_it_has(capsys):
         decoder, params, sequences=4096, batch=1024, progress=lambda done, _: done < 2048
     )
     assert stopped.sequences == 2048 and stopped.lossless
+
+
+ROOT = Path(__file__).parents[2]
+NAN = math.nan
+
+
+def round_(proposed, accepted, emitted, entropy, threshold=0.7, phase=0, drafter_id=0):
+    """What RoundInfo holds of one round; the distributions' largest probabilities follow from the entropies."""
+    drafts = np.array([*proposed, *[0] * (4 - len(proposed))], np.int32)
+    entropies = np.array([*entropy, *[NAN] * (4 - len(entropy))], np.float32)
+    counts = {"drafted": len(proposed), "accepted": accepted, "emitted": emitted, "drafter_id": drafter_id}
+    numbers = {name: np.int32(count) for name, count in (counts | {"phase": phase}).items()}
+    seen = {"proposed": drafts, "entropy": entropies, "max_prob": np.exp(-entropies)}
+    return seen | {"threshold": np.float32(threshold)} | numbers
+
+
+def told_generation(tokens, rounds, text=None, reason="length"):
+    end = len(tokens) - (reason == "stop")
+    text = tokenizer().decode(tokens[:end]) if text is None else text
+    return Generation(text, tokens, [1], reason, summarise(no_counts(1, 4)), 2.0, 0.1, 0.0, rounds)
+
+
+def example(then=""):
+    """ab accepted, c in place of x (y after it); d alone, in a reasoning phase; half of é, its rest, `then`, an end."""
+    a, b, c, d, x, y, one, two = tokens_of("abcdxyé")
+    more = tokens_of(then) if then else []
+    rounds = [
+        round_([a, b, x, y], 2, 3, [0.1, 0.2, 2.5, 1.0]),
+        round_([], 0, 1, [3.0], threshold=0.6, phase=1, drafter_id=1),
+        round_([one], 1, 2, [0.5, NAN], threshold=NAN),
+        *[round_([], 0, 1, [0.4]) for _ in more],
+        round_([], 0, 1, []),
+    ]
+    return told_generation([a, b, c, d, one, two, *more, 2], rounds, reason="stop")
+
+
+def test_every_token_what_was_rejected_before_it_and_texts_that_end_early():
+    tokens = told(example(), tokenizer())
+    assert [token.text for token in tokens] == ["a", "b", "c", "d", "", "é", ""]
+    assert [token.kind for token in tokens] == ["accepted"] * 2 + ["recovered", "bonus", "accepted", "bonus", "bonus"]
+    assert [token.round for token in tokens] == [0, 0, 0, 1, 2, 2, 3]
+    assert [token.first for token in tokens] == [True, False, False, True, True, False, True]
+    assert [token.phase for token in tokens] == [0, 0, 0, 1, 0, 0, 0] and phases_of(tokens) == [(3, 4)]
+    assert [token.drafter for token in tokens] == [0, 0, 0, 1, 0, 0, 0]
+    assert [token.ends for token in tokens] == [False] * 6 + [True]
+    np.testing.assert_allclose([t.entropy for t in tokens], [0.1, 0.2, 2.5, 3.0, 0.5, NAN, NAN], rtol=1e-6)
+    np.testing.assert_allclose([t.max_prob for t in tokens], np.exp([-0.1, -0.2, -2.5, -3, -0.5, NAN, NAN]), rtol=1e-6)
+    np.testing.assert_allclose([t.threshold for t in tokens], [0.7] * 3 + [0.6, NAN, NAN, 0.7], rtol=1e-6)
+    assert [[draft.text for draft in token.rejected] for token in tokens] == [[], [], ["x", "y"], [], [], [], []]
+    np.testing.assert_allclose([draft.entropy for draft in tokens[2].rejected], [2.5, 1.0])
+    a, b = tokens_of("ab")
+    tokens = told(told_generation([a, 2], [round_([a, 2, b], 2, 2, [0.1] * 3)], reason="stop"), tokenizer())
+    assert [token.kind for token in tokens] == ["accepted"] * 2 and not any(token.rejected for token in tokens)
+    tokens = tokens_of("abcd")
+    rounds = [round_([], 0, 1, [0.5]) for _ in tokens]
+    shown = told(told_generation(tokens, rounds, text="ab", reason="stop_string"), tokenizer())
+    assert [token.text for token in shown] == ["a", "b", "", ""], "text behind a stop string is nobody's"
+
+
+def test_a_record_read_back_from_json_is_told_the_same_and_none_is_refused():
+    rounds = json.loads(json.dumps(plain(example().rounds)))
+    assert str(told(example(), tokenizer())) == str(told(example()._replace(rounds=rounds), tokenizer()))
+    with pytest.raises(ValueError, match="record=True"):
+        told(example()._replace(rounds=None), tokenizer())
+    with pytest.raises(ValueError, match="the rounds emitted 7 tokens, the generation has 6"):
+        told(example()._replace(tokens=example().tokens[:-1]), tokenizer())
+
+
+@pytest.mark.parametrize("wrong", [(), (2, 5, 6), (0, 1, 2, 3, 4)])
+def test_a_decoded_text_is_told_as_it_was_counted(wrong):
+    script = tokens_of("one two three äöü")
+    pair = scripted_pair(script, wrong_at(script, *wrong))
+    result = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, record=True, **OPTIONS)
+    tokens, counts = told(result, pair.target.tokenizer), result.statistics
+    assert "".join(token.text for token in tokens) == result.text
+    assert [token.id for token in tokens] == result.tokens
+    assert sum(token.kind == "accepted" for token in tokens) == counts["num_accepted_tokens"]
+    assert tokens[-1].round + 1 == sum(token.first for token in tokens) == counts["num_rounds"]
+    assert sum(len(token.rejected) for token in tokens) <= counts["num_draft_tokens"] - counts["num_accepted_tokens"]
+    assert "\ufffd" not in "".join(token.text for token in tokens)
+
+
+def test_the_terminals_view_has_the_text_with_and_without_what_was_rejected():
+    def printed(**options):
+        console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system="standard")
+        console.print(render(example(), tokenizer(), **options))
+        return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+
+    assert printed().startswith("abxyc▏d▏é▏\n") and printed(show_rejected=False, boundaries=False).startswith("abcdé\n")
+    assert bound(0.0, 0.2) == 1 and bound(1.25, 0.2) == 0.5 and bound(9.0, 0.2) == 0 and math.isnan(bound(NAN, 0.2))
+
+
+def test_files_that_cannot_be_written_are_refused(tmp_path):
+    for path, message in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", "No such file")):
+        with pytest.raises(ValueError, match=message):
+            save_page(path, example(), tokenizer())
+        with pytest.raises(ValueError, match=message):
+            check_file(path)
+    path = tmp_path / "a.html"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="record=True"):
+        save_page(path, example()._replace(rounds=None), tokenizer())
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_pages_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+    """Its two blocks of Python, on a tiny pair."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "views.md").read_text(encoding="utf-8"), re.DOTALL)
+    target, drafter = write_pair(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = "".join(blocks).replace("build_pair()", f"build_pair({target!r}, {drafter!r})")
+    code = re.sub(r"max_new_tokens=\d+", "max_new_tokens=10", code)
+    code = code.replace("pair=pair,", "pair=pair, chat=False,").replace("width=4", "width=4, chat=False")
+    code = code.replace("width=4", f"width=4, target={target!r}")
+    exec(compile(code, "docs/views.md", "exec"), {})
+    assert (tmp_path / "run.html").is_file()
+    assert len(blocks) == 2 and capsys.readouterr().out.count("length '") == 4
+
+
+EVIL = "<script>alert(1)</script>&amp;\"'{{ 1 }}"
+
+
+class Tags(HTMLParser):
+    scripts, links = 0, ()
+
+    def handle_starttag(self, tag, attrs):
+        self.scripts += tag == "script"
+        self.links += tuple((name, value) for name, value in attrs if name in ("src", "href", "action", "srcset"))
+
+
+def test_the_page_links_to_nothing_and_what_a_model_wrote_is_text():
+    tags, html = Tags(), page(example(EVIL), tokenizer(), title=EVIL, details={EVIL: EVIL})
+    tags.feed(html)
+    assert tags.scripts == 2 and tags.links == (("href", "data:,"),)
+    assert "alert(1)</script>" not in html and "http" not in html.replace("http-equiv", "")
+
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")
+TEXT = "Array.from(document.querySelectorAll('.token')).map(t => t.textContent).join('')"
+DELETED = (
+    "Array.from(document.querySelectorAll('del')).map(e => getComputedStyle(e).display).slice(1)"  # not the legend
+)
+TIP = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    return save_page(path, example(EVIL), tokenizer(), title=EVIL, entropy_factor=0.2)
+
+
+@needs_chromium
+@pytest.mark.parametrize("options", [{}, {"dark": True}, {"width": 360, "height": 640}])
+def test_in_a_browser_the_page_is_quiet_and_shows_the_text(browser, file, options):
+    browser.open(file, **options)
+    assert browser.value(TEXT) == example(EVIL).text and browser.value("document.title") == EVIL
+    assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
+    browser.click(".token")
+    assert browser.requests == [file.resolve().as_uri()] and browser.errors == []
+
+
+@needs_chromium
+def test_in_a_browser_a_switch_hides_the_rejected_drafts_and_tokens_tell_their_figures(browser, file):
+    browser.open(file)
+    assert browser.value(DELETED) == ["inline"] * 2
+    browser.click("#show-rejected")
+    assert browser.value(DELETED) == ["none"] * 2 and browser.value(TEXT) == example(EVIL).text
+    browser.click("#show-rejected")
+    assert browser.value(DELETED) == ["inline"] * 2
+    browser.click("#show-rounds")
+    assert browser.value("getComputedStyle(document.querySelector('#text .tick')).display") == "none"
+    assert browser.value(TIP) == ""
+    browser.click(".token", 2)
+    tip = browser.value(TIP).replace("\n", " ")
+    for words in ("'c' (", "2.500 nats", "0.082", "0.700", "round1", "rejected herexy"):
+        assert words in tip, tip
+    marker = "(m => [m.getAttribute('visibility'), Number(m.getAttribute('x'))])(document.querySelector('#marker'))"
+    column = browser.value("Number(document.querySelector('#chart').dataset.column)")
+    assert browser.value(marker) == [None, 2 * column]
+    assert browser.value("document.querySelectorAll('.token')[2].getAttribute('aria-pressed')") == "true"
+    browser.click(".token", 2)
+    assert browser.value(marker)[0] == "hidden"
+
+
+@needs_chromium
+def test_in_a_browser_arrow_keys_walk_and_enter_chooses(browser, file):
+    browser.open(file)
+    browser.value("document.querySelector('.token').focus()")
+    for _ in range(3):
+        browser.key("ArrowRight")
+    assert browser.value("document.activeElement.textContent") == "d"
+    tip = browser.value(TIP)
+    assert "reasoning" in tip and "3.000 nats" in tip
+    browser.key("Enter")
+    assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert browser.value("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    browser.key("Escape")
+    assert browser.value(TIP) == "" and browser.errors == []
+
+
+def test_a_branch_stands_for_a_rejected_draft_and_is_shown():
+    rejected = {"accepted": 1, "drafted": 3}
+    assert kinds_of(rejected | {"emitted": 3}) == ["accepted", "branch", "bonus"]
+    assert kinds_of(rejected | {"emitted": 2}) == ["accepted", "recovered"]
+    assert kinds_of(rejected | {"emitted": 4}) == ["accepted", "branch", "branch", "bonus"]
+    assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
+    assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]
+    a, b, c, x, y = tokens_of("abcxy")
+    shown = told_generation([a, b, c], [round_([a, x, y], 1, 3, [0.1, 1.5, 0.7])])
+    tokens = told(shown, tokenizer())
+    assert [token.kind for token in tokens] == ["accepted", "branch", "bonus"]
+    assert [draft.text for draft in tokens[1].rejected] == ["x", "y"]
+    assert '<span class="token branch"' in page(shown, tokenizer())
+    assert '<span class="token branch"' not in page(example(), tokenizer())
+
+
+SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
+    return ["--target", target, "--drafter", drafter]
+
+
+def test_a_page_beside_the_same_text(capsys, models, tmp_path):
+    arguments = ["generate", "hello <b>", *models, *SHORT, "--policy", "adaedl(threshold=0.1)", "--json"]
+    assert cli.main(arguments) == 0
+    plain = capsys.readouterr()
+    file = tmp_path / "a.html"
+    assert cli.main([*arguments, "--page", str(file)]) == 0
+    drawn = capsys.readouterr()
+    assert list(tmp_path.iterdir()) == [file]
+    html = file.read_text(encoding="utf-8")
+    assert "hello &lt;b&gt;" in html and "adaedl(threshold=0.1)" in html and "bound 1" in html
+    assert plain.err == "" and drawn.err == f"page: {file}\n"
+    assert plain.out.split('"statistics"')[0] == drawn.out.split('"statistics"')[0]
+
+
+@pytest.mark.seldom
+def test_phases_are_watched_where_they_are_asked_for(capsys, models, tmp_path):
+    """The tiny target is ever uncertain: at the default thresholds it reasons after eight tokens, at its own never."""
+    content = {
+        name: {"name": name, **fingerprint(load_model(path, dtype="float32").params)}
+        for name, path in (("target", models[1]), ("drafter", models[3]))
+    }
+    learnt = {"policy": {}, "verifier": {}, "monitor": {"phases": {"enter": 50.0, "leave": 50.0}}}
+    content |= {"hyperparameters": {"greedy": learnt, "sampled": learnt}, "figures": {}}
+    (tmp_path / "calibration.json").write_text(json.dumps(content))
+
+    def reasoning(*more):
+        page = tmp_path / "a.html"
+        assert cli.main(["generate", "hello", *models, *SHORT, "--json", "--page", str(page), *more]) == 0
+        result = json.loads(capsys.readouterr().out)
+        shaded = page.read_text(encoding="utf-8").count(' reasoning"')
+        return result["statistics"]["num_reasoning_tokens"], shaded, result["tokens"]
+
+    unwatched, watched = reasoning(), reasoning("--phases")
+    calibrated = reasoning("--phases", "--calibration", str(tmp_path / "calibration.json"))
+    assert watched[0] == 4 and watched[1] > 0
+    assert unwatched[:2] == calibrated[:2] == (0, 0)
+    assert unwatched[2] == watched[2] == calibrated[2]
