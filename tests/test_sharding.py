@@ -68,6 +68,7 @@ def test_every_device_holds_and_reads_its_share(found, kind, words):
         assert share == (1 if whole else 1 / shares), name
     for name, parts in found[kind][words]["read"].items():
         assert sorted(parts) == [1 / shares] * shares, name
+    assert found[kind][words]["cache"] == 1 / 8
 
 
 def test_every_family_is_shared(found):
@@ -78,11 +79,6 @@ def test_every_family_is_shared(found):
         assert told["int8"], name  # scales are those of whole rows, wherever their inputs are
         assert told.get("apart", 0.0) < 1e-5, name
     assert sum("apart" in told for told in found["families"].values()) == 3
-
-
-@pytest.mark.parametrize(("kind", "words"), MESHES)
-def test_rows_and_heads_of_the_cache_are_shared(found, kind, words):
-    assert found[kind][words]["cache"] == 1 / 8
 
 
 @pytest.mark.often(1)
@@ -155,12 +151,17 @@ def test_commands_refuse_a_mesh_that_is_none(command, capsys):
     assert "a mesh is data=N,model=M" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "model=-1"])
-def test_a_mesh_that_is_none(words):
-    with pytest.raises(ValueError, match="a mesh is data=N,model=M"):
+NONE = "a mesh is data=N,model=M"
+WORDS = ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "model=-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *((words, NONE) for words in WORDS),
+        ("data=512", f"'data=512' needs 512 devices, there are {len(jax.devices())} "),
+    ],
+)
+def test_a_mesh_that_is_none(words, message):
+    with pytest.raises(ValueError, match=message):
         make_mesh(words)
-
-
-def test_a_mesh_of_more_devices_than_there_are():
-    with pytest.raises(ValueError, match=rf"'data=512' needs 512 devices, there are {len(jax.devices())} \("):
-        make_mesh("data=512")

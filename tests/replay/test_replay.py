@@ -28,24 +28,10 @@ PARAMS = ModelParams(*(jnp.asarray(table) for table in PAIR[:2]))
 
 
 def live(policy, prompts, hyperparameters, *, limit=LIMIT, **options):
-    prefill_options = {
-        "policy_hyperparameters": hyperparameters,
-        "record_rounds": limit,
-        "monitor_hyperparameters": WATCH,
-    }
-    decoder_options = {"verification_widths": (widest_draft(policy, MOST) + 1,), "monitor": phases()}
-    drafter = model(TABLE, MOST, catch_up=4)
-    return decoded(
-        TABLE,
-        drafter,
-        PARAMS,
-        prompts,
-        policy,
-        limit=limit,
-        decoder_options=decoder_options,
-        prefill_options=prefill_options,
-        **options,
-    )
+    begun = {"policy_hyperparameters": hyperparameters, "record_rounds": limit, "monitor_hyperparameters": WATCH}
+    built = {"verification_widths": (widest_draft(policy, MOST) + 1,), "monitor": phases()}
+    options |= {"limit": limit, "decoder_options": built, "prefill_options": begun}
+    return decoded(TABLE, model(TABLE, MOST, catch_up=4), PARAMS, prompts, policy, **options)
 
 
 def trace_of(prompts, limit=LIMIT, **options):
@@ -253,43 +239,30 @@ def test_time_is_counted_by_width():
 # What a trace does not hold
 
 
-def reading(**answers):
-    """A static rule with some of its questions answered otherwise."""
-    return static().replace(**answers)
-
-
 def by_token(state, distribution, token, drafted, context):
     return token != 3, state
 
 
+def by_check(question):
+    return static().replace(check=lambda state, distribution, drafted, context: (question(distribution), state))
+
+
+def by_update(length):
+    return static().replace(
+        update=lambda state, draft, result: state._replace(draft_length=length(draft, result) + 0 * draft.length)
+    )
+
+
 UNREADABLE = {
-    "the probabilities of all tokens": reading(
-        check=lambda state, distribution, drafted, context: (
-            jnp.sum(jnp.exp(2 * distribution.log_prob), axis=-1) > 0.2,
-            state,
-        )
-    ),
-    "the probabilities of all tokens (log_prob; ": reading(
-        check=lambda state, distribution, drafted, context: (distribution.log_prob[:, 0] < -1, state)
-    ),
-    "the raw probabilities of all tokens": reading(
-        check=lambda state, distribution, drafted, context: (
-            jnp.exp(distribution.raw_log_prob).max(axis=-1) > 0.2,
-            state,
-        )
-    ),
-    "which token is the most probable": reading(
-        check=lambda state, distribution, drafted, context: (jnp.where(distribution.top_token == 2, True, False), state)
-    ),
-    "which token was drawn": reading(proceed=by_token),
-    "the drafted tokens": reading(update=lambda state, draft, result: state._replace(draft_length=draft.tokens[:, 0])),
-    "the emitted tokens": reading(
-        update=lambda state, draft, result: state._replace(draft_length=jnp.max(result.tokens, axis=1))
-    ),
-    "the distributions that drafts were drawn from": reading(
-        update=lambda state, draft, result: state._replace(draft_length=draft.log_q.shape[1] + 0 * draft.length)
-    ),
-    "the monitor's entropy": reading(begin=lambda state, context: (context.monitor.entropy > 1, state)),
+    "the probabilities of all tokens": by_check(lambda seen: jnp.sum(jnp.exp(2 * seen.log_prob), axis=-1) > 0.2),
+    "the probabilities of all tokens (log_prob; ": by_check(lambda seen: seen.log_prob[:, 0] < -1),
+    "the raw probabilities of all tokens": by_check(lambda seen: jnp.exp(seen.raw_log_prob).max(axis=-1) > 0.2),
+    "which token is the most probable": by_check(lambda seen: jnp.where(seen.top_token == 2, True, False)),
+    "which token was drawn": static().replace(proceed=by_token),
+    "the drafted tokens": by_update(lambda draft, result: draft.tokens[:, 0]),
+    "the emitted tokens": by_update(lambda draft, result: jnp.max(result.tokens, axis=1)),
+    "the distributions that drafts were drawn from": by_update(lambda draft, result: draft.log_q.shape[1]),
+    "the monitor's entropy": static().replace(begin=lambda state, context: (context.monitor.entropy > 1, state)),
 }
 
 
