@@ -5,9 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import plain_oracles as oracles
 import pytest
+from refusals import refusals
+from scipy import stats
 
+from specdec_jax import lossless
 from specdec_jax.decoding import sampling
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.sampling import make_warp, policy_seeds, prompt_hashes, uniforms
+from specdec_jax.stopping import static
+from specdec_jax.verification import rejection
 
 ROWS, VOCAB = 1000, 200
 
@@ -73,29 +78,12 @@ def test_a_distribution_says_what_rules_read(rows, temperatures):
         raw = oracles.softmax(logits[row].astype(np.float64))
         seen = raw if temperature == 0 else oracles.warp(logits[row].astype(np.float64), temperature, top_k=20)
         largest, second = np.sort(seen)[-1], np.sort(seen)[-2]
-        figures = [
-            distribution.entropy,
-            distribution.max_prob,
-            distribution.margin,
-            distribution.raw_entropy,
-            distribution.raw_max_prob,
-        ]
+        names = ("entropy", "max_prob", "margin", "raw_entropy", "raw_max_prob")
         expected = [oracles.entropy(seen), largest, largest - second, oracles.entropy(raw), raw.max()]
-        np.testing.assert_allclose([figure[row] for figure in figures], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose([getattr(distribution, name)[row] for name in names], expected, rtol=1e-4, atol=1e-6)
         assert distribution.top_token[row] == int(np.argmax(logits[row]))
         if temperature == 0:
             assert np.exp(distribution.log_prob[row]).tolist() == np.eye(VOCAB)[np.argmax(logits[row])].tolist()
-
-
-def test_distributions_of_a_block_are_the_distributions_of_its_positions(rows):
-    logits = rows[0][:12].reshape(3, 4, VOCAB)
-    warp = make_warp(3, [0.0, 0.6, 1.1], top_p=[1.0, 0.8, 1.0])
-    block = jax.jit(sampling.distributions)(logits, warp)
-    for position in range(4):
-        one = jax.jit(sampling.distribution)(logits[:, position], warp)
-        # Two programs may round their sums in another order: one unit in the last place with jax 0.10.
-        same = lambda many, few, p=position: np.testing.assert_allclose(many[:, p], few, rtol=1e-6)  # noqa: E731
-        jax.tree.map(same, block, one)
 
 
 def test_entropy_and_total_variation_of_distributions_with_zeros():
@@ -119,12 +107,6 @@ def test_drawing_inverts_the_cumulative_sum(vocab):
         sums = np.cumsum(weights[row]) / weights[row].sum()
         low, high = sums[drawn[row]] - weights[row, drawn[row]] / weights[row].sum(), sums[drawn[row]]
         assert low - 1e-5 <= uniform[row] <= high + 1e-5, (row, low, uniform[row], high)
-
-
-def test_drawing_never_gives_a_token_of_weight_zero():
-    uniform = jnp.asarray(np.linspace(0, 1, 1001, endpoint=False), jnp.float32)
-    weights = jnp.tile(jnp.array([0.0, 1e-30, 0.0, 1.0, 0.0], jnp.float32), (1001, 1))
-    assert set(np.asarray(sampling.draw(weights, uniform)).tolist()) <= {1, 3}
 
 
 def test_drawing_gives_no_token_of_weight_zero_where_rounded_sums_disagree():
@@ -156,19 +138,53 @@ def test_uniforms_differ_by_seed_emitted_position_and_role_and_by_nothing_else()
     assert values[5] == one_uniform(*grid[5]) and values[-1] == one_uniform(*grid[-1])
 
 
-@pytest.mark.parametrize(
-    "numbers, words",
-    [
-        ({"temperature": -0.5}, "temperature.*-0.5"),
-        ({"temperature": float("nan")}, "temperature.*nan"),
-        ({"top_p": 0.0}, r"top_p.*\(0, 1\].*0.0"),
-        ({"top_p": 1.5}, "top_p.*1.5"),
-        ({"top_k": -1}, "top_k.*-1"),
-        ({"min_p": 2}, "min_p.*2"),
-        ({"temperature": [1.0, 1.0]}, "temperature.*3"),
-        ({"temperature": "warm"}, "temperature.*'warm'"),
-    ],
+test_warps_refuse_what_they_cannot_mean = refusals(
+    (lambda: make_warp(3, temperature=-0.5), "temperature.*-0.5"),
+    (lambda: make_warp(3, temperature=float("nan")), "temperature.*nan"),
+    (lambda: make_warp(3, top_p=0.0), r"top_p.*\(0, 1\].*0.0"),
+    (lambda: make_warp(3, top_p=1.5), "top_p.*1.5"),
+    (lambda: make_warp(3, top_k=-1), "top_k.*-1"),
+    (lambda: make_warp(3, min_p=2), "min_p.*2"),
+    (lambda: make_warp(3, temperature=[1.0, 1.0]), "temperature.*3"),
+    (lambda: make_warp(3, temperature="warm"), "temperature.*'warm'"),
 )
-def test_warps_refuse_what_they_cannot_mean(numbers, words):
-    with pytest.raises(ValueError, match=words):
-        make_warp(3, **numbers)
+
+
+ROWS, VOCAB, PROMPT = 1024, 3, [0, 1]
+
+
+def test_hashes_stay_what_they_are():
+    """Every text at a seed depends on them."""
+    hashes = [459728077, 459728077, 615005626]
+    assert prompt_hashes([[0, 1], [0, 1], [1, 0]]).tolist() == hashes
+    assert jax.jit(prompt_hashes)([jnp.array(prompt) for prompt in ([0, 1], [0, 1], [1, 0])]).tolist() == hashes
+    assert len(set(prompt_hashes([[0] * length for length in range(1, 300)]).tolist())) == 299
+    assert prompt_hashes([[0]], [[1]]) != prompt_hashes([[0, 1]])  # a source counts, and is no part of the prompt
+
+
+def test_a_seed_alone_stands_for_the_key_with_0():
+    seeds, zero = np.arange(4, dtype=np.uint32), np.zeros(4, np.uint32)
+    emitted = np.arange(4, dtype=np.int32)
+    keys = np.stack([zero, seeds], axis=1)
+    np.testing.assert_array_equal(uniforms(keys, emitted, 2, 1), uniforms(seeds, emitted, 2, 1))
+    np.testing.assert_array_equal(policy_seeds(keys), policy_seeds(seeds))
+    hashed = np.stack([prompt_hashes([PROMPT] * 4), seeds], axis=1)
+    assert not np.any(np.asarray(uniforms(hashed, emitted, 2, 1)) == np.asarray(uniforms(seeds, emitted, 2, 1)))
+    assert not np.any(np.asarray(policy_seeds(hashed)) == np.asarray(policy_seeds(seeds)))
+
+
+def test_the_turns_of_a_conversation_are_independent():
+    """The same question twice at one seed: over seeds, the first tokens of both answers have the joint distribution."""
+    decoder, params = lossless.toy_decoder(static(), rejection())
+    more = {"seed": 0, "warp": make_warp(ROWS, temperature=1.0), "stop_ids": (), "slots": 64}
+    state = decoder.run(params, decoder.prefill(params, [PROMPT] * ROWS, max_new_tokens=3, **more))
+    first = np.asarray(state.tokens)[:, 2]
+    asked_again = [[*text, *PROMPT] for text in np.asarray(state.tokens)[:, :5].tolist()]
+    state = decoder.run(params, decoder.extend(params, state, asked_again, max_new_tokens=3, **more))
+    second = np.asarray(state.tokens)[:, 7]
+    logits = np.asarray(params.target, np.float64)[0, 1]
+    answer = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    expected = ROWS * np.outer(answer, answer).ravel()
+    observed = np.bincount(first * VOCAB + second, minlength=VOCAB**2)
+    assert stats.chisquare(observed, expected).pvalue > 1e-3
+    assert 0.2 < np.mean(first == second) < 0.8
