@@ -33,13 +33,23 @@ def accepted_in_rounds(monkeypatch, kind):
     return taken
 
 
-@pytest.mark.often(3)
-@pytest.mark.parametrize("verifier", [rejection, block, traversal])
-@pytest.mark.parametrize("policy", [comb(links=2, siblings=(1, 2)), survival_tree(siblings=2, **FREE)])
-def test_combs_are_exact(policy, verifier, monkeypatch):
-    taken = accepted_in_rounds(monkeypatch, "sibling")
-    assert proof(policy, verifier).total_variation < EXACT
-    assert max(taken) > 0.1  # siblings are accepted, and not only allowed
+TREE = {"links": 2, "siblings": (2, 1), "children": 2}
+
+EXACTLY = [  # policy, verifier, what is seen to be accepted, and how likely at least
+    *((comb(links=2, siblings=(1, 2)), verifier, "sibling", 0.1) for verifier in (rejection, block, traversal)),
+    *((comb(2, 1, **TREE), verifier, "child", 0.02) for verifier in (rejection, traversal)),
+    *((survival_tree(siblings=2, **FREE), verifier, "sibling", 0.1) for verifier in (rejection, block, traversal)),
+    *((survival_tree(siblings=2, expanded=1, **FREE), verifier, "child", 0.02) for verifier in (rejection, traversal)),
+]
+
+
+@pytest.mark.often(5)
+@pytest.mark.parametrize(("policy", "verifier", "kind", "least"), EXACTLY)
+def test_combs_and_trees_are_exact(policy, verifier, kind, least, monkeypatch):
+    taken = accepted_in_rounds(monkeypatch, kind)
+    toys = {} if kind == "sibling" else {"toys": TOYS[:2]}
+    assert proof(policy, verifier, **toys).total_variation < EXACT
+    assert max(taken) > least  # siblings, or children, are accepted, and not only allowed
 
 
 def by_the_draft(state, length, room, context, parent):
@@ -50,30 +60,13 @@ def by_the_draft(state, length, room, context, parent):
 
 
 @pytest.mark.seldom
-def test_shapes_may_depend_on_the_draft():
-    policy = survival_tree(siblings=2, **FREE)
+@pytest.mark.parametrize(
+    ("expanded", "verifier", "toys"), [(0, rejection, TOYS[:2]), (0, traversal, TOYS[:2]), (2, rejection, TOYS[1:2])]
+)
+def test_shapes_may_depend_on_the_draft(expanded, verifier, toys):
+    policy = survival_tree(siblings=2, expanded=expanded, **FREE)
     adaptive = dataclasses.replace(policy, beside=by_the_draft)
-    for verifier in (rejection, traversal):
-        assert proof(adaptive, verifier, toys=TOYS[:2]).total_variation < EXACT
-
-
-TREE = {"links": 2, "siblings": (2, 1), "children": 2}
-
-
-@pytest.mark.often(2)
-@pytest.mark.parametrize("verifier", [rejection, traversal])
-@pytest.mark.parametrize("policy", [comb(2, 1, **TREE), survival_tree(siblings=2, expanded=1, **FREE)])
-def test_trees_are_exact(policy, verifier, monkeypatch):
-    taken = accepted_in_rounds(monkeypatch, "child")
-    assert proof(policy, verifier, toys=TOYS[:2]).total_variation < EXACT
-    assert max(taken) > 0.02  # children are accepted, and not only allowed
-
-
-@pytest.mark.seldom
-def test_shapes_of_trees_may_depend_on_the_draft():
-    policy = survival_tree(siblings=2, expanded=2, **FREE)
-    adaptive = dataclasses.replace(policy, beside=by_the_draft)
-    assert proof(adaptive, toys=TOYS[1:2]).total_variation < EXACT
+    assert proof(adaptive, verifier, toys=toys).total_variation < EXACT
 
 
 def test_a_sibling_left_out_by_its_token_is_found_out(monkeypatch):

@@ -22,13 +22,10 @@ def test_chances_stand_by_depth_entropy_and_task(table):
     assert abs(second - 0.3) < 0.1 and abs(third - 0.15 / 0.7) < 0.1  # as the traces are made up
 
 
-def test_free_verification_gains_most_and_every_machine_is_named(table):
+def test_the_rules_are_replayed_on_every_machine_and_free_verification_gains_most(table):
     assert all(
         table.count(f"| {name}") == 2 for name in ("the default costs (2 cores", "flat verification", "tpu-v5e")
     )  # temperatures
-
-
-def test_the_rules_are_replayed_on_every_machine(table):
     replayed = table.split("machine, replayed")[1].split("\n\n")[0].splitlines()[2:]
     assert len(replayed) == 3
     assert all(float(line.split("|")[2].split()[0]) > 0.5 and "%" in line.split("|")[3] for line in replayed)

@@ -1,4 +1,4 @@
-"""Trees in the whole decoder: siblings that are drafted on, their children in the target's pass, what is emitted."""
+"""Combs and trees in the whole decoder: siblings, those that are drafted on, their children, and what is emitted."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,10 @@ from specdec_jax.contrib.trees import (
     comb,
     draft_loop,
     expansion,
+    hooks,
     layout,
     rounds,
+    siblings,
     survival_tree,
     traversal,
 )
@@ -29,12 +31,13 @@ from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless import test_by_sampling as tested_by_sampling
 from specdec_jax.lossless import toys
-from specdec_jax.models import mistral
+from specdec_jax.models import bloom, mistral
 from specdec_jax.stopping import static, update_every
 from specdec_jax.stopping._survival_state import forecast
-from specdec_jax.types import RoundContext
-from specdec_jax.verification import greedy, rejection
+from specdec_jax.types import Draft, RoundContext, VerificationResult
+from specdec_jax.verification import block, greedy, rejection
 
 pytestmark = pytest.mark.slow
 
@@ -56,23 +59,29 @@ def taken(state):
 
 
 @pytest.mark.often(1)
-@pytest.mark.parametrize("verifier", [rejection(), greedy(), traversal()])
+@pytest.mark.parametrize("verifier", [rejection(), greedy(), traversal(), block()])
 def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds(verifier):
+    """A comb takes fewer rounds than its chain, and a tree fewer than its comb."""
     plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
     own = model(TABLE, MOST, catch_up=4)
-    _, flat = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE, WIDTHS)
+    chain, alone = texts(TABLE, own, PARAMS, static(), verifier, PROMPTS, {"draft_length": 3})
+    beside_chain, flat = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE, WIDTHS)
     found, state = texts(TABLE, own, PARAMS, comb(expanded=2), verifier, PROMPTS, SHAPE, WIDTHS)
-    assert found == plain
-    assert taken(state)[2] > 20 and taken(flat)[2] == 0
-    assert total(state, "num_rounds") < total(flat, "num_rounds")
-    parts = ("num_accepted_tokens", "num_rounds")
-    assert 0 <= sum(total(state, name) for name in parts) - total(state, "num_emitted_tokens") <= len(PROMPTS)
+    assert found == beside_chain == chain == plain
+    assert beside(flat) > 20 and taken(flat)[2] == 0 and taken(state)[2] > 20
+    assert total(state, "num_rounds") < total(flat, "num_rounds") < total(alone, "num_rounds")
+    for one in (flat, state):  # the last round of a text may end before its last token
+        emitted = total(one, "num_accepted_tokens") + total(one, "num_rounds")
+        assert 0 <= emitted - total(one, "num_emitted_tokens") <= len(PROMPTS)
+
+
+COMBS = [comb(), survival_tree(siblings=3), update_every(survival_tree(siblings=3))]
 
 
 @pytest.mark.seldom
-@pytest.mark.parametrize("policy", [comb(expanded=2), survival_tree(siblings=3, expanded=2)])
+@pytest.mark.parametrize("policy", [*COMBS, comb(expanded=2), survival_tree(siblings=3, expanded=2)])
 def test_models_that_read_their_target_write_its_text(policy):
-    """Positions, masks, two moved cache slots and the drafter's own cache: a wrong one changes the rounds after it."""
+    """Positions, masks, moved cache slots and the drafter's own cache: a wrong one changes the rounds after it."""
     target, params, drafter, own = reading_pair()
     prompts, both = [[5], [7, 3], [9, 1, 4], [2] * 6], ModelParams(params, own)
     hyperparameters = SHAPE if policy.name == "comb" else FREE
@@ -83,15 +92,41 @@ def test_models_that_read_their_target_write_its_text(policy):
 
 
 @pytest.mark.seldom
-@pytest.mark.parametrize("policy", [comb(expanded=1), update_every(survival_tree(siblings=3, expanded=1))])
-def test_a_model_that_drafts_for_a_noisy_copy_of_itself_takes_children(policy):
+@pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3)])
+def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
+    plain, _ = texts(TABLE, no_drafter(), PARAMS, static(), rejection(), PROMPTS, {}, widths=(1,))
+    both = multi_drafter((model(TABLE, MOST, catch_up=4), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
+    own = ModelParams(PARAMS.target, (PARAMS.drafter, None))
+    hyperparameters = SHAPE if policy.name == "comb" else FREE
+    found, counts = texts(TABLE, both, own, policy, rejection(), PROMPTS, hyperparameters)
+    assert found == plain
+    assert beside(counts, "draft") > 0 and beside(counts) > 5
+    lookups = total(counts, "num_rounds") - total(counts, "drafter_passes")
+    assert lookups > 0 or total(counts, "drafted_at") > total(counts, "drafter_passes")
+
+
+@pytest.mark.seldom
+@pytest.mark.optimised
+def test_several_models_draw_siblings_of_their_own_distributions():
+    """One joined source has each row's own distribution: siblings of another, or of none, change what is written."""
+    both = multi_drafter((model(TABLE, MOST, catch_up=4), model(TABLE, MOST, catch_up=4)), drift=0.3)
+    decoder = build_decoder(TABLE, both, comb(), rejection(), prefill_chunk=4)
+    own = ModelParams(PARAMS.target, (PARAMS.drafter, jnp.asarray(toys.toy_pair(VOCAB, 9).drafter)))
+    options = {"policy_hyperparameters": SHAPE, "tokens": 4, "sequences": 20_480, "batch": 2048}
+    assert tested_by_sampling(decoder, own, **options).lossless
+
+
+@pytest.mark.seldom
+@pytest.mark.parametrize("policy", [comb(), comb(expanded=1), update_every(survival_tree(siblings=3, expanded=1))])
+def test_a_model_that_drafts_for_a_noisy_copy_of_itself_takes_siblings_and_children(policy):
+    """Its own weights with noise draft: their second choice is often the text's."""
     target, params, noisy = sharp_pair()
     prompts, both = [[5], [7, 3], [9, 1, 4]], ModelParams(params, noisy)
     hyperparameters = SHAPE if policy.name == "comb" else FREE
     plain, _ = texts(target, no_drafter(), both, static(), rejection(), prompts, {}, widths=(1,))
     found, state = texts(target, model(target, MOST), both, policy, rejection(), prompts, hyperparameters, WIDTHS)
     assert found == plain
-    assert taken(state)[2] > 0
+    assert beside(state) > 3 if policy == comb() else taken(state)[2] > 0
 
 
 def proposed(target, drafter, params, policy, hyperparameters, prompt):
@@ -143,9 +178,12 @@ def test_children_of_a_plain_model_too():
 
 
 CASES = {
-    "comb": (comb(expanded=1), {**SHAPE, "siblings": (2, 1)}, False),
-    "comb that reads": (comb(expanded=2), {**SHAPE, "siblings": (1, 2)}, True),
-    "survival": (survival_tree(siblings=2, expanded=1), FREE, False),
+    "tree": (comb(expanded=1), {**SHAPE, "siblings": (2, 1)}, False),
+    "tree that reads": (comb(expanded=2), {**SHAPE, "siblings": (1, 2)}, True),
+    "survival with children": (survival_tree(siblings=2, expanded=1), FREE, False),
+    "comb": (comb(), {"links": 3, "siblings": (2, 1, 3)}, False),
+    "comb that reads": (comb(), {"links": 3, "siblings": (1, 2)}, True),
+    "survival": (survival_tree(siblings=2), FREE, False),
 }
 
 
@@ -158,53 +196,99 @@ def sampled(case, verifier=rejection, **warp):
 @pytest.mark.parametrize("case", CASES)
 def test_sampled_texts_have_the_targets_distribution(case):
     assert sampled(case).lossless
-    if case == "comb":
+    if case == "tree":
         assert sampled(case, traversal, temperature=0.7).lossless
+    if case == "comb":
+        assert sampled(case, block, temperature=0.7).lossless
+        assert sampled(case, traversal).lossless
 
 
-def off_by_one(before, draft, start, width, slots):
+def child_off_by_one(before, draft, start, width, slots):
     """A child sees the place before its sibling's."""
     found = layout.tree_inputs(before, draft, start, width, slots)
     place = jnp.arange(width)[None, :] - 1 - layout.places(draft._replace(children=None))[:, None]
     return found._replace(mask=jnp.where((place >= 0)[:, :, None], jnp.roll(found.mask, -1, axis=2), found.mask))
 
 
-@pytest.mark.often(1)
-@pytest.mark.optimised
-@pytest.mark.parametrize("what", ["a mask off by one", "a cache slot that stays", "children of another sibling"])
-def test_wrong_trees_are_found_out(what, monkeypatch):
-    """The negative controls: each is a mistake that a tree can hold without any error."""
-    if what == "a mask off by one":
-        monkeypatch.setattr(rounds, "tree_inputs", off_by_one)
-    elif what == "a cache slot that stays":
-        real = rounds._moved
-        sibling_only = lambda cache, start, accepted, path: real(  # noqa: E731
-            cache, start, accepted, path._replace(length=jnp.minimum(path.length, 1))
-        )
-        monkeypatch.setattr(rounds, "_moved", sibling_only)
-    else:
-        real_child = rounds.child_of
-        monkeypatch.setattr(rounds, "child_of", lambda children, sibling: jnp.roll(real_child(children, sibling), 1))
-    assert not sampled("comb").lossless
+def off_by_one(before, draft, start, width, slots):
+    found = layout.tree_inputs(before, draft, start, width, slots)
+    return found._replace(mask=jnp.roll(found.mask, 1, axis=2))
 
 
-def draft_of(parent, count, beside=((1, 2, 0), (2, 0, 0)), lengths=(3, 1)):
-    tokens = jnp.arange(1, 4, dtype=jnp.int32)[None, :] + jnp.array([[10], [20]])
-    others = 100 * tokens[:, :, None] + jnp.arange(1, 3, dtype=jnp.int32)[None, None, :]
-    children = jnp.arange(1000, 1000 + 2 * len(parent[0]) * 2, dtype=jnp.int32).reshape(2, len(parent[0]), 2)
-    return TreeDraft(
-        tokens,
-        None,
-        jnp.zeros(tokens.shape, bool),
-        jnp.array(lengths),
-        others,
-        None if beside is None else jnp.array(beside),
-        Children(jnp.array(parent), children, None, jnp.array(count)),
+def forgetful(*asked):
+    """The verifier forgets that a rejected candidate cannot come again; what is drawn stays as it is."""
+    real = siblings.without
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(siblings, "without", lambda v, token, instead: v if instead == 0.0 else real(v, token, instead))
+        return siblings.outcomes(*asked)
+
+
+def sibling_alone(real):
+    return lambda cache, start, accepted, path: real(
+        cache, start, accepted, path._replace(length=jnp.minimum(path.length, 1))
     )
 
 
+WRONG = {  # case, the function of a round, what a mistake makes of it
+    "a mask off by one": ("tree", "tree_inputs", lambda real: child_off_by_one),
+    "a child's cache slot that stays": ("tree", "_moved", sibling_alone),
+    "children of another sibling": (
+        *("tree", "child_of"),
+        lambda real: lambda children, sibling: jnp.roll(real(children, sibling), 1),
+    ),
+    "a sibling's mask off by one": ("comb", "tree_inputs", lambda real: off_by_one),
+    "verified as with replacement": ("comb", "outcomes", lambda real: forgetful),
+    "a cache slot that stays": ("comb", "with_slot_moved", lambda real: lambda cache, source, slot: cache),
+}
+
+
+@pytest.mark.often(1)
+@pytest.mark.optimised
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_trees_are_found_out(what, monkeypatch):
+    """The negative controls: each is a mistake that a comb or a tree can hold without any error."""
+    case, name, wrong = WRONG[what]
+    monkeypatch.setattr(rounds, name, wrong(getattr(rounds, name)))
+    assert not sampled(case).lossless
+
+
+def draft_of(lengths, beside, children=None):
+    tokens = jnp.arange(1, 4, dtype=jnp.int32)[None, :] + jnp.array([[10], [20]])
+    others = 100 * tokens[:, :, None] + jnp.arange(1, 3, dtype=jnp.int32)[None, None, :]
+    beside = None if beside is None else jnp.array(beside)
+    return TreeDraft(tokens, None, jnp.zeros(tokens.shape, bool), jnp.array(lengths), others, beside, children)
+
+
+def children_of(parent, count):
+    tokens = jnp.arange(1000, 1000 + 4 * len(parent[0]), dtype=jnp.int32).reshape(2, len(parent[0]), 2)
+    return Children(jnp.array(parent), tokens, None, jnp.array(count))
+
+
+def test_rows_of_different_shapes_lie_in_one_pass():
+    draft = draft_of([3, 1], [[0, 2, 1], [2, 0, 0]])
+    found = layout.tree_inputs(jnp.array([10, 20]), draft, jnp.array([5, 2]), 8, 16)
+    first, second = np.asarray(found.tokens)
+    assert first.tolist()[:7] == [10, 11, 12, 13, 1201, 1202, 1301] and second.tolist()[:4] == [20, 21, 2101, 2102]
+    assert np.asarray(found.positions)[0, :7].tolist() == [5, 6, 7, 8, 7, 7, 8]
+    assert np.asarray(found.positions)[1, :4].tolist() == [2, 3, 3, 3]
+    seen = [np.flatnonzero(line).tolist() for line in np.asarray(found.mask)[0, :7]]
+    assert seen[4] == [*range(7), 9] and seen[5] == [*range(7), 10] and seen[6] == [*range(8), 11]
+    assert seen[3] == list(range(9)) and layout.places(draft).tolist() == [6, 3]
+    place = layout.place_of(draft, jnp.array([[1], [0]]), jnp.array([[2], [1]]))
+    assert place.tolist() == [[5], [2]]
+
+
+def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
+    draft = draft_of([3, 2], [[0] * 3] * 2)
+    wanted = Extras(jnp.array([[5, 1], [1, 1]]))
+    assert layout.truncated(draft, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[2, 1, 0], [1, 1, 0]]
+    assert layout.truncated(draft, wanted, jnp.array([2, 0])).sibling_counts.tolist() == [[2, 0, 0], [0, 0, 0]]
+    chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))
+    assert layout.truncated(chosen, wanted, jnp.array([9, 9])).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
 def test_children_lie_behind_all_siblings_and_see_their_own():
-    draft = draft_of([[0, 3], [1, -1]], [[2, 1], [1, 0]])
+    draft = draft_of([3, 1], [[1, 2, 0], [2, 0, 0]], children_of([[0, 3], [1, -1]], [[2, 1], [1, 0]]))
     found = layout.tree_inputs(jnp.array([10, 20]), draft, jnp.array([5, 2]), 12, 24)
     first, second = np.asarray(found.tokens)
     assert first.tolist()[:10] == [10, 11, 12, 13, 1101, 1201, 1202, 1000, 1001, 1002]
@@ -221,7 +305,7 @@ def test_children_lie_behind_all_siblings_and_see_their_own():
 
 
 def test_children_of_siblings_that_are_not_verified_are_left_out():
-    draft = draft_of([[3, 0], [1, -1]], [[0, 0]] * 2, beside=None, lengths=(3, 3))
+    draft = draft_of([3, 3], None, children_of([[3, 0], [1, -1]], [[0, 0]] * 2))
     wanted = Extras(jnp.array([[1, 1, 0], [2, 0, 0]]), jnp.full((2, 2), 2))
     found = layout.truncated(draft, wanted, jnp.array([9, 3]))
     assert found.sibling_counts.tolist() == [[1, 1, 0], [2, 0, 0]]
@@ -271,19 +355,39 @@ def test_greedy_rows_beside_sampled_ones_write_the_targets_text():
     assert taken(state)[2] > 10
 
 
-def test_what_cannot_be_expanded_is_refused():
-    both = multi_drafter((model(TABLE, MOST), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
-    with pytest.raises(ValueError, match="comb wants siblings expanded, and multi_drafter cannot read"):
-        build_decoder(TABLE, both, comb(expanded=1), rejection())
-    window = mistral.language_model(mistral.example_config())
-    target = TABLE.replace(spec=window.spec)
-    with pytest.raises(ValueError, match="its attention goes by cache slots"):
-        build_decoder(target, model(window, MOST), comb(expanded=1), rejection())
-    with pytest.raises(ValueError, match="9 siblings a pass expanded, more than 8, the widest verification"):
-        build_decoder(TABLE, model(TABLE, MOST), comb(expanded=9), rejection(), verification_widths=(5, 8))
-    for wrong in (comb().replace(expanded=1), comb(expanded=1).replace(expand=None)):
-        with pytest.raises(ValueError, match="must have siblings of 1 or more with `beside`, and `expand` as"):
-            build_decoder(TABLE, model(TABLE, MOST), wrong, rejection())
+def by_slot(family):
+    return family.language_model(family.example_config())
+
+
+def in_window():
+    """A drafter with a window, and a target without one that reads as far."""
+    window = by_slot(mistral)
+    return TABLE.replace(spec=window.spec), model(window, MOST)
+
+
+def own():
+    return model(TABLE, MOST)
+
+
+@pytest.mark.parametrize(
+    ("make", "policy", "message"),
+    [
+        (lambda: (TABLE, prompt_lookup()), comb(), "prompt_lookup draws none"),
+        (lambda: (by_slot(bloom), model(by_slot(bloom), MOST)), comb(), "its attention goes by cache slots"),
+        (lambda: (by_slot(mistral), model(by_slot(mistral), MOST)), comb(), "its attention goes by cache slots"),
+        (in_window, comb(expanded=1), "its attention goes by cache slots"),
+        (
+            lambda: (TABLE, multi_drafter((own(), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))),
+            *(comb(expanded=1), "comb wants siblings expanded, and multi_drafter cannot read"),
+        ),
+        (lambda: (TABLE, own()), comb(expanded=9), "9 siblings a pass expanded, more than 8, the widest verification"),
+        (lambda: (TABLE, own()), comb().replace(expanded=1), "must have siblings of 1 or more with `beside`, and `exp"),
+        (lambda: (TABLE, own()), comb(expanded=1).replace(expand=None), "with `beside`, and `expand` as"),
+    ],
+)
+def test_what_is_refused(make, policy, message):
+    with pytest.raises(ValueError, match=message):
+        build_decoder(*make(), policy, rejection(), verification_widths=(5, 8))
 
 
 @pytest.mark.seldom
@@ -297,3 +401,20 @@ def test_a_drafter_with_a_draft_vocabulary_expands_siblings(most):
     found, state = texts(target, model(own, most), both, comb(expanded=2), rejection(), prompts, SHAPE, WIDTHS)
     assert found == plain
     assert (taken(state)[2] > 0) == (most > 1) and beside(state) > 0
+
+
+def test_a_rule_of_trees_learns_from_a_chain_as_from_a_tree_without_siblings():
+    """Its `update` may read what only trees have: proofs of chains must not take that away."""
+    seen = []
+
+    def update(state, draft, result):
+        seen.append((draft.sibling_counts.sum(), result.extra_tokens.sum(), result.emitted.tolist()))
+        return state
+
+    tokens = jnp.zeros((2, 3), jnp.int32)
+    draft = Draft(tokens, None, tokens > 0, jnp.array([3, 1]))
+    result = VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array([2, 1]))
+    chain = hooks.as_chain(comb().replace(update=update))
+    assert chain.rounds is None
+    chain.update(chain.init(2), draft, result)
+    assert seen == [(0, 0, [2, 1])]
