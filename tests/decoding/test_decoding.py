@@ -13,7 +13,6 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.statistics import summarise
 from specdec_jax.drafters import model
-from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
@@ -190,24 +189,6 @@ def test_the_loop_is_the_twin(policy, verifier):
     assert (discarded > 0) == (policy in ("adaedl", "at_least"))
 
 
-def test_one_row_is_the_twin_too():
-    assert_as_twin("adaedl", "rejection", RAGGED[:1])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_keeping_the_checked_token_never_drafts_less_in_a_round(temperature):
-    """From the same state: the published rule's draft is a prefix, one token shorter where its check failed."""
-    records = {}
-    for policy in ("adaedl", "adaedl_keep"):
-        decoder, params = decoder_of(policy, "rejection"), ModelParams(*toy_pair(5, 0, distance=0.9)[:2])
-        options = {"warp": make_warp(4, temperature), "policy_hyperparameters": FAST, "record_rounds": 1, "slots": 64}
-        state = decoder.step(params, decoder.prefill(params, RAGGED, max_new_tokens=NEW, seed=11, **options))
-        records[policy] = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], state.record)
-    published, kept = records["adaedl"], records["adaedl_keep"]
-    assert (kept.discarded == 0).all() and (kept.drafter_passes == published.drafter_passes).all()
-    assert (kept.drafted == published.drafted + published.discarded).all() and published.discarded.any()
-
-
 def test_a_rules_state_changes_by_its_own_row_alone():
     """Rows that stopped, were cut by the budget or are finished keep their state while others go on."""
     small = table_model(5)
@@ -251,12 +232,11 @@ def test_a_stop_token_anywhere_ends_the_text_after_it(stop):
         assert stop not in new[:-1]
 
 
-def test_a_stop_token_in_a_prompt_ends_nothing():
-    assert_as_twin("static", "rejection", [[3, 4]], pair=chain_pair(), numbers=WARPS[0], stop_ids=(4,), new_tokens=9)
-
-
-def test_of_several_stop_tokens_the_first_counts():
-    state = assert_as_twin("static", "rejection", [[3]], pair=chain_pair(), numbers=WARPS[0], stop_ids=(6, 5))
+def test_single_rows_are_the_twin_and_the_first_of_several_stop_tokens_counts():
+    assert_as_twin("adaedl", "rejection", RAGGED[:1])
+    chain = {"pair": chain_pair(), "numbers": WARPS[0]}
+    assert_as_twin("static", "rejection", [[3, 4]], stop_ids=(4,), new_tokens=9, **chain)
+    state = assert_as_twin("static", "rejection", [[3]], stop_ids=(6, 5), **chain)
     assert state.tokens[0, 1 : state.length[0]].tolist() == [4, 5]
 
 
@@ -281,18 +261,6 @@ def test_a_shorter_length_runs_in_a_narrower_width():
             params, [[1]], max_new_tokens=8, policy_hyperparameters={"draft_length": length}, record_rounds=1, slots=64
         )
         assert int(decoder.step(params, state).record.width[0, 0]) == width
-
-
-def test_without_a_drafter_decoding_is_plain():
-    small, pair = table_model(5), toy_pair(5, 0)
-    decoder = build_decoder(small, no_drafter(), static(), rejection(), prefill_chunk=4)
-    state = decoder.prefill(ModelParams(pair.target), RAGGED, max_new_tokens=NEW, slots=64)
-    state = decoder.run(ModelParams(pair.target), state)
-    for row, prompt in enumerate(RAGGED):
-        text = list(prompt)
-        for _ in range(NEW):
-            text.append(int(np.argmax(logits_of(pair.target)(text))))
-        assert np.asarray(state.tokens)[row, : state.length[row]].tolist() == text
 
 
 def test_figures_of_a_known_generation():

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_llama
+from refusals import refusals
 
 from specdec_jax.decoding import build_decoder, default_widths
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.state import STOP_IDS
 from specdec_jax.drafters import model
 from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.drafters.model import ModelDrafterState
@@ -20,7 +20,7 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
 
 CONFIG = tiny_llama.variant(max_position_embeddings=256)
 # This llama is never sure, and often rejected: at the published hyperparameters lambda soon forbids every draft.
@@ -34,12 +34,6 @@ POLICIES = {
 VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
 PROMPTS = [[7], list(range(3, 40)), [5, 9, 2, 2, 60, 1]]  # the second is longer than two prefill chunks
 NEW, SLOTS = 20, 96
-
-
-@pytest.fixture(autouse=True)
-def highest_precision():
-    with jax.default_matmul_precision("highest"):
-        yield
 
 
 @functools.cache
@@ -57,15 +51,8 @@ def decoder_of(policy="adaedl", verifier="rejection", widths=(4,)):
 
 
 def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
-    hyperparameters = POLICIES[policy][1]
-    options = {
-        "max_new_tokens": NEW,
-        "slots": SLOTS,
-        "policy_hyperparameters": hyperparameters,
-        "record_rounds": NEW,
-        **options,
-    }
-    return decoder.prefill(pair()[1], prompts, **options)
+    usual = {"max_new_tokens": NEW, "slots": SLOTS, "record_rounds": NEW, "policy_hyperparameters": POLICIES[policy][1]}
+    return decoder.prefill(pair()[1], prompts, **usual | options)
 
 
 def texts(state):
@@ -110,15 +97,6 @@ def test_greedy_is_plain_decoding(policy, verifier):
     assert texts(state) == plain()
     accepted, drafted = (int(np.sum(getattr(state.statistics, f"num_{n}_tokens"))) for n in ("accepted", "draft"))
     assert 0 < accepted < drafted, "all drafts were alike: this proves little"
-
-
-def test_greedy_without_a_drafter_or_as_a_single_row_is_plain_decoding():
-    tiny, params = pair()
-    alone = build_decoder(tiny, no_drafter(), static(), rejection(), prefill_chunk=16)
-    state = alone.prefill(ModelParams(params.target), PROMPTS, max_new_tokens=NEW, slots=SLOTS)
-    assert texts(alone.run(ModelParams(params.target), state)) == plain()
-    for row, prompt in enumerate(PROMPTS):
-        assert decoded(decoder_of(), [prompt]) == [plain()[row]]
 
 
 def history(state, row):
@@ -311,60 +289,42 @@ def test_a_traced_request_is_prefilled_as_one_that_is_not():
 # Refusals
 
 
-@pytest.mark.parametrize(
-    "prompts, options, words",
-    [
-        ([[1], []], {}, "empty"),
-        ([], {}, "empty"),
-        ([[1, 61]], {}, "prompt 0.*61.*61"),
-        ([[-1]], {}, "-1"),
-        ([[1] * 250], {"slots": None}, "250.*20.*256"),
-        ([[1] * 80], {}, "96 cache slots.*104"),
-        ([[1]], {"max_new_tokens": -1}, "max_new_tokens.*-1"),
-        ([[1]], {"seed": -1}, "seed.*-1"),
-        ([[1]], {"seed": 2**32}, "seed.*4294967296"),
-        ([[1]], {"seed": 0.5}, "seed.*0.5"),
-        ([[1]], {"seed": [1, 2]}, "seed.*1.*2"),
-        ([[1], [2]], {"seed": jax.random.PRNGKey(3)}, r"two seeds or one raw key"),
-        ([[1]], {"seed": jax.random.split(jax.random.key(3))}, r"seed.*\(2,\)"),
-        ([1, 2], {}, "prompt 0 must be a sequence of tokens, got 1"),
-        ([[1]], {"policy_hyperparameters": {"threshold": 2.0}}, "threshold.*2.0"),
-    ],
-)
-def test_requests_that_cannot_be_decoded_are_refused(prompts, options, words):
-    decoder = decoder_of()
-    with pytest.raises(ValueError, match=words):
-        begin(decoder, prompts, **options)
+def begun(prompts, **options):
+    return begin(decoder_of(), prompts, **options)
 
 
-def test_greedy_verification_refuses_a_temperature():
-    with pytest.raises(ValueError, match=r"temperature 0.*0\.8"):
-        begin(decoder_of("static", "greedy"), policy="static", warp=make_warp(3, [0.0, 0.8, 0.0]))
-
-
-@pytest.mark.parametrize(
-    "drafts, options, words",
-    [
-        (3, {"verification_widths": (2,)}, "2.*3.*4"),
-        (3, {"verification_widths": (4, 2)}, r"\(4, 2\)"),
-        (3, {"verification_widths": (0, 4)}, "0"),
-        (3, {"verification_widths": (2, 2, 4)}, r"\(2, 2, 4\)"),
-        (3, {"prefill_chunk": 1}, "prefill_chunk.*1"),
-        (3, {"drafter": table_model(5)}, "5.*61"),
-        (3, {"catch_up": 1}, "catch_up.*1"),
-        (0, {}, "max_draft_length.*0"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(drafts, options, words):
+def built(drafts=3, drafter=None, catch_up=16, **options):
     tiny, _ = pair()
-    options = {"drafter": tiny, "catch_up": 16} | options
-    with pytest.raises(ValueError, match=words):
-        drafter = model(options.pop("drafter"), drafts, catch_up=options.pop("catch_up"))
-        build_decoder(tiny, drafter, static(), rejection(), **options)
+    return build_decoder(tiny, model(drafter or tiny, drafts, catch_up=catch_up), static(), rejection(), **options)
 
 
-def test_stop_tokens_are_padded_to_one_shape():
-    decoder = decoder_of()
-    for count in (0, 1, STOP_IDS):
-        assert begin(decoder, stop_ids=tuple(range(count))).stop_ids.shape[1] == STOP_IDS
-    assert begin(decoder, stop_ids=tuple(range(STOP_IDS + 1))).stop_ids.shape[1] == 2 * STOP_IDS
+def of_greedy(**warp):
+    return begin(decoder_of("static", "greedy"), policy="static", warp=make_warp(3, **warp))
+
+
+test_what_is_refused = refusals(
+    (lambda: begun([[1], []]), "empty"),
+    (lambda: begun([]), "empty"),
+    (lambda: begun([[1, 61]]), "prompt 0.*61.*61"),
+    (lambda: begun([[-1]]), "-1"),
+    (lambda: begun([[1] * 250], slots=None), "250.*20.*256"),
+    (lambda: begun([[1] * 80]), "96 cache slots.*104"),
+    (lambda: begun([[1]], max_new_tokens=-1), "max_new_tokens.*-1"),
+    (lambda: begun([[1]], seed=-1), "seed.*-1"),
+    (lambda: begun([[1]], seed=2**32), "seed.*4294967296"),
+    (lambda: begun([[1]], seed=0.5), "seed.*0.5"),
+    (lambda: begun([[1]], seed=[1, 2]), "seed.*1.*2"),
+    (lambda: begun([[1], [2]], seed=jax.random.PRNGKey(3)), "two seeds or one raw key"),
+    (lambda: begun([[1]], seed=jax.random.split(jax.random.key(3))), r"seed.*\(2,\)"),
+    (lambda: begun([1, 2]), "prompt 0 must be a sequence of tokens, got 1"),
+    (lambda: begun([[1]], policy_hyperparameters={"threshold": 2.0}), "threshold.*2.0"),
+    (lambda: of_greedy(temperature=[0.0, 0.8, 0.0]), r"temperature 0.*0\.8"),
+    (lambda: built(verification_widths=(2,)), "2.*3.*4"),
+    (lambda: built(verification_widths=(4, 2)), r"\(4, 2\)"),
+    (lambda: built(verification_widths=(0, 4)), "0"),
+    (lambda: built(verification_widths=(2, 2, 4)), r"\(2, 2, 4\)"),
+    (lambda: built(prefill_chunk=1), "prefill_chunk.*1"),
+    (lambda: built(drafter=table_model(5)), "5.*61"),
+    (lambda: built(catch_up=1), "catch_up.*1"),
+    (lambda: built(0), "max_draft_length.*0"),
+)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals
 from stopping_cases import play_rows, story
 from tiny_pair import write_pair
 
@@ -71,21 +72,14 @@ def test_rounds_of_any_length_find_the_same_phases(raw):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, cut)
 
 
-def decode(policy, monitor=None, *, seed=3, prompts=((0, 1), (2, 3)), tokens=40, most=3, **hyperparameters):
+def decode(policy, monitor=None, **hyperparameters):
+    """(the toy's tables, the final state) of two rows of 40 tokens at temperature 1."""
     tables, small = toy_pair(5, 0, distance=0.9), table_model(5)
-    drafter = model(small, most, catch_up=4)
+    params, drafter = ModelParams(tables.target, tables.drafter), model(small, 3, catch_up=4)
     decoder = build_decoder(small, drafter, policy, rejection(), monitor=monitor, prefill_chunk=4)
-    state = decoder.prefill(
-        ModelParams(tables.target, tables.drafter),
-        prompts,
-        max_new_tokens=tokens,
-        seed=seed,
-        warp=make_warp(len(prompts), temperature=1.0),
-        stop_ids=(),
-        record_rounds=tokens,
-        **hyperparameters,
-    )
-    return tables, jax.tree.map(np.asarray, decoder.run(ModelParams(tables.target, tables.drafter), state))
+    options = {"max_new_tokens": 40, "seed": 3, "warp": make_warp(2, temperature=1.0), "stop_ids": ()}
+    state = decoder.prefill(params, [(0, 1), (2, 3)], record_rounds=40, **options, **hyperparameters)
+    return tables, jax.tree.map(np.asarray, decoder.run(params, state))
 
 
 def expected_phases(table, state, row, hyperparameters):
@@ -103,12 +97,14 @@ def expected_phases(table, state, row, hyperparameters):
     return [after[int(emitted[:i].sum())] for i in range(int(state.statistics.num_rounds[row]))]
 
 
+WATCH = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
+
+
 def test_the_record_says_which_phase_a_round_began_in():
-    hyperparameters = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
-    tables, state = decode(static(), phases(), monitor_hyperparameters=hyperparameters)
+    tables, state = decode(static(), phases(), monitor_hyperparameters=WATCH)
     seen = set()
     for row in range(2):
-        wanted = expected_phases(np.asarray(tables.target), state, row, hyperparameters)
+        wanted = expected_phases(np.asarray(tables.target), state, row, WATCH)
         assert state.record.phase[row, : len(wanted)].tolist() == wanted
         seen |= set(wanted)
         emitted = state.record.emitted[row, : len(wanted)]
@@ -117,29 +113,16 @@ def test_the_record_says_which_phase_a_round_began_in():
 
 
 def test_lengths_follow_the_phase():
-    hyperparameters = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
-    _, state = decode(
-        phase_length(),
-        phases(),
-        monitor_hyperparameters=hyperparameters,
-        policy_hyperparameters={"routine_length": 3, "reasoning_length": 1},
-    )
+    lengths = {"routine_length": 3, "reasoning_length": 1}
+    _, state = decode(phase_length(), phases(), monitor_hyperparameters=WATCH, policy_hyperparameters=lengths)
     for row in range(2):
         rounds = int(state.statistics.num_rounds[row]) - 1  # the last may be cut by the budget
         phase, drafted = state.record.phase[row, :rounds], state.record.drafted[row, :rounds]
         budget = 40 - np.cumsum(np.r_[0, state.record.emitted[row, : rounds - 1]]) - 1
         np.testing.assert_array_equal(drafted, np.minimum(np.where(phase == 0, 3, 1), budget))
         assert set(phase.tolist()) == {0, 1}
-
-
-def test_a_phase_of_length_zero_is_plain_decoding():
-    hyperparameters = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}
-    _, state = decode(
-        phase_length(),
-        phases(),
-        monitor_hyperparameters=hyperparameters,
-        policy_hyperparameters={"routine_length": 3, "reasoning_length": 0},
-    )
+    watch, lengths = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}, {"routine_length": 3, "reasoning_length": 0}
+    _, state = decode(phase_length(), phases(), monitor_hyperparameters=watch, policy_hyperparameters=lengths)
     assert state.record.drafted[0, 1:10].tolist() == [0] * 9 and state.record.drafted[0, 0] == 3
 
 
@@ -172,40 +155,17 @@ def test_drafting_by_phase_is_lossless_in_the_whole_decoder():
     assert report.lossless, report
 
 
-def test_who_reads_phases_needs_somebody_who_watches():
-    small = table_model(3)
-    with pytest.raises(ValueError, match="this policy reads phases"):
-        build_decoder(small, model(small, 2), phase_length(), rejection())
-
-
-@pytest.mark.parametrize(
-    ("hyperparameters", "message"),
-    [
-        ({"leave": 2.0, "enter": 1.0}, "leave must not exceed enter, got leave=2 and enter=1"),
-        ({"minimum_length": 0}, "minimum_length"),
-        ({"decay": 1.0}, "decay"),
-        ({"enter": float("nan")}, "enter"),
-    ],
+test_what_is_refused = refusals(
+    (lambda: phases().init(1, leave=2.0, enter=1.0), "leave must not exceed enter, got leave=2 and enter=1"),
+    (lambda: phases().init(1, minimum_length=0), "minimum_length"),
+    (lambda: phases().init(1, decay=1.0), "decay"),
+    (lambda: phases().init(1, enter=float("nan")), "enter"),
+    (lambda: phase_length(phase_length()), "without hyperparameters called reasoning_length and routine_length"),
+    (lambda: decode(phase_length()), "this policy reads phases"),
 )
-def test_bad_hyperparameters_are_refused(hyperparameters, message):
-    with pytest.raises(ValueError, match=message):
-        phases().init(1, **hyperparameters)
-
-
-def test_the_hyperparameters_of_a_phase_length_are_the_policys_and_two_more():
-    assert phase_length().hyperparameters == {"routine_length": 5, "reasoning_length": 2}
-    assert list(phase_length(adaedl(threshold=0.5)).hyperparameters.items()) == [
-        *adaedl(threshold=0.5).hyperparameters.items(),
-        ("routine_length", 5),
-        ("reasoning_length", 2),
-    ]
-
-
-def test_lengths_of_the_same_name_are_refused():
-    with pytest.raises(ValueError, match="without hyperparameters called reasoning_length and routine_length"):
-        phase_length(phase_length())
 
 
 def test_a_pair_gets_its_monitor(tmp_path):
     pair = build_pair(*write_pair(tmp_path), policy=phase_length(), dtype="float32")
     assert pair.decoder.parts.monitor.init(1).phase.tolist() == [0]
+    assert phase_length().hyperparameters == {"routine_length": 5, "reasoning_length": 2}

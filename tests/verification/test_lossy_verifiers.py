@@ -6,16 +6,16 @@ import lossy_oracles as plain
 import numpy as np
 import pytest
 from lossy_oracles import tables
+from refusals import refusals
 
 from specdec_jax import lossless
-from specdec_jax.app.cli import warnings_in_one_line
 from specdec_jax.decoding import LossyVerification, build_decoder, decoder
 from specdec_jax.decoding.sampling import distributions, make_warp
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import static
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import Draft, RoundContext, Verifier
+from specdec_jax.types import Draft, RoundContext
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
 
 pytestmark = pytest.mark.slow
@@ -198,44 +198,20 @@ def test_by_phase_hands_hyperparameters_on():
     assert np.allclose(state.routine.lenience, 0.4) and np.allclose(state.reasoning.delta, 0.2)
     two = by_phase(lenience(), lenience()).init(2, routine_lenience=0.4, reasoning_lenience=[0.8, 0.9])
     assert np.allclose(two.routine.lenience, 0.4) and np.allclose(two.reasoning.lenience, [0.8, 0.9])
-    with pytest.raises(ValueError, match=r"lenience must lie in \(0, 1\], got 0"):
-        by_phase().init(2, lenience=0)
-    with pytest.raises(ValueError, match="a verifier for routine phases, got 3"):
-        by_phase(routine=3)
 
 
-def test_verifiers_wrap_by_name():
-    chosen = choose("verifier", "by_phase(routine=easd(top_n=3), reasoning=typical(epsilon=0.2), overlap=0.7)")
-    assert isinstance(chosen, Verifier) and chosen.given == {"overlap": 0.7}
-    assert chosen == by_phase(easd(top_n=3), typical(epsilon=0.2), overlap=0.7)
-    with pytest.raises(ValueError, match="has no option 'lenienc'; did you mean 'lenience'"):
-        choose("verifier", "by_phase(lenienc=0.3)")
-    with pytest.raises(ValueError, match="unknown verifier 'typcal'; did you mean 'typical'"):
-        choose("verifier", "by_phase(routine=typcal)")
-
-
-def test_a_decoder_for_phases_needs_a_monitor():
-    small = table_model(3)
-    with pytest.raises(ValueError, match="verifier reads phases"):
-        build_decoder(small, model(small, 2), static(), by_phase())
-
-
-@pytest.mark.parametrize(
-    ("factory", "hyperparameters", "message"),
-    [
-        (lenience, {"lenience": 0.0}, r"lenience must lie in \(0, 1\], got 0"),
-        (lenience, {"lenience": 1.5}, r"lenience must lie in \(0, 1\], got 1.5"),
-        (typical, {"epsilon": 2}, r"epsilon must lie in \[0, 1\], got 2"),
-        (typical, {"delta": -1}, r"delta must lie in \[0, inf\), got -1"),
-        (easd, {"overlap": 1.1}, r"overlap must lie in \[0, 1\], got 1.1"),
-        (easd, {"target_entropy": float("nan")}, "target_entropy"),
-    ],
+test_what_is_refused = refusals(
+    (lambda: by_phase().init(2, lenience=0), r"lenience must lie in \(0, 1\], got 0"),
+    (lambda: by_phase(routine=3), "a verifier for routine phases, got 3"),
+    (lambda: choose("verifier", "by_phase(routine=typcal)"), "unknown verifier 'typcal'; did you mean 'typical'"),
+    (lambda: decoder_of(by_phase()), "verifier reads phases"),
+    (lambda: lenience().init(2, lenience=1.5), r"lenience must lie in \(0, 1\], got 1.5"),
+    (lambda: typical().init(2, epsilon=2), r"epsilon must lie in \[0, 1\], got 2"),
+    (lambda: typical().init(2, delta=-1), r"delta must lie in \[0, inf\), got -1"),
+    (lambda: easd().init(2, overlap=1.1), r"overlap must lie in \[0, 1\], got 1.1"),
+    (lambda: easd().init(2, target_entropy=float("nan")), "target_entropy"),
+    (lambda: easd(top_n=0), "top_n of 1 or more, got 0"),
 )
-def test_what_they_refuse(factory, hyperparameters, message):
-    with pytest.raises(ValueError, match=message):
-        factory().init(2, **hyperparameters)
-    with pytest.raises(ValueError, match="top_n of 1 or more, got 0"):
-        easd(top_n=0)
 
 
 # The whole decoder
@@ -279,11 +255,3 @@ def test_lossy_says_so_once(monkeypatch):
         decoder_of(typical())
     assert [str(one.message).split()[0] for one in found] == ["lenience", "typical"]
     assert issubclass(LossyVerification, UserWarning) and found[0].filename == __file__
-
-
-def test_a_command_says_it_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(decoder, "_warned", set())
-    with warnings_in_one_line():
-        decoder_of(easd())
-    said = capsys.readouterr().err
-    assert said.startswith("warning: easd verification is lossy") and said.count("\n") == 1
