@@ -1,15 +1,17 @@
-"""docs/extending.md is run as a reader would: files where it says, blocks in order, commands as commands."""
+"""docs/extending.md and the README are run as a reader would: files where it says, blocks in order, and commands."""
 
 import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from tiny_pair import write_pair
 from tiny_weights import write_tokenizer
 
 from specdec_jax import models
@@ -170,3 +172,57 @@ def test_every_command_that_documents_name_exists():
     assert {name for name, _ in named} == commands
     for name, study in named:
         assert not study or study in STUDIES[name].split("|"), f"{name} {study}"
+
+
+README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run_elsewhere(code: str) -> str:
+    command = [sys.executable, "-c", "from specdec_jax.compilation_cache import enable; enable()\n" + code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_generate_and_stream(tmp_path):
+    """On a tiny pair: what is tested is that the calls are there and fit together."""
+    target, drafter = write_pair(tmp_path)
+    models = f"target={target!r}, drafter={drafter!r}, chat=False"
+    tiny = README[0].replace('"smollm2", "smollm2-drafter"', f"{target!r}, {drafter!r}")
+    assert "pair = sd.measure_costs(pair)" in tiny
+    tiny = tiny.replace("sd.measure_costs(pair)", "sd.measure_costs and pair")  # measuring is tested elsewhere
+    tiny = tiny.replace("max_new_tokens=64, temperature=0.7, seed=1)", f"max_new_tokens=8), {models}")
+    tiny = tiny.replace('"Tell me a story.", ', '"Tell me", sd.SamplingParams(max_new_tokens=8), chat=False, ')
+    assert tiny.count("max_new_tokens=8)") == 2 and "smollm2" not in tiny
+    assert run_elsewhere(tiny)
+
+
+def test_own_rule(tmp_path):
+    path = tmp_path / "confident.py"
+    path.write_text(README[1], encoding="utf-8")
+    report = prove_exactly(choose("policy", f"{path}(floor=0.5)"), rejection())
+    assert report.lossless and max(report.draft_lengths) == 2
+
+
+LIBRARY_PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+LIBRARY = re.findall(r"^```python\n(.*?)^```$", LIBRARY_PAGE, re.MULTILINE | re.DOTALL)
+FLAGS = (  # programs that are compiled soon rather than run fast
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true"
+)
+CHECKS = """
+assert decoder.num_programs("run") == programs, "refreshed parameters compiled"
+assert sd.summarise(state.statistics)["num_draft_tokens"] > 0
+assert scores.log_p.shape == scores.log_q.shape == (4, 12)
+"""
+
+
+@pytest.mark.seldom
+@pytest.mark.slow
+def test_the_page_of_the_library_runs():
+    assert len(LIBRARY) == 7
+    code = "\n".join(["from specdec_jax.compilation_cache import enable; enable()", *LIBRARY, CHECKS])
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 3
