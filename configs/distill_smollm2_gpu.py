@@ -1,7 +1,7 @@
 """How good does a drafter that reads SmolLM2-135M-Instruct get with twenty times the data, on one GPU?
 
 Command:   python -m experiments.distill configs/distill_smollm2_gpu.py
-           ln -s ../distill-smollm2-gpu/data runs/distill-smollm2-gpu-end/data   (after mkdir runs/distill-smollm2-gpu-end)
+           mkdir runs/distill-smollm2-gpu-end; ln -s ../distill-smollm2-gpu/data runs/distill-smollm2-gpu-end/
            python -m experiments.distill configs/distill_smollm2_gpu_end.py --stage train --stage judge
            (with the texts that docs/distillation.md names in runs/texts; without, descriptions of packages serve)
 Hardware:  one GPU with 80 GB of memory; 16 CPU cores

@@ -50,7 +50,6 @@ CORE = {
     "decoding.statistics": {"types", "hyperparameters"},
     "decoding.draft_loop": {"types", "hyperparameters"},
     "decoding.cache_feed": {"types"},
-    "decoding.programs": set(),
     "stopping": READS,
     "verification": READS,
     "monitors": READS,
@@ -63,12 +62,11 @@ CORE = {
         *("types", "hyperparameters", "decoding.sampling", "decoding.phase", "decoding.statistics"),
         "decoding.draft_loop",
     },
-    "decoding.prefill": {"types", "sharding", "decoding.cache_feed", "decoding.programs"},
+    "decoding.prefill": {"types", "sharding", "decoding.cache_feed"},
     "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
         *READS,
         "sharding",
         *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds", "decoding.prefill"),
-        "decoding.programs",
     },
 }
 ABOVE = ["lossless", "costs", "text", "replay", "metrics", "app", "__main__"]  # the layers above the core, in order

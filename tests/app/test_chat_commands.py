@@ -6,8 +6,8 @@ import pytest
 from chat_sessions import ask, shown
 
 from specdec_jax.app.chat import commands
-from specdec_jax.app.chat.completion import complete
 from specdec_jax.app.chat.suggest import suggest
+from specdec_jax.app.chat.terminal import complete
 from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
 
@@ -145,4 +145,4 @@ def test_gamma_auto_does_what_is_suggested(session):
 def test_completions(before, expected):
     found = complete(before)
     assert [completion.text for completion in found] == expected
-    assert all(c.start == 0 or before.endswith(c.text[: -c.start]) for c in found)
+    assert all(c.start_position == 0 or before.endswith(c.text[: -c.start_position]) for c in found)

@@ -15,7 +15,7 @@ from experiments.lib.trace_runs import replay_rule
 from specdec_jax.app import cli, doctor
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
 from specdec_jax.loading import for_target, load_model
-from specdec_jax.loading.intersection import probability_shared
+from specdec_jax.loading.across import probability_shared
 from specdec_jax.metrics.judging import answers
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival

@@ -7,12 +7,12 @@ import pytest
 from drafting import draft_once
 from stopping_cases import context
 
+import specdec_jax.drafters.ngram as _table
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.statistics import summarise
-from specdec_jax.drafters import _table
 from specdec_jax.drafters._lookup import right_or_wrong
 from specdec_jax.drafters.ngram import ngram, table_of
 from specdec_jax.drafters.no_drafter import no_drafter

@@ -8,8 +8,7 @@ from pages import documented_columns
 from tiny_compare import write_config
 
 from experiments import compare
-from experiments.compare import main
-from experiments.lib.quality import by_method
+from experiments.compare import by_method, main
 from experiments.lib.run_folder import read_rows
 from experiments.lib.run_folder import read_rows as rows
 from experiments.lib.summary import against_table, summarise

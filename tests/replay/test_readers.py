@@ -16,9 +16,7 @@ from specdec_jax.costs.published import costs_named
 from specdec_jax.metrics.advice import advise, static_rounds
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps, trace_of_runs
-from specdec_jax.replay.readers import log_of_trace, read_log
-from specdec_jax.replay.readers.aiperf import load_aiperf
-from specdec_jax.replay.readers.specdecode_bench import load_specdecode_bench
+from specdec_jax.replay.readers import load_aiperf, load_specdecode_bench, log_of_trace, read_log
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.replay.writers import (

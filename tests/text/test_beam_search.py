@@ -10,7 +10,7 @@ import pytest
 from tiny_pair import write_pair
 
 import specdec_jax
-from specdec_jax.decoding.programs import num_programs
+from specdec_jax.decoding.prefill import num_programs
 from specdec_jax.models.adapters import from_logits_function
 from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search
 from specdec_jax.text.generation import build_pair, encode, generate

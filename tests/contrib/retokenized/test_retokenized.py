@@ -13,17 +13,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from specdec_jax import lossless
-from specdec_jax.contrib.retokenized.byte_pairs import BYTES, MORE, retokenize
+from specdec_jax.contrib.retokenized.byte_pairs import BYTES, MORE, is_bpe, retokenize, tables
 from specdec_jax.contrib.retokenized.drafter import aligned, own_length, retokenized
-from specdec_jax.contrib.retokenized.merges import is_bpe, tables
 from specdec_jax.contrib.trees.answers import draws_siblings
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, Tokenizer
-from specdec_jax.loading.across import translate_vocabulary
-from specdec_jax.loading.token_keys import ids_by_key, keys_of
+from specdec_jax.loading.across import ids_by_key, keys_of, translate_vocabulary
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static, survival
 from specdec_jax.types import Hidden
