@@ -112,16 +112,16 @@ def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus) -> Begun:
     state, drafter = initial_state(config, target, corpus.counts)
     step = build_step(drafter, config.schedule, config.loss, **_settings(config, target))
     order = BatchOrder(corpus, config.packing, config.seed)
-    return Begun(state, drafter, lambda state, batch: step(state, batch, _asked(config, target)), order)
+    return Begun(state, drafter, lambda state, batch: step(state, batch, _target_params(config, target)), order)
 
 
 def _settings(config: DistillConfig, target: LoadedModel) -> dict[str, Any]:
     """What a step and its validation have in common."""
-    asked = None if config.labels else target.model
-    return {"dtype": config.dtype, "chunk": config.chunk, "unroll": config.unroll, "target": asked}
+    teacher = None if config.labels else target.model
+    return {"dtype": config.dtype, "chunk": config.chunk, "unroll": config.unroll, "target": teacher}
 
 
-def _asked(config: DistillConfig, target: LoadedModel) -> Any:
+def _target_params(config: DistillConfig, target: LoadedModel) -> Any:
     """The target's parameters, if training asks it."""
     return None if config.labels else target.params
 
@@ -178,7 +178,7 @@ def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, batche
     measure = build_validation(drafter, config.loss, **_settings(config, target))
 
     def validate(state: TrainState) -> dict[str, float]:
-        sums = [measure(judged_params(state), batch, _asked(config, target)) for batch in batches]
+        sums = [measure(judged_params(state), batch, _target_params(config, target)) for batch in batches]
         first, last = (jax.tree.map(lambda *leaves: float(np.sum(leaves)), *some) for some in zip(*sums, strict=True))
         names = ("loss", "agreement", "acceptance", "surprise")
         means = {f"validation_{name}": getattr(first, name) / first.weight for name in names}
