@@ -50,7 +50,7 @@ class DistillConfig:
     temperatures: Temperatures = Temperatures()  # noqa: RUF009 - frozen
     """What the target writes at."""
     labels: int = 16
-    """Log-probabilities stored per position; 0: none, and each step of training asks the target for its distributions
+    """Log-probabilities stored per position; 0: none, and every training step runs the target for its distributions
     and hidden states, which suits a GPU. Then packing.candidates must be 0 (the whole vocabulary)."""
     label_dtype: str = "float16"
     """Theirs: float16 or float32."""
@@ -104,7 +104,7 @@ class DistillConfig:
             raise ValueError(f"cycle is made of 'short' and 'long', got {self.cycle!r}")
         if not self.labels and (self.packing.candidates or self.hidden_layers):
             stored = "packing.candidates to 0" if self.packing.candidates else "hidden_layers to ()"
-            raise ValueError(f"without labels (labels=0) the target is asked while training: set {stored}")
+            raise ValueError(f"without labels (labels=0) training runs the target: set {stored}")
         if self.packing.tokens % self.chunk:
             fits = max(n for n in range(1, self.chunk + 1) if self.packing.tokens % n == 0)
             raise ValueError(

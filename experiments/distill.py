@@ -63,13 +63,13 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
 
     Raises ValueError, OSError for invalid input, a full disk or a folder in use.
     """
+    if share and not config.labels and "train" in stages:
+        raise ValueError("with --distributed, training uses stored labels: labels must be more than 0")
     folder = Path(config.out or f"runs/{config.name}")
     use_mesh(config.mesh)
     with _training_mesh(config, share):
         if "train" in stages:
             check_rows(config.packing)
-            if share and not config.labels:
-                raise ValueError("several processes train on labels that are written: labels must be more than 0")
     first = share is None or share.index == 0
     with locked(folder) if first else nullcontext():
         with together(folder, share) if share else nullcontext():

@@ -1,6 +1,6 @@
 """Programs of a pair of models from shapes alone: no weights are loaded; compiled as for a generation.
 
-Accelerators that programs are compiled for without one: their names, what is publicly known of them, and topologies.
+`CHIPS` are the accelerators, with what is publicly known of them and their topologies.
 
 A TPU's clock is not published. Here it is the public peak of bfloat16 products over the operations a cycle that the
 compiler itself estimates for a large product (131,072 on v5e, 262,144 on v5p, 524,288 on v6e, to within 4 to 13 %).

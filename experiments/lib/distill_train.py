@@ -40,7 +40,7 @@ from specdec_jax.text.json_lines import json_lines
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
-FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "dtype", "seed")
+FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "chunk", "dtype", "seed")
 
 
 class Begun(NamedTuple):
@@ -87,10 +87,16 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[Corpus, Corpus | None]:
     """The training corpus and the validation corpus (None if nothing is held out).
 
-    Raises ValueError for no shards, or ones without the hidden states that the drafter reads.
+    Raises ValueError for no shards, or ones without the labels or hidden states that training needs.
     """
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
+    for index, entry in enumerate(data.entries if config.labels else ()):
+        if (stored := data.labels_of(index)) != config.labels:
+            raise ValueError(
+                f"{data.path / entry['file']} has {stored} labels per position, labels is {config.labels}: "
+                "run --stage label"
+            )
     layers, reads = list(config.hidden_layers), config.shape.reads if config.labels else ()
     for entry in data.entries if reads else ():
         if layers_of(entry) != layers:
@@ -110,20 +116,18 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
 def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus) -> Begun:
     """The training run of a config before its first step."""
     state, drafter = initial_state(config, target, corpus.counts)
-    step = build_step(drafter, config.schedule, config.loss, **_settings(config, target))
-    order = BatchOrder(corpus, config.packing, config.seed)
-    return Begun(state, drafter, lambda state, batch: step(state, batch, _target_params(config, target)), order)
+    settings, target_params = _settings(config, target)
+    step, order = (
+        build_step(drafter, config.schedule, config.loss, **settings),
+        BatchOrder(corpus, config.packing, config.seed),
+    )
+    return Begun(state, drafter, lambda state, batch: step(state, batch, target_params), order)
 
 
-def _settings(config: DistillConfig, target: LoadedModel) -> dict[str, Any]:
-    """What a step and its validation have in common."""
-    teacher = None if config.labels else target.model
-    return {"dtype": config.dtype, "chunk": config.chunk, "unroll": config.unroll, "target": teacher}
-
-
-def _target_params(config: DistillConfig, target: LoadedModel) -> Any:
-    """The target's parameters, if training asks it."""
-    return None if config.labels else target.params
+def _settings(config: DistillConfig, target: LoadedModel) -> tuple[dict[str, Any], Any]:
+    """What a step and its validation have in common, and the target's parameters if training runs it."""
+    model, params = (None, None) if config.labels else (target.model, target.params)
+    return {"dtype": config.dtype, "chunk": config.chunk, "unroll": config.unroll, "target": model}, params
 
 
 def as_model(config: DistillConfig, target: LoadedModel, state: TrainState, drafter: Any, name: str) -> LoadedModel:
@@ -175,10 +179,11 @@ def curve(where: Path) -> Figure:
 
 
 def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, batches: list[Batch]) -> Any:
-    measure = build_validation(drafter, config.loss, **_settings(config, target))
+    settings, target_params = _settings(config, target)
+    measure = build_validation(drafter, config.loss, **settings)
 
     def validate(state: TrainState) -> dict[str, float]:
-        sums = [measure(judged_params(state), batch, _target_params(config, target)) for batch in batches]
+        sums = [measure(judged_params(state), batch, target_params) for batch in batches]
         first, last = (jax.tree.map(lambda *leaves: float(np.sum(leaves)), *some) for some in zip(*sums, strict=True))
         names = ("loss", "agreement", "acceptance", "surprise")
         means = {f"validation_{name}": getattr(first, name) / first.weight for name in names}

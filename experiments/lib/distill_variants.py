@@ -58,6 +58,8 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         use_mesh(config.base.mesh)
         target = load_model(config.base.target, dtype=config.base.dtype)
         shards = list(data)
+        if any(shard.top.shape[1] != config.base.labels for shard in shards):
+            raise ValueError(f"{data.path} has other labels per position than the config (labels={config.base.labels})")
         corpus = Corpus(shards[held:], target.model.spec.vocab_size)
         texts, tasks = held_out_texts(shards[:held], config.texts)
         path = out / RESULTS

@@ -92,7 +92,7 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     data = ShardFolder(folder / "data")
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
-    if not config.labels and not config.hidden_layers:
+    if not config.labels:
         console.print("Labels: computed while training")
         return
     layers, vocab = list(config.hidden_layers), target.model.spec.vocab_size

@@ -35,7 +35,7 @@ class BesideTorch(Output):
     environments: str = "runs/environments"
     """Folder of the environment with torch."""
     install_seconds: float = 3600.0
-    """Most time for making it; without one there is nothing to compare, and that is all that is said."""
+    """Most time for making it."""
 
     def python(self, console: Console, aim: str) -> Path | None:
         """The interpreter with torch and transformers; None, and a line that nothing is `aim`, where there is none."""

@@ -13,7 +13,6 @@ import numpy as np
 from specdec_jax.distillation.shards import Shard
 
 GAP = -1  # the segment of padding
-WHOLE_VOCABULARY = "set packing.candidates to 0"
 
 
 class Batch(NamedTuple):
@@ -24,7 +23,9 @@ class Batch(NamedTuple):
     segments: np.ndarray  # [R, T] int32, index of the conversation in the row; GAP: none
     weight: np.ndarray  # [N] float32, weight of the prediction at this position; 0: padding, or the last of a text
     following: np.ndarray  # [N] int32, the next token, as an index into the candidates
-    top: np.ndarray  # [N, k] int32, labels as indices into the candidates; k is 0 if the target is asked while training
+    top: (
+        np.ndarray
+    )  # [N, k] int32, labels as indices into the candidates; k is 0 if training computes the distributions
     log_prob: np.ndarray  # [N, k] float32, -inf if a label is not a candidate
     candidates: np.ndarray  # [C] int32, the tokens whose logits are computed
     correction: np.ndarray  # [C] float32, log of the number of tokens that a candidate represents
@@ -113,7 +114,7 @@ class BatchOrder:
 
     def __init__(self, corpus: Corpus, packing: Packing, seed: int):
         if not corpus.labels and packing.candidates:
-            raise ValueError(f"data without labels is trained on the whole vocabulary: {WHOLE_VOCABULARY}")
+            raise ValueError("data without labels has no candidates to choose from: label it (--stage label)")
         longest = int(np.max(np.diff(corpus.spans, axis=1)))
         if longest > packing.slots[-1]:
             raise ValueError(f"a conversation has {longest} tokens; the longest rows have {packing.slots[-1]}")

@@ -20,7 +20,9 @@ from specdec_jax.types import LanguageModel, Params
 TRIES = 50  # maximum draws of a request until one fits the rows and shares nothing with held-out texts
 STEPS = 32  # steps per call of the device
 FOLLOW_UP = 40  # maximum tokens of a user's later turn if the first was given
-TURN = 256  # tokens of a turn and its answer: rows hold at most so many turns, or two further ones if they are short
+TURN = (
+    256  # slots per answer: a conversation has at most slots // TURN answers, and up to 3 in rows of under 1,024 slots
+)
 _MARK = "\u2063mark\u2063"  # a marker that no template changes
 
 
@@ -132,7 +134,8 @@ class Author:
         for done in range(0, pool.steps, self._chunk):
             rows = _refill(rows, ready, openings)
             rows, chunk = self._write(self._params, rows)
-            ready.extend(itertools.islice(openings, pool.batch // 4 - len(ready)))  # while the device computes
+            if done + self._chunk < pool.steps:  # while the device computes
+                ready.extend(itertools.islice(openings, pool.batch // 4 - len(ready)))
             written.append(jax.tree.map(np.asarray, chunk))
             if progress is not None:
                 progress((done + self._chunk) * pool.batch, pool.steps * pool.batch)
@@ -195,8 +198,8 @@ class Author:
             "dropped": len(groups) - len(groups_to_write),
             "answers": int(sum((writer[group] == BY_ASSISTANT).sum() for group in groups_to_write)),
         }
-        kinds = tuple(sorted({kind for kind, _ in book}))
         numbers = [ids[group[0]] for group in groups_to_write]
+        kinds = tuple(sorted({book[number][0] for number in numbers}))
         together = np.concatenate(groups_to_write) if groups_to_write else np.zeros((0,), np.int64)
         dtype = token_dtype(self._model.spec.vocab_size)
         return Shard(

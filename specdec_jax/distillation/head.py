@@ -22,8 +22,8 @@ class Labels(NamedTuple):
 
     weight: Any  # [N] float32
     following: Any  # [N] int32, the next token of the text
-    top: Any  # [N, k] int32; None: `log_prob` is the whole distribution
-    log_prob: Any  # [N, k] float32; without `top` the target's logits [N, C], of all candidates
+    top: Any  # [N, k] int32; None: `log_prob` holds the target's logits of all candidates
+    log_prob: Any  # [N, k] float32; logits [N, C] if `top` is None
 
 
 class Sums(NamedTuple):

@@ -24,10 +24,11 @@ def forward_kl(log_p: Array, log_q: Array) -> Array:
 
 
 def lk_hybrid(eta: float = 3.0) -> Loss:
-    """The loss w KL(p || q) + (1 - w) (1 - a), a the acceptance rate sum(min(p, q)), w = exp(-eta times the mean of a).
+    """w KL(p || q) + (1 - w) (1 - a), where a = sum(min(p, q)) is the acceptance rate and w = exp(-eta mean(a)).
 
     It begins as the forward KL, whose gradient reaches every outcome, and becomes the rejection rate as the drafter
-    improves; the mean is over all positions of a call (LK losses, arXiv 2602.23881). Raises ValueError unless eta is
+    improves (LK losses, arXiv 2602.23881). The mean is over all positions of a call: `distillation.head` calls a loss
+    for every chunk, padding included, so the weight depends on `chunk` and on the mesh. Raises ValueError unless eta is
     positive.
     """
     if not eta > 0:
@@ -39,6 +40,7 @@ def lk_hybrid(eta: float = 3.0) -> Loss:
         weight = jnp.exp(-eta * lax.stop_gradient(jnp.mean(rate)))
         return weight * forward_kl(log_p, log_q) + (1.0 - weight) * (1.0 - rate)
 
+    loss.__qualname__ = f"lk_hybrid({eta:g})"  # what a run and a model card record
     return loss
 
 

@@ -117,7 +117,7 @@ class RequestSource:
         return pool[rng.integers(len(pool))]
 
     def _document(self, rng: np.random.Generator, *, short: bool) -> str:
-        """Documents from the start of a sentence, up to a length that is uniform on a log scale."""
+        """Words of documents, the first from the start of a random sentence; their number is uniform on a log scale."""
         low, high = (12, 40) if short else self._words
         wanted, words = int(np.exp(rng.uniform(np.log(low), np.log(high)))), []
         while len(words) < wanted:

@@ -160,6 +160,8 @@ def build_step(
     gradient_of = over_rows(jax.value_and_grad(objective, has_aux=True), False, BY_ROW, False)
 
     def step(state: TrainState, batch: Batch, target_params: Params = None) -> tuple[TrainState, Metrics]:
+        if (target is None) != (target_params is None):
+            raise ValueError("a step with a target needs its target_params, and one without takes none")
         (value, (sums, last)), gradient = gradient_of(state.params, batch, target_params)
         updates, inner = update.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -190,7 +192,7 @@ def _objective(
     def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, Sums]]:
         labels, _ = teach(target_params, batch)
         hidden, _ = model.apply(
-            {"params": params}, batch.tokens, None, batch.positions, same_segment(batch), head=False
+            {"params": params}, batch.tokens, None, batch.positions, _same_segment(batch), head=False
         )
         hidden = hidden.reshape(-1, hidden.shape[-1])
         value, sums = head_loss(hidden, params[head][batch.candidates], batch.correction, labels)
@@ -199,7 +201,7 @@ def _objective(
     return objective
 
 
-def same_segment(batch: Batch) -> Array:
+def _same_segment(batch: Batch) -> Array:
     """[R, T, T] bool: whether two positions belong to one conversation."""
     return batch.segments[:, :, None] == batch.segments[:, None, :]
 
@@ -213,7 +215,7 @@ def _teacher(target: LanguageModel | None, layers: tuple[int, ...]) -> Callable[
 
     def teach(target_params: Params, batch: Batch) -> tuple[Labels, Array]:
         cache = init_cache(target_params, *batch.tokens.shape)
-        logits, hidden, _ = apply(target_params, batch.tokens, cache, batch.positions, same_segment(batch))
+        logits, hidden, _ = apply(target_params, batch.tokens, cache, batch.positions, _same_segment(batch))
         labels = Labels(batch.weight, batch.following, None, logits.reshape(-1, logits.shape[-1]))
         return labels, jnp.pad(hidden, ((0, 0), (1, 0), (0, 0), (0, 0)))[:, :-1]
 

@@ -40,9 +40,6 @@ class Unroll:
         return max(1, round(rows * self.share))
 
 
-ROWS = 16  # rows that attend at once on an accelerator: their weights take 1 GB for 2,048 tokens and 4 heads
-
-
 class Texts(NamedTuple):
     """R rows of packed conversations, which do not attend to one another."""
 
@@ -111,6 +108,9 @@ def _layer(
     x = x + linear("attention", "output", c.hidden_size, c.attention_bias, out)
     mlp = layers.GatedMLP(c.intermediate_size, c.mlp_bias, dtype)
     return x + jnp.asarray(mlp.apply({"params": params["mlp"]}, norm("mlp_norm", x))), now
+
+
+ROWS = 16  # rows that attend at once on an accelerator: 1 GB of attention weights for 2,048 tokens and 4 heads
 
 
 def attend(query: Array, steps: Sequence[_Keys], segments: Array, positions: Array) -> Array:

@@ -4,14 +4,8 @@
 - `text`: proposes all tokens of the drafter, and tokenises their text again, by contrib/retokenized. Used if the common
   tokens are a smaller share than `ENOUGH` of the target's, or if the drafter's source ends in `@text`.
 
-The common tokens of two tokenizers, and the spelling of one's tokens by the other (drafters/draft_models/).
-
 Tokens are compared by the bytes that they stand for, both byte-level ones (GPT-2's letters for bytes) and those of
 SentencePiece (U+2581 for a space, <0x0A> for a byte); special tokens by their text and by their role.
-
-The bytes (or text, if special) that tokens stand for, and the ids of the same token in two tokenizers.
-
-Byte-level tokens (GPT-2's letters for bytes) and SentencePiece's (U+2581 for a space, <0x0A> for a byte) are bytes.
 """
 
 import functools

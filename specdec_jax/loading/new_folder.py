@@ -24,11 +24,12 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        old = temporary.with_suffix(".old")
-        if path.exists():  # a non-empty folder cannot be replaced in one step
+        old, replaces = temporary.with_suffix(".old"), path.exists()
+        if replaces:  # a non-empty folder cannot be replaced in one step
             path.rename(old)
         temporary.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        if replaces:
+            shutil.rmtree(old)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

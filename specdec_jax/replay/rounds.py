@@ -53,7 +53,7 @@ class Unrecorded:
 
     def __eq__(self, other: object) -> bool:  # jax compares static parts of its arguments
         return (
-            (self._name, self._shape) == (other._what, other._shape)
+            (self._name, self._shape) == (other._name, other._shape)
             if isinstance(other, Unrecorded)
             else self._refuse()
         )

@@ -74,6 +74,20 @@ def whole(place):
     return out
 
 
+def test_without_labels_the_target_runs_in_every_step(place, tmp_path):
+    words = [str(place / "config.py"), "--out", str(tmp_path / "online"), "--labels", "0", "--packing.candidates", "0"]
+    assert distill.main([*words, "--shape.reads", "1", "2", "--judge-temperatures", "0"]) == 0
+    manifest = json.loads((tmp_path / "online" / "data" / "manifest.json").read_text())
+    assert all(entry["labels"] == 0 and "hidden" not in entry for entry in manifest["shards"])
+    assert "whole distributions" in (tmp_path / "online" / "drafter" / "README.md").read_text()
+
+
+def test_data_with_other_labels_names_the_stage_that_mends_it(place, whole, capsys):
+    words = [str(place / "config.py"), "--out", str(whole), "--labels", "5", "--stage", "train"]
+    assert distill.main(words) == 2
+    assert "has 4 labels per position, labels is 5: run --stage label" in capsys.readouterr().err
+
+
 def weights(out: Path) -> bytes:
     return (out / "drafter" / "model.safetensors").read_bytes()
 

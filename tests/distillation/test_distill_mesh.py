@@ -23,13 +23,21 @@ __all__ = ["place"]
 READS = ", hidden_layers=(1, 2), unroll=Unroll(2, 1.0)"
 
 
-@pytest.fixture(scope="module")
-def runs(place):
+@pytest.fixture(scope="module", params=["stored", "online"])
+def runs(place, request):
     """The folder of both runs, of a drafter that reads its target: of one that does not, less is shared."""
-    folder = place / "reads"
+    folder = place / f"reads-{request.param}"
     folder.mkdir()
     text = (place / "config.py").read_text()
     text = text.replace("hidden=48)", "hidden=48, reads=(1, 2))").replace(", seed=5", f", seed=5{READS}")
+    if request.param == "online":  # the target runs in every step
+        for stored, online in (
+            ("labels=4", "labels=0"),
+            ("candidates=64", "candidates=0"),
+            ("(1, 2), unroll", "(), unroll"),
+        ):
+            assert stored in text
+            text = text.replace(stored, online)
     (folder / "config.py").write_text("from specdec_jax.distillation.unrolled import Unroll\n" + text)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
     words = [sys.executable, SCRIPT, folder / "config.py", folder]

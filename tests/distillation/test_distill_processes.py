@@ -65,6 +65,15 @@ def test_their_weights_are_those_of_one_but_for_the_order_of_sums(both, whole):
 def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(distill, "join", lambda: distill.Share(0, 2))
     monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: make_mesh("data=1"))
-    words = [str(place / "config.py"), "--out", str(tmp_path), "--labels", "0", "--distributed"]
+    words = [
+        str(place / "config.py"),
+        "--out",
+        str(tmp_path),
+        "--labels",
+        "0",
+        "--packing.candidates",
+        "0",
+        "--distributed",
+    ]
     assert distill.main(words) == 2
     assert "labels must be more than 0" in capsys.readouterr().err

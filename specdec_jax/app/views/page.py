@@ -47,13 +47,21 @@ def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stre
     print("page:", save_page(command.output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
 
 
-def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **options: Any) -> Path:
+def save_page(
+    path: str | Path,
+    generation: Generation,
+    tokenizer: Tokenizer,
+    *,
+    title: str = "A decoded text",
+    entropy_factor: float | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes the `page`, with its options, atomically and returns its path.
 
     Raises:
         ValueError: the generation was not recorded, or the file cannot be written.
     """
-    text = page(generation, tokenizer, **options)
+    text = page(generation, tokenizer, title=title, entropy_factor=entropy_factor, details=details)
     check_file(path)
     write_text(Path(path).expanduser(), text)
     return Path(path)

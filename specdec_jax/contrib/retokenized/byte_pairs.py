@@ -7,7 +7,7 @@ result for the same text, the higher the acceptance rate.
 Source: universal assisted generation, UAG (Hugging Face and Intel, 2024; arXiv 2502.05202 calls it string-level exact
 match, SLEM), where both tokenizers run on the host between passes; tables inside the loop are an addition here.
 
-A target's byte-pair encoding, and a drafter's tokens as bytes, as tables for byte_pairs.py.
+The tables are of a target's byte-pair encoding and of a drafter's tokens as bytes:
 
 - Words are derived from the pre-tokenizer's splits of short texts of two or three kinds of bytes (letters, digits ...).
 - Characters that are tokens, in tokenizers that start from characters (SentencePiece's), are merged from their bytes

@@ -1,6 +1,6 @@
 """Replays of policies with siblings, by the recorded candidate of the drafter that is the text's token.
 
-First rejections of a trace, and whether another candidate of the drafter would have been accepted.
+Also the first rejections of a trace, and whether another candidate of the drafter would have been accepted.
 """
 
 from typing import Any, NamedTuple

@@ -4,8 +4,7 @@ transformers is not usable: without torch it does not read GGUF, and with torch 
 GPT-2's pre-tokenizer, so that two spaces before a digit get tokens that differ from training.
 The table of names follows llama.cpp's `llama-vocab.cpp`.
 
-A SentencePiece tokenizer (Llama 2's, Gemma's) from GGUF metadata: pieces and their scores.
-
+Files with a SentencePiece tokenizer (Llama 2's, Gemma's) hold pieces and their scores.
 SentencePiece's BPE merges the two neighbours whose union has the highest score, and so does llama.cpp
 (`llm_tokenizer_spm`). For `tokenizers` the merges are all splits of every piece in two, in order of its score.
 """
