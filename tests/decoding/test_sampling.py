@@ -150,7 +150,7 @@ test_warps_refuse_what_they_cannot_mean = refusals(
 )
 
 
-ROWS, VOCAB, PROMPT = 1024, 3, [0, 1]
+TEXTS, SMALL, PROMPT = 1024, 3, [0, 1]
 
 
 def test_hashes_stay_what_they_are():
@@ -176,15 +176,15 @@ def test_a_seed_alone_stands_for_the_key_with_0():
 def test_the_turns_of_a_conversation_are_independent():
     """The same question twice at one seed: over seeds, the first tokens of both answers have the joint distribution."""
     decoder, params = lossless.toy_decoder(static(), rejection())
-    more = {"seed": 0, "warp": make_warp(ROWS, temperature=1.0), "stop_ids": (), "slots": 64}
-    state = decoder.run(params, decoder.prefill(params, [PROMPT] * ROWS, max_new_tokens=3, **more))
+    more = {"seed": 0, "warp": make_warp(TEXTS, temperature=1.0), "stop_ids": (), "slots": 64}
+    state = decoder.run(params, decoder.prefill(params, [PROMPT] * TEXTS, max_new_tokens=3, **more))
     first = np.asarray(state.tokens)[:, 2]
     asked_again = [[*text, *PROMPT] for text in np.asarray(state.tokens)[:, :5].tolist()]
     state = decoder.run(params, decoder.extend(params, state, asked_again, max_new_tokens=3, **more))
     second = np.asarray(state.tokens)[:, 7]
     logits = np.asarray(params.target, np.float64)[0, 1]
     answer = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
-    expected = ROWS * np.outer(answer, answer).ravel()
-    observed = np.bincount(first * VOCAB + second, minlength=VOCAB**2)
+    expected = TEXTS * np.outer(answer, answer).ravel()
+    observed = np.bincount(first * SMALL + second, minlength=SMALL**2)
     assert stats.chisquare(observed, expected).pvalue > 1e-3
     assert 0.2 < np.mean(first == second) < 0.8

@@ -7,14 +7,13 @@ import pytest
 from drafting import draft_once
 from stopping_cases import context
 
-import specdec_jax.drafters.ngram as _table
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.statistics import summarise
 from specdec_jax.drafters._lookup import right_or_wrong
-from specdec_jax.drafters.ngram import ngram, table_of
+from specdec_jax.drafters.ngram import CANDIDATES, WAYS, hashes, ngram, table_of
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup
 from specdec_jax.lossless.toys import table_model, toy_pair
@@ -148,14 +147,14 @@ class Counts:
 
     def bucket(self, context):
         lengths = (len(context),)
-        place, _ = _table.hashes(jnp.array([context], jnp.int32), lengths, self.buckets)
+        place, _ = hashes(jnp.array([context], jnp.int32), lengths, self.buckets)
         return self.orders[len(context)][int(place[0, 0])]
 
     def entry(self, context):
         return next((entry for entry in self.bucket(context) if entry[0] == tuple(context)), None)
 
     def make_room(self, bucket):
-        if len(bucket) == _table.WAYS:
+        if len(bucket) == WAYS:
             self.dropped += 1
             totals = [sum(count for _, count in entry[1]) for entry in bucket]
             bucket.pop(max(i for i, total in enumerate(totals) if total == min(totals)))
@@ -171,7 +170,7 @@ class Counts:
         found = dict(entry[1])
         if token in found:
             entry[1].remove((token, found[token]))
-        elif len(entry[1]) == _table.CANDIDATES:
+        elif len(entry[1]) == CANDIDATES:
             least = min(count for _, count in entry[1])
             entry[1].pop(max(i for i, (_, count) in enumerate(entry[1]) if count == least))
         entry[1].insert(0, (token, found.get(token, 0) + 1))
@@ -235,7 +234,7 @@ def test_counts_and_drafts_are_a_dictionarys(order, back_off, slots, vocab):
     rng, drafter = np.random.default_rng(order + slots), ngram(4, order, back_off, slots)
     lengths = tuple(range(1, order)) if back_off else (order - 1,)
     texts = [rng.integers(0, vocab, n).tolist() for n in (1, 9, 30)]
-    oracles = [Counts(lengths, slots // _table.WAYS) for _ in texts]
+    oracles = [Counts(lengths, slots // WAYS) for _ in texts]
     state, drafted, commit = drafter.init(None, 3, 96), 0, jax.jit(drafter.commit)
     for _ in range(3):
         state = commit(None, state, *rows_of(texts, 96))
