@@ -164,27 +164,27 @@ def on_host(decoder: Decoder) -> Decoder:
 
     @jax.jit
     def begin(params: Any, state: DecodeState) -> Any:
-        context, chance, opened, log_q = open_round(parts, params, state)
-        return chance, *draft_loop.opened(opened, parts.policy, state.policy, context, longest, log_q)
+        context, uniforms, opened, log_q = open_round(parts, params, state)
+        return uniforms, *draft_loop.initial_loop(opened, parts.policy, state.policy, context, longest, log_q)
 
     @functools.partial(jax.jit, donate_argnums=4)
-    def draft(params: Any, state: DecodeState, chance: Any, context: Any, loop: Any) -> Any:
+    def draft(params: Any, state: DecodeState, uniforms: Any, context: Any, loop: Any) -> Any:
         opened = source(params, state, context)
-        return draft_loop.draft_one(opened, parts.policy, context, lambda step: chance[:, step, DRAFT], loop)
+        return draft_loop.draft_one(opened, parts.policy, context, lambda step: uniforms[:, step, DRAFT], loop)
 
     @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
-    def finish(params: Any, state: DecodeState, chance: Any, context: Any, drafted: Any, width: int) -> DecodeState:
+    def finish(params: Any, state: DecodeState, uniforms: Any, context: Any, drafted: Any, width: int) -> DecodeState:
         narrow, opened = parts._replace(widths=(width,)), source(params, state, context)
-        return finish_round(narrow, params, state, context, chance, opened, drafted)
+        return finish_round(narrow, params, state, context, uniforms, opened, drafted)
 
     def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
         played = 0
         while state.done.sum() < (leave or len(state.done)) and played != rounds:
-            chance, context, loop = begin(params, state)
+            uniforms, context, loop = begin(params, state)
             while loop.going.any():
-                loop = draft(params, state, chance, context, loop)
+                loop = draft(params, state, uniforms, context, loop)
             width = widths[int(narrowest(widths, loop.drafted.length))]
-            state, played = finish(params, state, chance, context, loop.drafted, width), played + 1
+            state, played = finish(params, state, uniforms, context, loop.drafted, width), played + 1
         return state
 
     return decoder._replace(run=run)

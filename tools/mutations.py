@@ -56,8 +56,8 @@ BUGS = (
     # Rounds.
     Bug(
         "the token after the draft is drawn with the draft's own uniform",
-        "jnp.take_along_axis(chance[..., NEXT], accepted[:, None], axis=1)",
-        "jnp.take_along_axis(chance[..., DRAFT], accepted[:, None], axis=1)",
+        "jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)",
+        "jnp.take_along_axis(uniforms[..., DRAFT], accepted[:, None], axis=1)",
         "tests/decoding/test_decoding.py::test_the_loop_is_the_twin",
     ),
     Bug(

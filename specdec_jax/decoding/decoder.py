@@ -8,6 +8,7 @@ state that was passed in must not be used again; parameters are arguments, never
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +18,14 @@ from jax import lax
 
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
+from specdec_jax.decoding.encoder_inputs import fresh_request, refuse_encoder
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
-from specdec_jax.decoding.sources import fresh_request, refuse_encoder
 from specdec_jax.decoding.state import fresh_state
-from specdec_jax.sharding import by_rows, placed
+from specdec_jax.sharding import by_rows, mesh_here, placed
 from specdec_jax.types import (
     Array,
     DecodeState,
@@ -50,7 +51,7 @@ class Decoder(NamedTuple):
     """The result of build_decoder. `jitted` has the jitted functions, for lowering, exporting and cost analysis."""
 
     prefill: Callable[..., DecodeState]  # (params, prompts, sources=, source_slots=, **options of `fresh_state`)
-    compile_prefill: Callable[..., None]  # arguments of prefill; compiles without running
+    compile: Callable[..., None]  # arguments of prefill; compiles `prefill` and, without a mesh, `run`
     extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
@@ -169,7 +170,7 @@ def build_decoder(
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """The functions (begin, prefill, compile_prefill); begin returns a checked state without caches, and the source."""
+    """The functions (begin, prefill, compile); begin returns a checked state without caches, and the source."""
     checked = set()  # shapes for which `check_parts` passed
 
     def begin(
@@ -190,20 +191,28 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
         drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, reads, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
-    def compile_prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
+    def compile_all(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
         state, source = begin(params, prompts, options)
         reader = params.drafter if parts.drafter.layers else None
-        filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
-        reads = filled.out_info[1]
-        jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source).compile()
-        filled.compile()
+        with ThreadPoolExecutor() as pool:  # a program compiles while the next one is traced
+            filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
+            compiling = [pool.submit(filled.compile)]
+            cache, reads = filled.out_info
+            drafter = jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source)
+            compiling.append(pool.submit(drafter.compile))
+            if mesh_here() is None:  # on a mesh `run` depends on how the caches are sharded
+                ready = state._replace(target_cache=cache, drafter=drafter.out_info)
+                run = jitted["run"].lower(params, ready, np.int32(0), np.int32(len(prompts)))
+                compiling.append(pool.submit(run.compile))
+        for program in compiling:
+            program.result()
 
-    return begin, prefill, compile_prefill
+    return begin, prefill, compile_all
 
 
 def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     """The Decoder around the jitted functions; arguments are checked here, before compilation."""
-    begin, prefill, compile_prefill = _prefilling(parts, jitted)
+    begin, prefill, compile_all = _prefilling(parts, jitted)
 
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
@@ -253,7 +262,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         scores = jitted["score"](params, padded, warp or make_warp(len(padded), temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
-    return Decoder(prefill, compile_prefill, extend, idle, refill, jitted["step"], run, score, parts, jitted)
+    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, score, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:

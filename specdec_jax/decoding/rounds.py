@@ -65,11 +65,11 @@ class Verified(NamedTuple):
 def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
     """One round for all unfinished rows. Shapes stay constant; the cache is rolled back by setting its length."""
     with jax.named_scope("draft"):
-        context, chance, source, log_q = open_round(parts, params, state)
-        uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
+        context, uniforms, source, log_q = open_round(parts, params, state)
+        uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-    return finish_round(parts, params, state, context, chance, source, drafted)
+    return finish_round(parts, params, state, context, uniforms, source, drafted)
 
 
 def open_round(
@@ -87,18 +87,18 @@ def finish_round(
     params: ModelParams,
     state: DecodeState,
     context: RoundContext,
-    chance: Array,
+    uniforms: Array,
     source: Source,
     drafted: Drafted,
 ) -> DecodeState:
-    """Verifies, emits and commits a draft and returns the new state; `chance` are the `round_uniforms`."""
+    """Verifies, emits and commits a draft and returns the new state; `uniforms` are the `round_uniforms`."""
     with jax.named_scope("draft"):
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, draft.length)
         branches = [_verification(parts, width) for width in parts.widths]
-        verified = lax.switch(choice, branches, params, state, draft, context, chance)
+        verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
     with jax.named_scope("commit"):
         result, threshold = verified.result, parts.policy.threshold(drafted.policy)
         policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
@@ -160,14 +160,16 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     longest = parts.drafter.max_draft_length
     held = min(width - 1, longest)  # number of drafts that fit this width; no row has more
 
-    def verify(params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, chance: Array) -> Verified:
+    def verify(
+        params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, uniforms: Array
+    ) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
         logits, hidden = jax.tree.map(lambda leaf: leaf[:, : held + 1], (logits, hidden))
         target = distributions(logits, state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
-        accepted = draw(jnp.exp(log_prob_accepted), chance[:, 0, ACCEPT])
-        following = jnp.take_along_axis(chance[..., NEXT], accepted[:, None], axis=1)[:, 0]
+        accepted = draw(jnp.exp(log_prob_accepted), uniforms[:, 0, ACCEPT])
+        following = jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)[:, 0]
         result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), longest)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
         taken = take(parts.drafter, params.drafter, hidden, target)
@@ -183,7 +185,7 @@ def _target_pass(
     """Feeds the last token and the draft: (logits [B, T, V], hidden states for the drafter, cache)."""
     start = context.length - 1
     last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
-    missing = width - 1 - draft.tokens.shape[1]
+    missing = width - 1 - draft.tokens.shape[1]  # a width above K + 1 is padded with token 0
     fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing)))
     with jax.named_scope("target_pass"):
         cache = parts.target.with_length(state.target_cache, start)
@@ -220,6 +222,7 @@ def padded(tree: Any, size: int) -> Any:
 
 
 def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> VerificationResult:
+    """The accepted drafts, then the new token up to position K; the first `length` tokens count."""
     index = jnp.arange(longest + 1, dtype=jnp.int32)[None, :]
     tokens = jnp.pad(drafts, ((0, 0), (0, longest + 1 - drafts.shape[1])))
     return VerificationResult(jnp.where(index < accepted[:, None], tokens, token[:, None]), accepted + 1)

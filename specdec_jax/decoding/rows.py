@@ -1,7 +1,5 @@
 """Operations on the rows of states: common prefix, repetition and replacement."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -29,9 +27,8 @@ def place_row(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState
 
 def check_same_shapes(state: DecodeState, fresh: DecodeState) -> None:
     """Raises ValueError if `fresh` has other cache shapes than the state: its source was padded to another bucket."""
-    if _row_shapes(state) != _row_shapes(fresh):
+    shapes = [
+        [leaf.shape[1:] for leaf in jax.tree.leaves((each.target_cache, each.drafter))] for each in (state, fresh)
+    ]
+    if shapes[0] != shapes[1]:
         raise ValueError("caches of this prompt have other shapes than the state's: give it the state's source_slots")
-
-
-def _row_shapes(state: DecodeState) -> list[Any]:
-    return [leaf.shape[1:] for leaf in jax.tree.leaves((state.target_cache, state.drafter))]

@@ -81,10 +81,10 @@ def multi_drafter(
     """
     parts, longest = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
-    free = [index for index, part in enumerate(parts) if part.model is None]
-    paid = [index for index, part in enumerate(parts) if part.model is not None]
-    vocab_size = parts[paid[0]].model.spec.vocab_size if paid else None  # type: ignore[union-attr]
-    first = cost[paid[0]] if paid and cost[paid[0]] > 0 else 1.0
+    lookups = [index for index, part in enumerate(parts) if part.model is None]
+    with_model = [index for index, part in enumerate(parts) if part.model is not None]
+    vocab_size = parts[with_model[0]].model.spec.vocab_size if with_model else None  # type: ignore[union-attr]
+    first = cost[with_model[0]] if with_model and cost[with_model[0]] > 0 else 1.0
     # A model with cost 0 is not a lookup: its relative cost stays positive, so that its passes are counted.
     relative_costs = [
         0.0 if part.model is None else max(part_cost / first, 1e-9) for part, part_cost in zip(parts, cost, strict=True)
@@ -117,8 +117,8 @@ def multi_drafter(
             for index in indices:
                 mine, before, part = choice == index, state.states[index], parts[index]
                 informed[index] = jnp.where(mine, context.length, state.informed[:, index])
-                tell = partial(part.commit, params[index], before, tokens, informed[index])
-                after = lax.cond(jnp.any(mine), tell, lambda before=before: before)
+                catch_up = partial(part.commit, params[index], before, tokens, informed[index])
+                after = lax.cond(jnp.any(mine), catch_up, lambda before=before: before)
                 sources.append(part.source(params[index], after, tokens, context))
             there = jnp.isin(choice, jnp.array(indices, jnp.int32))
             drafter = jnp.where(there, choice, 0)
@@ -127,17 +127,18 @@ def multi_drafter(
 
         def hand_over(rows: Array) -> Source:
             """The source for rows whose lookup drafted nothing: the best drafter with a model."""
-            best = jnp.array(paid, jnp.int32)[jnp.argmax(worth[:, jnp.array(paid)], axis=1)]
-            choices.append(jnp.where(rows & jnp.isin(choices[0], jnp.array(free, jnp.int32)), best, choices[0]))
-            joins.append(join(paid, choices[1]))
+            best = jnp.array(with_model, jnp.int32)[jnp.argmax(worth[:, jnp.array(with_model)], axis=1)]
+            choices.append(jnp.where(rows & jnp.isin(choices[0], jnp.array(lookups, jnp.int32)), best, choices[0]))
+            joins.append(join(with_model, choices[1]))
             return joins[1]
 
-        joins = [join(free or paid, choices[0])]
+        joins = [join(lookups or with_model, choices[0])]
 
         def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
             states, verified = list(state.states), drafted
-            memories = [drafted.memory] if len(joins) == 1 else drafted.memory[:2]
-            for indices, joined, memory in zip((free or paid, paid), joins, memories, strict=False):
+            memory = drafted.memory  # of the draft loop: of both sources, where `hand_over` gave a second one
+            memories = [memory] if len(joins) == 1 else [memory.first, memory.second]
+            for indices, joined, memory in zip((lookups or with_model, with_model), joins, memories, strict=False):
                 after, verified = joined.close(verified._replace(memory=memory))
                 for index, part_state in zip(indices, after, strict=True):
                     states[index] = part_state
@@ -150,20 +151,20 @@ def multi_drafter(
                 length=context.length,
             ), verified
 
-        return joins[0]._replace(close=close, otherwise=hand_over if free and paid else None)
+        return joins[0]._replace(close=close, otherwise=hand_over if lookups and with_model else None)
 
     def commit(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> MultiDrafterState:
         state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
-        return tell([part.commit for part in parts], params, state, tokens, length, seen)
+        return update_each([part.commit for part in parts], params, state, tokens, length, seen)
 
     def prefill(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> MultiDrafterState:
-        return tell([part.fill for part in parts], params, state, tokens, length, seen)
+        return update_each([part.fill for part in parts], params, state, tokens, length, seen)
 
-    def tell(
+    def update_each(
         how: Sequence[Any],
         params: Sequence[Params],
         state: MultiDrafterState,
@@ -180,8 +181,8 @@ def multi_drafter(
                 part_seen = seen._replace(taken=seen.taken[index])
                 states[index] = commit_part(params[index], states[index], tokens, upto, part_seen)
             else:
-                tell = partial(commit_part, params[index], states[index], tokens, upto)
-                states[index] = lax.cond(jnp.any(upto != informed[:, index]), tell, lambda old=states[index]: old)
+                update = partial(commit_part, params[index], states[index], tokens, upto)
+                states[index] = lax.cond(jnp.any(upto != informed[:, index]), update, lambda old=states[index]: old)
             informed = informed.at[:, index].set(upto)
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), informed=informed, drafter=nobody)
@@ -299,9 +300,9 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
     moved = (state.drafter < count) & (length > state.length)
     here = (jnp.arange(PHASES, dtype=jnp.int32)[None, :] == state.phase[:, None]) & moved[:, None]  # [B, 2]
     emitted = (length - state.length).astype(jnp.float32)[:, None]
-    paid = 1.0 + state.passes.astype(jnp.float32)[:, None] * cost[None, :]  # [B, N]
+    spent = 1.0 + state.passes.astype(jnp.float32)[:, None] * cost[None, :]  # [B, N]
     tokens, time = _in_phase(state.tokens, state.phase), _in_phase(state.time, state.phase)
-    worked = decay * tokens + emitted, decay * time + paid
+    worked = decay * tokens + emitted, decay * time + spent
     rate = jnp.sum(jnp.where(drafted, worked[0] / worked[1], 0.0), axis=1, keepdims=True)  # [B, 1]
     tokens = jnp.where(drafted, worked[0], tokens + drift * (OPTIMISM * rate - tokens))
     time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))

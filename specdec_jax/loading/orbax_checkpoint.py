@@ -75,16 +75,12 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
     place = layout(table) if layout else None
     wanted = placed_shapes(table, shapes, place or (lambda _: device))
     params = _restore(folder / PARAMS, wanted)
+    is_finite = jax.jit(lambda leaf: jnp.all(jnp.isfinite(leaf)))
     for where, leaf in jax.tree.leaves_with_path(params):
-        if not _is_finite(leaf):
+        if not is_finite(leaf):
             name = jax.tree_util.keystr(where, simple=True, separator="/")
             raise ValueError(f"{folder / PARAMS}: {name} has NaN or infinity in {leaf.dtype}")
     return Restored(config, params, tokenizer)
-
-
-@jax.jit
-def _is_finite(leaf: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(leaf))
 
 
 def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:

@@ -1,15 +1,17 @@
 """Adapters to `types.LanguageModel`: for a plain function, a function with a cache, and an nnx module."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from specdec_jax.models import attention
 from specdec_jax.types import Cache, LanguageModel, ModelSpec, Params
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 Array = jax.Array
 
@@ -71,7 +73,7 @@ def from_function(
 
 
 def from_nnx(
-    module: nnx.Module,
+    module: "nnx.Module",
     init_cache: Callable[[Params, int, int], Cache],
     spec: ModelSpec,
     with_length: Callable[[Cache, Array], Cache] = attention.with_length,
@@ -82,6 +84,8 @@ def from_nnx(
     it: writes to its variables inside a pass are dropped, because mutating a module inside `lax.while_loop` is an error
     (`TraceContextError`) and `nnx.while_loop` retraces on every call.
     """
+    from flax import nnx  # here, because its import takes half a second
+
     graph, params = nnx.split(module)
 
     def apply(params, tokens, cache):

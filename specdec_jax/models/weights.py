@@ -202,7 +202,7 @@ def _leaf(parts: list[Part], dtype: Any, place: Place | None) -> jax.Array:
     """The leaf that consists of these tensors."""
     _, first, _ = parts[0]
     if place is None:
-        return jnp.asarray(_block(parts, slice(None), dtype))
+        return jax.device_put(_block(parts, slice(None), dtype))
     blocks: dict[tuple[Any, ...], np.ndarray] = {}  # replicas are read once
 
     def read(index: Any) -> np.ndarray:  # a slice per axis

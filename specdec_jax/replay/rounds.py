@@ -160,7 +160,7 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
     Rows do not wait for each other at the end of rounds, so that short drafts do not wait for long ones.
     """
     context = _context(texts, rows, longest)
-    begins, state = draft_loop.begin(policy, rows.policy, context, rows.fresh & ~rows.done)
+    begins, state = draft_loop.start_rows(policy, rows.policy, context, rows.fresh & ~rows.done)
     going = begins | ~(rows.done | rows.fresh)
     distribution, hit = _distribution(texts, rows)
     step = draft_loop.step(

@@ -4,42 +4,27 @@ They share the threshold's controller, the option to keep the failing distributi
 policy defines its score and further updates.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
-from specdec_jax.stopping._algorithm_1 import Algorithm1State, algorithm_1
+from specdec_jax.stopping._algorithm_1 import algorithm_1
 from specdec_jax.stopping._defaults import proceed_unless_failed
 from specdec_jax.types import Array, Distribution, Draft, Init, RoundContext, StoppingPolicy, Update, VerificationResult
 from specdec_jax.types.defaults import no_update
 
-
-class ThresholdedState(Protocol):
-    """The fields that the states of these policies, which are NamedTuples, have in common."""
-
-    @property
-    def control(self) -> Algorithm1State:
-        """The threshold and its controller."""
-        ...
-
-    @property
-    def failed(self) -> Array:
-        """[B] bool, the last distribution's score was below the threshold."""
-        ...
-
-    def _replace(self, **fields: Any) -> Any: ...
-
-
-class Score(Protocol):
-    """Returns (score [B] float32, state); the next token is drafted unless the score is below the threshold."""
-
-    def __call__(self, state: Any, distribution: Distribution, drafted: Array, /) -> tuple[Array, Any]: ...
+Score = Callable[[Any, Distribution, Array], tuple[Array, Any]]
+"""(state, distribution, drafted) -> (score [B] float32, state); below the threshold the next token is not drafted."""
 
 
 def thresholded(
     init: Init, score: Score, *, keep_checked_token: bool, adaptive: bool = True, learn: Update = no_update
 ) -> StoppingPolicy:
     """A policy that stops in `check` when `score` is below the threshold of the state's `control`.
+
+    The state is a NamedTuple with the fields `control`, an Algorithm1State, and `failed` [B] bool, whether the last
+    distribution's score was below the threshold.
 
     Args:
         keep_checked_token: draft the token of the failing distribution too and stop after it. Its pass was already run,
@@ -48,13 +33,11 @@ def thresholded(
         learn: further updates of the state after a verification.
     """
 
-    def check(
-        state: ThresholdedState, distribution: Distribution, drafted: Array, context: RoundContext
-    ) -> tuple[Array, Any]:
+    def check(state: Any, distribution: Distribution, drafted: Array, context: RoundContext) -> tuple[Array, Any]:
         scored, after = score(state, distribution, drafted)
         failed = scored < state.control.threshold
-        draw = jnp.ones_like(context.alive) if keep_checked_token else ~failed
-        return draw, after._replace(failed=failed)
+        wants = jnp.ones_like(context.alive) if keep_checked_token else ~failed
+        return wants, after._replace(failed=failed)
 
     def update(state: Any, draft: Draft, result: VerificationResult) -> Any:
         learnt = learn(state, draft, result)

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.sampling import log_prob_of
-from specdec_jax.hyperparameters import per_row, vector_per_row
+from specdec_jax.hyperparameters import host, per_row, vector_per_row
 from specdec_jax.stopping._readings import relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
@@ -107,6 +107,7 @@ def survival_with(
         zero, certain = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "certain")
         cost = per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True)
         verification = verification_per_row(batch, verification_times, positions)
+        last = positions if verification_times is None else np.shape(verification_times)[-1] - 1
         usual = _usual_rate(cost, verification)
         rate = usual if initial_rate is None else per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
         weight = per_row(batch, rate_weight, "rate_weight", low=0.0, open_low=True)
@@ -115,7 +116,7 @@ def survival_with(
             sampled=vector_per_row(batch, sampled, "sampled", len(Prior._fields)),
             drafter_cost=cost,
             verification=verification,
-            widest=per_row(batch, _last(verification_times, positions), "widest", dtype=np.int32),
+            widest=per_row(batch, min(last, positions), "widest", dtype=np.int32),
             prior_precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
             initial_rate=rate,
             rate_weight=weight,
@@ -124,14 +125,14 @@ def survival_with(
             survival=certain,
             logit=zero,
             predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
-            levels=jnp.full((batch, positions), -1, jnp.int32),
-            forecast=jnp.zeros((batch, LEVELS + 1, HORIZON), jnp.float32),
+            levels=host(np.full((batch, positions), -1, np.int32)),
+            forecast=host(np.zeros((batch, LEVELS + 1, HORIZON), np.float32)),
             passes=zero,
             offset=zero,
             precision=settings.prior_precision,
             lapse=per_row(batch, LAPSE, "lapse"),
             trials=per_row(batch, LAPSE_WEIGHT, "trials"),
-            moves=jnp.zeros((batch, LEVELS + 1, LEVELS), jnp.float32),
+            moves=host(np.zeros((batch, LEVELS + 1, LEVELS), np.float32)),
             tokens=rate * weight,
             time=weight,
             settings=settings,
@@ -184,16 +185,12 @@ def verification_per_row(batch: int, times: Any, positions: int, low: float = 0.
     if np.ndim(times) < 1:
         raise ValueError(f"verification_times must be a list of times by draft length, got {times!r}")
     by_drafts = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=low)[:, : positions + 1]
-    return jnp.pad(by_drafts, ((0, 0), (0, positions + 1 - by_drafts.shape[1])), mode="edge")
+    longer = np.minimum(np.arange(positions + 1), by_drafts.shape[1] - 1)
+    return by_drafts[:, longer]
 
 
 def _usual_rate(cost: Array, verification: Array) -> Array:
     """R [B] of the best fixed draft length where a draft is accepted with the chance USUAL."""
-    drafts = jnp.arange(verification.shape[1], dtype=jnp.float32)[None, :]
-    tokens = (1.0 - USUAL ** (drafts + 1.0)) / (1.0 - USUAL)
-    return jnp.max(tokens / (verification + drafts * cost[:, None]), axis=1)
-
-
-def _last(times: Any, positions: int) -> int:
-    """The largest k for which V(k) is given."""
-    return positions if times is None else min(np.shape(times)[-1] - 1, positions)
+    drafts = np.arange(verification.shape[1], dtype=np.float32)[None, :]
+    tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
+    return host((tokens / (verification + drafts * cost[:, None])).max(axis=1))

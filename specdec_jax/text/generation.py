@@ -215,10 +215,10 @@ def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: flo
 
 
 def start(pair: Pair, request: Request) -> Prefilled:
-    """Compile if necessary, and prefill: `run` with zero rounds compiles the whole generation without running it."""
+    """Compile if necessary, and prefill. `run` with zero rounds compiles what `compile` has not."""
     decoder, watch = pair.decoder, time.perf_counter()
     programs = decoder.num_programs(*PROGRAMS)
-    decoder.compile_prefill(pair.params, request.prompts, **request.options)
+    decoder.compile(pair.params, request.prompts, **request.options)
     compiled = time.perf_counter()
     state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
     filled = time.perf_counter()

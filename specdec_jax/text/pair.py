@@ -19,9 +19,9 @@ from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.decoder import widest_draft
+from specdec_jax.decoding.encoder_inputs import fresh_request
 from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.sources import fresh_request
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.draft_models.intersection import SharedParams

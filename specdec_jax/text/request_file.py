@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.decoding.sources import fresh_request
+from specdec_jax.decoding.encoder_inputs import fresh_request
 from specdec_jax.strategy import nearest
 from specdec_jax.text.generation import Generation, Request, prepare
 from specdec_jax.text.pair import Pair

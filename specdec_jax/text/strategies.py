@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.decoding.answers import Sizes, check_monitor, check_policy, check_verifier
-from specdec_jax.decoding.user_code import Refused, definition, describe_error, described, location
+from specdec_jax.decoding.user_code import Refused, definition, describe_error, described, is_users, location
 from specdec_jax.monitors.phases import phases
 from specdec_jax.strategy import nearest, renamed
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
@@ -185,10 +185,12 @@ def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
 
 
 def _check_answers(kind: str, name: str, made: Any) -> None:
-    """Checks the functions of a policy or verifier on example shapes; any error becomes one message."""
+    """Checks the hyperparameters, and a user's functions on example shapes; any error becomes one message."""
     try:
         with described(definition(made.init), f"the {kind}'s init"):
             state = made.init(FIRST.batch)
+        if not is_users(made):
+            return
         monitor = phases().init(FIRST.batch) if kind != "monitor" and made.needs_phases else ()
         for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
             sizes = FIRST._replace(max_draft_length=length)

@@ -16,7 +16,7 @@ from specdec_jax.contrib.trees.expansion import expanded_tokens, no_children, to
 from specdec_jax.contrib.trees.seams import Children, TreePolicy
 from specdec_jax.contrib.trees.siblings import further_candidates
 from specdec_jax.contrib.trees.sources import PredictBeside
-from specdec_jax.decoding.draft_loop import Loop, draft_predicted, in_turn, left_over, opened
+from specdec_jax.decoding.draft_loop import Loop, draft_predicted, in_turn, initial_loop, left_over
 from specdec_jax.decoding.sampling import BY_CANDIDATE, draw_token
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Drafted, Next, PolicyState, RoundContext, Source
@@ -58,7 +58,7 @@ def draft(
             + i * BY_CANDIDATE, followed by the children of siblings expanded in its pass.
         log_q: [B, K, V] buffer for the distributions; None: they are not kept.
     """
-    context, chain = opened(source, policy, state, context, max_draft_length, log_q)
+    context, chain = initial_loop(source, policy, state, context, max_draft_length, log_q)
     siblings = jnp.zeros((*chain.drafted.tokens.shape, policy.siblings), jnp.int32)
     expansions = policy.expanded * (max_draft_length - 1)  # a round's first pass expands none
     children = no_children(siblings.shape[0], expansions, policy.siblings, log_q) if expansions else None

@@ -38,7 +38,7 @@ from specdec_jax.models.attention import write
 from specdec_jax.types import Array, Cache, DecodeState, RoundContext, VerificationResult
 
 
-class _Chance(NamedTuple):
+class _Uniforms(NamedTuple):
     """A round's uniforms for verification, drawn before the switch, where every width would compile them."""
 
     accepted: Array  # [B] float32
@@ -72,8 +72,8 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, places(draft))
         branches = [_verification(parts, width) for width in parts.widths]
-        chance = _chance(of_chain, state.key, context, parts)
-        verified = lax.switch(choice, branches, params, state, draft, context, chance)
+        uniforms = _uniforms(of_chain, state.key, context, parts)
+        verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
     with jax.named_scope("commit"):
         result, threshold = verified.result, policy.threshold(drafted.chain.policy)
         learnt = policy.update(drafted.chain.policy, draft, result)  # type: ignore[arg-type]
@@ -107,11 +107,11 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
         )
 
 
-def _chance(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Chance:
+def _uniforms(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Uniforms:
     steps = 2 if getattr(parts.policy, "expanded", 0) else 1
     index = [jnp.int32(step * BY_CANDIDATE) for step in range(1, 1 + steps)]
     siblings = [sampling.uniforms(key, context.emitted, each, ACCEPT) for each in index]
-    return _Chance(of_chain[:, 0, ACCEPT], of_chain[..., NEXT], jnp.stack(siblings, axis=1))
+    return _Uniforms(of_chain[:, 0, ACCEPT], of_chain[..., NEXT], jnp.stack(siblings, axis=1))
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
@@ -120,7 +120,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
     held = min(width - 1, longest)  # number of drafts that fit this width
 
     def verify(
-        params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, chance: _Chance
+        params: ModelParams, state: DecodeState, draft: TreeDraft, context: RoundContext, uniforms: _Uniforms
     ) -> Verified:
         draft = _first(draft, held)
         logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
@@ -129,15 +129,15 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         target = distributions(logits, state.warp)
         chain = jax.tree.map(lambda leaf: leaf[:, : held + 1], target)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, chain, context)  # type: ignore[arg-type]
-        accepted = draw(jnp.exp(log_prob_accepted), chance.accepted)
-        following = jnp.take_along_axis(chance.following, accepted[:, None], axis=1)[:, 0]
+        accepted = draw(jnp.exp(log_prob_accepted), uniforms.accepted)
+        following = jnp.take_along_axis(uniforms.following, accepted[:, None], axis=1)[:, 0]
         if draft.sibling_counts is None:  # no drafts fit this width
             path = Path(jnp.zeros_like(accepted), *[jnp.zeros((accepted.shape[0], 0), jnp.int32)] * 2)
             after = next_distribution(accepted)
         else:
             ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
             is_sampled = context.warp.temperature > 0
-            path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, chance.siblings)
+            path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, uniforms.siblings)
             logits, target, hidden = gather_path((logits, target, hidden), accepted, path)
             cache = _moved(cache, context.length - 1, accepted, path)
         result = _result(draft.tokens, accepted, path, draw(after, following), longest)

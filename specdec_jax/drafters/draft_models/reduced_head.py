@@ -182,7 +182,7 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
     place = np.full(vocab, chosen.size, np.int32)
     place[chosen] = np.arange(chosen.size)
     kernel = rows(kernel(params), chosen)
-    return ReducedParams(params, kernel, jnp.asarray(chosen), jnp.asarray(place))
+    return ReducedParams(params, kernel, *jax.device_put((chosen, place)))
 
 
 def check_whole(params: Params) -> None:
