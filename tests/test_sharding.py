@@ -47,11 +47,7 @@ def sizes(words):
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [
-        *MESHES,
-        *(("shared", "data=2,model=4"), ("reading", "data=4,model=2")),
-        ("uneven", "data=3,model=2"),
-    ],
+    [*MESHES, *(("shared", "data=2,model=4"), ("reading", "data=4,model=2")), ("uneven", "data=3,model=2")],
 )
 @pytest.mark.often(1)
 def test_tokens_are_those_of_one_device(found, kind, words):

@@ -26,16 +26,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.sharding import by_rows, mesh_here, placed
-from specdec_jax.types import (
-    Array,
-    DecodeState,
-    Drafter,
-    LanguageModel,
-    Monitor,
-    StoppingPolicy,
-    Verifier,
-    Warp,
-)
+from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier, Warp
 
 ALL_ROUNDS = np.iinfo(np.int32).max
 

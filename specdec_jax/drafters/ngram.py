@@ -18,15 +18,7 @@ from specdec_jax.drafters._lookup import lookup
 from specdec_jax.drafters._parts import check_length
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
-from specdec_jax.types import (
-    Array,
-    Distribution,
-    Drafter,
-    Observer,
-    RoundContext,
-    Seen,
-    Source,
-)
+from specdec_jax.types import Array, Distribution, Drafter, Observer, RoundContext, Seen, Source
 
 WAYS, CANDIDATES = 4, 4
 EMPTY = -1  # count of an empty place; candidates from the target's distributions have count 0

@@ -30,15 +30,7 @@ from specdec_jax.lossless.nodes import (
     rule_answers,
 )
 from specdec_jax.lossless.toys import FADES, Toy
-from specdec_jax.types import (
-    Distribution,
-    Draft,
-    Monitor,
-    RoundContext,
-    StoppingPolicy,
-    VerificationResult,
-    Verifier,
-)
+from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
 BATCH = 32  # default number of rows per call of policy and verifier
 PROMPT = np.array([[0, 1]], np.int32)

@@ -31,6 +31,16 @@ class Steps(NamedTuple):
     id: str = ""
     task: str = "all"
 
+    def rounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """`drafted` and `accepted`, int64. Raises ValueError for rounds that accept more than they draft."""
+        drafted, accepted = np.asarray(self.drafted, np.int64), np.asarray(self.accepted, np.int64)
+        if drafted.shape != accepted.shape or drafted.ndim != 1 or np.any((accepted < 0) | (accepted > drafted)):
+            raise ValueError(
+                f"request {self.id!r}: every round accepts 0 to as many tokens as it drafts, got "
+                f"{drafted.tolist()} drafted and {accepted.tolist()} accepted"
+            )
+        return drafted, accepted
+
 
 class StepLog(NamedTuple):
     """The acceptance at every position of N answers, as far as determined by rounds."""
@@ -38,6 +48,7 @@ class StepLog(NamedTuple):
     bits: list[np.ndarray]  # one per answer, [n] int8: ACCEPTED, REJECTED or OPEN
     chance: float  # acceptance probability of open positions: that of the last drafts of rounds that reached them
     about: dict[str, object]
+    longest_draft: int = 0
 
     @property
     def num_open(self) -> int:
@@ -64,12 +75,7 @@ def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog
     """
     bits, ids, tasks, last = [], [], [], np.zeros(2)
     for request in requests:
-        drafted, accepted = np.asarray(request.drafted, np.int64), np.asarray(request.accepted, np.int64)
-        if drafted.shape != accepted.shape or drafted.ndim != 1 or np.any((accepted < 0) | (accepted > drafted)):
-            raise ValueError(
-                f"request {request.id!r}: every round accepts 0 to as many tokens as it drafts, got "
-                f"{drafted.tolist()} drafted and {accepted.tolist()} accepted"
-            )
+        drafted, accepted = request.rounds()
         lengths = np.concatenate(
             [[ACCEPTED] * a + [OPEN if a == d else REJECTED] for d, a in zip(drafted, accepted, strict=True)]
         )
@@ -82,7 +88,8 @@ def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog
             tasks.append(request.task)
     if not bits:
         raise ValueError("a log of steps needs a request with a round")
-    return StepLog(bits, float(last[1] / max(last[0], 1)), dict(about) | {"ids": ids, "tasks": tasks})
+    longest = max(max(request.drafted, default=0) for request in requests)
+    return StepLog(bits, float(last[1] / max(last[0], 1)), dict(about) | {"ids": ids, "tasks": tasks}, longest)
 
 
 def trace_of_runs(

@@ -33,6 +33,7 @@ class Log(NamedTuple):
     num_open: int
     kind: str
     notes: tuple[str, ...] = ()
+    longest_draft: int | None = None  # of the log's rounds; None: they had no length, every position is determined
 
     @property
     def exact(self) -> bool:
@@ -96,7 +97,7 @@ def log_of(steps: StepLog, kind: str = "steps") -> Log:
     listed = steps.about.get("notes")
     notes = (*(listed if isinstance(listed, list) else ()), READS)
     answers = steps.filled(REJECTED), steps.filled(), steps.filled(ACCEPTED)
-    return Log(*answers, steps.num_open, kind, notes)
+    return Log(*answers, steps.num_open, kind, notes, steps.longest_draft)
 
 
 def log_of_trace(trace: Trace, kind: str = "trace") -> Log:
@@ -167,7 +168,9 @@ def steps_of(record: Mapping[str, Any], where: str) -> tuple[Steps, bool]:
             raise ValueError(f"{name} is {record[name]}, and the rounds add up to {total}")
     completion = record.get("completion_tokens")
     emitted = None if completion is None else max(int(completion) - 1, 0)
-    return Steps(drafted, accepted, emitted, str(record.get("id", where))), ordered
+    steps = Steps(drafted, accepted, emitted, str(record.get("id", where)))
+    steps.rounds()  # checks them where the line is at hand
+    return steps, ordered
 
 
 def load_parquet(path: str | Path) -> StepLog:
@@ -227,16 +230,17 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
             for index, choice in enumerate(entry["choices"]):
                 emitted = [int(tokens) for tokens in choice["accept_lengths"]]
                 name = f"{entry['question_id']}" + (f"-{index}" if index else "")
-                answers.append((name, str(entry.get("category", "all")), emitted))
+                answers.append((number, name, str(entry.get("category", "all")), emitted))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}:{number}: no answer of Spec-Bench ({type(error).__name__}: {error})") from None
     longest = max((max(emitted, default=1) for *_, emitted in answers), default=1) - 1
     length = longest if draft_length is None else draft_length
-    if length < longest or any(min(emitted, default=1) < 1 for *_, emitted in answers):
-        raise ValueError(f"{path}: rounds of 1 to {length + 1} tokens are possible, got one of {longest + 1} or of 0")
+    for number, *_, emitted in answers:
+        if bad := [tokens for tokens in emitted if not 1 <= tokens <= length + 1]:
+            raise ValueError(f"{path}:{number}: rounds of 1 to {length + 1} tokens are possible, got one of {bad[0]}")
     requests = [
         Steps([length] * len(emitted), [tokens - 1 for tokens in emitted], None, name, task)
-        for name, task, emitted in answers
+        for _, name, task, emitted in answers
     ]
     notes = [] if draft_length is not None else [f"drafts are taken to have {length} tokens, the longest accepted"]
     return log_of_steps(requests, {"drafter": "drafter", "source": str(path), "notes": notes})

@@ -160,10 +160,7 @@ def test_what_cannot_read_or_be_read_is_refused():
     bare = target.replace(hidden=Hidden())
     for call, message in (
         (lambda: decoder_of(bare, drafter), "reads hidden states .* and the target gives none"),
-        (
-            lambda: decoder_of(few, drafter),
-            r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft",
-        ),
+        (lambda: decoder_of(few, drafter), r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft"),
         (lambda: decoder_of(wide, drafter), r"24 wide, and the target has 2 layers, 48 wide"),
         (lambda: init_caches((wide, drafter), (params, own), 1, 8), "48 wide"),
         (

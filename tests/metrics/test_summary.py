@@ -99,10 +99,7 @@ INCOMPLETE = {key: value for key, value in ROWS[0].items() if key != "drafter_pa
 
 
 test_what_is_refused = refusals(
-    (
-        lambda: summarise([*ROWS, row("c", "fast", 1.0)]),
-        "no result of 'plain' for prompt 'c' at temperature 0",
-    ),
+    (lambda: summarise([*ROWS, row("c", "fast", 1.0)]), "no result of 'plain' for prompt 'c' at temperature 0"),
     (lambda: summarise([INCOMPLETE]), "prompt 'a' has no 'drafter_passes'"),
     (lambda: summarise([]), "no results"),
     *((lambda values=values: spread(values), "values must be") for values in ([], [1.0, np.nan], [[1.0]])),

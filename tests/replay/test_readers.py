@@ -126,6 +126,10 @@ def test_without_pyarrow_a_table_is_refused(tmp_path, monkeypatch):
         read_log(tmp_path / "t.parquet")
 
 
+GOOD = '{"per_step_accepted": [1], "per_step_drafted": [1]}'
+ANSWER = '{"question_id": 7, "choices": [{"accept_lengths": [1, 3]}]}'
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -135,8 +139,12 @@ def test_without_pyarrow_a_table_is_refused(tmp_path, monkeypatch):
         ('{"per_step_accepted": [1], "per_step_drafted": [2], "num_draft_tokens": 3}', "num_draft_tokens is 3"),
         ('{"text": "nothing"}', "no request in it has per_step_accepted"),
         ('{"question_id": 1, "choices": [{"turns": []}]}', "log.jsonl:1: no answer of Spec-Bench"),
-        ('{"question_id": 1, "choices": [{"accept_lengths": [1, 0]}]}', "rounds of 1 to"),
+        ('{"acc_eagle": {}}', "log.jsonl:1: no record of SpecDecode-Bench (KeyError: 'acc_len')"),
+        ('{"id": "1", "acc_eagle": {"acc_len": [1, 0]}}', "log.jsonl:1: acc_len must be a list of lengths"),
         ("no json", "log.jsonl:1: not JSON"),
+        (f'{GOOD}\n\n  \n{{"id": "a", "per_step_accepted": [2], "per_step_drafted": [1]}}', "log.jsonl:4: no record"),
+        (f'\n{GOOD}\n{{\n  "per_step_accepted": [1]\n}}', "log.jsonl:3: not JSON"),
+        (f"{ANSWER}\n\n{ANSWER.replace('3', '0')}", "log.jsonl:3: rounds of 1 to 3 tokens are possible, got one of 0"),
         ("", "is empty"),
     ],
 )
@@ -223,30 +231,11 @@ def test_the_command_compares_the_rules_that_go_by_lengths(log, tmp_path):
     assert "| goodput |" in table and "adaedl" not in table and "| oracle |" in table
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('{"id": "1"}', ":1: no record of SpecDecode-Bench (KeyError: 'acc_eagle')"),
-        ("no json", ":1: not JSON"),
-        ('{"id": "1", "acc_eagle": {"acc_len": [1, 0]}}', "lengths of 1 or more"),
-        ('{"id": "1", "acc_eagle": {"acc_len": []}}', "lengths of 1 or more"),
-    ],
-)
-def test_what_is_no_log_is_refused(tmp_path, text, says):
-    path = tmp_path / "log.jsonl"
-    path.write_text(text + "\n")
-    with pytest.raises(ValueError) as error:
-        load_specdecode_bench(path)
-    assert says in str(error.value) and str(path) in str(error.value)
-    with pytest.raises(FileNotFoundError, match="no acceptance log"):
-        load_specdecode_bench(tmp_path / "nothing.jsonl")
-    with pytest.raises(ValueError, match="every text at least one position"):
-        trace_of_runs([[1], []], {})
-
-
 def test_a_folder_of_logs_is_one_trace(log):
     log.with_name("combined_cnn.jsonl").write_text(log.read_text())
     trace = load_specdecode_bench(log.parent)
     assert trace.num_texts == 2 * len(LENGTHS) and trace.about["tasks"] == ["cnn"] * 2 + ["gsm8k"] * 2
     with pytest.raises(FileNotFoundError, match="no acceptance log"):
         load_specdecode_bench(log.parent / "..")
+    with pytest.raises(ValueError, match="every text at least one position"):
+        trace_of_runs([[1], []], {})
