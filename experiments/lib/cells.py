@@ -16,8 +16,9 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) -> str:
     """An estimate with its two bounds; alone where a single prompt, or no spread, gives none."""
-    estimate, low, high = (format(number, form) for number in value)
-    return f"{estimate} {bounds.format(low, high)}" if value[2] > value[1] else estimate  # NaN is not above
+    numbers = np.asarray(value, float)  # None of a row that was read is NaN
+    estimate, low, high = (format(number, form) for number in numbers)
+    return f"{estimate} {bounds.format(low, high)}" if numbers[2] > numbers[1] else estimate  # NaN is not above
 
 
 def emphasised(texts: Sequence[str], values: Sequence[float]) -> list[str]:

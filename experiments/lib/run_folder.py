@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from configs.base import config_hash, describe
 from specdec_jax.costs.machine import cores, processor
 from specdec_jax.loading.new_folder import replacing, writable_folder, write_text
-from specdec_jax.text.json_lines import json_lines
+from specdec_jax.text.json_lines import json_lines, json_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
@@ -74,7 +73,7 @@ class RunFolder:
 
     def append(self, row: dict[str, Any]) -> None:
         """Adds one result as a line of results.jsonl, with the config's hash."""
-        line = json.dumps({**row, "config_hash": self.config_hash}, ensure_ascii=False, default=_plain) + "\n"
+        line = json_text({**row, "config_hash": self.config_hash}) + "\n"
         with open(self.path / RESULTS, "a", encoding="utf-8") as file:
             file.write(line)
 
@@ -88,7 +87,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Replaces a JSON file of the folder."""
-        self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+        self.write_text(name, json_text(value, indent=2) + "\n")
 
     def replacing(self, name: str) -> AbstractContextManager[Path]:
         """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
@@ -178,10 +177,3 @@ def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:
     if (earlier := manifest["config_hash"]) != digest:
         raise ValueError(f"{str(path)!r} holds results of another config ({earlier}, this one is {digest})")
     return manifest
-
-
-def _plain(value: Any) -> Any:
-    """numpy numbers and arrays as JSON has them."""
-    if isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "__array__"):
-        return np.asarray(value).tolist()
-    raise TypeError(f"a result must be JSON, got {type(value).__name__}")

@@ -1,13 +1,12 @@
 """The `advise` command: how many tokens to draft, from a log of any engine or a trace."""
 
-import json
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from specdec_jax.app.commands import Advise
-from specdec_jax.app.views.printing import columns, plain, status
+from specdec_jax.app.views.printing import columns, status
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.published import H100, costs_named
 from specdec_jax.loading.new_folder import check_file, write_text
@@ -15,6 +14,7 @@ from specdec_jax.metrics.advice import Advice, Choice, advise, engine_options, s
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.readers import Log, read_log
 from specdec_jax.replay.writers import synthetic_acceptance
+from specdec_jax.text.json_lines import json_text
 
 BATCHES = (1, 4, 16, 64)  # for costs that apply to any batch size
 
@@ -50,7 +50,7 @@ def advise_on(command: Advise) -> bool:
     if command.json is not None:
         report = {"log": {"kind": log.kind, "open": log.num_open, "texts": log.likely.num_texts}, "options": options}
         report |= {"advice": [advice._asdict() for advice in advices], "thresholds": chosen}
-        write_text(command.json, json.dumps(plain(report), indent=2) + "\n")
+        write_text(command.json, json_text(report, indent=2) + "\n")
     return any(advice.best.setting > 0 for advice in advices)
 
 
@@ -96,12 +96,15 @@ def _show(
     about += f"c = {costs[0].ratio:.3g}, a pass of {width} tokens takes {extra:.2f} plain ones"
     console.print(Text(f"\nStatic draft lengths{where}", "bold").append(about, "not bold"))
     table = columns("drafts", "speed-up", "95 %", pad_edge=False)
+    beyond = log.longest_draft or trace.max_draft_length
     for choice in first.lengths[1:]:
-        mark = "*" if int(choice.setting) in first.as_good else " "
-        table.add_row(f"{mark} {choice.setting}", *_cells(choice.speedup), style="bold" if choice is first.best else "")
+        mark = f"{'*' if int(choice.setting) in first.as_good else ' '}{'?' if choice.setting > beyond else ' '}"
+        table.add_row(f"{mark}{choice.setting}", *_cells(choice.speedup), style="bold" if choice is first.best else "")
     table.add_row("oracle", *_cells(first.oracle))
     console.print(table)
     console.print("* as fast as the best, as far as these texts tell. Oracle: no token is drafted that is rejected.")
+    if beyond < len(first.lengths) - 1:
+        console.print(f"? longer than any draft of the log ({beyond} tokens): put together from successive rounds.")
     if len(advices) > 1:
         console.print()
         table = columns("batch", "drafts", "speed-up", "95 %", "oracle", "advice", pad_edge=False)

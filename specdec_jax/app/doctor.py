@@ -4,7 +4,6 @@ Values from this machine or from answers are called measured, values computed fr
 """
 
 import dataclasses
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import columns, plain, status
+from specdec_jax.app.views.printing import columns, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
@@ -42,6 +41,7 @@ from specdec_jax.sharding import bytes_here, mesh_here
 from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.continuous_batching import cache_bytes, rows_that_fit
 from specdec_jax.text.generation import encode
+from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import Pair, check_pair, split_drafters, without_model
 from specdec_jax.text.prompt_file import read_prompts
 from specdec_jax.types import DraftModel, StoppingPolicy, Verifier
@@ -111,7 +111,7 @@ def examine(
         page.console.print(Text(conclusion.command), soft_wrap=True)
     if report is not None:
         page.report["conclusion"] = conclusion._asdict()
-        write_text(report, json.dumps(plain(page.report), indent=2, allow_nan=False) + "\n")
+        write_text(report, json_text(page.report, indent=2) + "\n")
     return conclusion
 
 

@@ -15,6 +15,7 @@ from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.training import Metrics, TrainState
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.processes import is_first
+from specdec_jax.text.json_lines import json_text
 
 METRICS = "metrics.jsonl"
 
@@ -111,6 +112,5 @@ def _means(lines: list[Metrics], seconds: float, epoch: float) -> dict[str, floa
 
 
 def _log(path: Path, step: int, means: dict[str, Any]) -> None:
-    row = {"step": step} | {name: float(f"{value:.6g}") for name, value in means.items()}
     with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json_text({"step": step} | {name: float(f"{value:.6g}") for name, value in means.items()}) + "\n")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.text.json_lines import json_text
 
 FORMAT = 1
 FEATURES = ("entropy", "max_prob", "margin", "raw_entropy", "raw_max_prob", "log_q")
@@ -146,7 +147,7 @@ def save_trace(path: str | Path, trace: Trace) -> None:
     arrays = {name: value for name, value in trace._asdict().items() if name != "about" and value is not None}
     manifest = {"format": FORMAT, "features": FEATURES, "about": trace.about}
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, manifest=np.array(json.dumps(manifest)), **arrays)
+        np.savez_compressed(file, manifest=np.array(json_text(manifest)), **arrays)
 
 
 def load_trace(path: str | Path) -> Trace:

@@ -16,6 +16,7 @@ from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.acceptance_log import Steps
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import Trace
+from specdec_jax.text.json_lines import json_text
 
 
 def steps_of_replay(played: Replay, trace: Trace, setting: int = 0) -> list[Steps]:
@@ -76,7 +77,7 @@ def spec_bench_answer(steps: Steps, model: str, seconds: float) -> dict[str, Any
 
 def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Writes a JSONL file atomically."""
-    write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    write_text(path, "".join(json_text(entry) + "\n" for entry in entries))
 
 
 def acceptance_curve(requests: Sequence[Steps], length: int) -> list[float]:

@@ -1,9 +1,28 @@
-"""Reading of JSON lines, with errors that name file and line."""
+"""JSON without NaN, and reading of JSON lines with errors that name file and line."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON of `plain(value)`. Raises TypeError for what is not JSON."""
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def plain(value: Any) -> Any:
+    """Converts to Python numbers, lists and dicts; non-finite numbers become None, because JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if hasattr(value, "__array__"):
+        return plain(np.asarray(value).tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_lines(path: str | Path, *, ended: bool = False) -> Iterator[tuple[int, Any]]:

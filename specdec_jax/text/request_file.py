@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from specdec_jax.decoding.encoder_inputs import fresh_request
 from specdec_jax.strategy import nearest
 from specdec_jax.text.generation import Generation, Request, prepare
+from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -90,11 +90,7 @@ def result_line(number: int, fields: Mapping[str, Any], result: Generation, with
     counts = {name: result.statistics[name] for name in COUNTS}
     text = {"text": result.text, "finish_reason": result.finish_reason}
     tokens = {"tokens": result.tokens} if with_tokens else {}
-    log_probs = {
-        name: [value if value > -math.inf else None for value in values]  # JSON has no infinity
-        for name in LOG_PROBS
-        if (values := getattr(result, name)) is not None
-    }
+    log_probs = {name: values for name in LOG_PROBS if (values := getattr(result, name)) is not None}
     sizes = {"num_prompt_tokens": len(result.prompt_tokens), "num_tokens": len(result.tokens)}
     return _line({"line": number, **_id(fields), **text, **tokens, **log_probs, **sizes, **counts})
 
@@ -110,7 +106,7 @@ def _id(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _line(content: Mapping[str, Any]) -> bytes:
     # a lone surrogate has no UTF-8 encoding and is written as a JSON escape
-    return json.dumps(content, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return json_text(content).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _short(value: Any) -> str:

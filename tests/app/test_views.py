@@ -21,7 +21,7 @@ from specdec_jax.app import cli
 from specdec_jax.app.views import live, proof, terminal
 from specdec_jax.app.views.coloured import render
 from specdec_jax.app.views.page import page, save_page
-from specdec_jax.app.views.printing import plain, summary
+from specdec_jax.app.views.printing import summary
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
 from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
@@ -40,6 +40,7 @@ from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, P
 from specdec_jax.stopping import static
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.generation import Generation, generate
+from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import Piece
 from specdec_jax.verification import rejection
@@ -94,7 +95,7 @@ def test_the_line_of_statistics():
 
 def test_nothing_that_is_no_json_gets_through():
     value = {"a": float("nan"), "b": [np.float32(2), np.array([np.inf, 1])], "c": (np.int32(3), None, True)}
-    assert json.dumps(plain(value), allow_nan=False) == '{"a": null, "b": [2.0, [null, 1.0]], "c": [3, null, true]}'
+    assert json_text(value) == '{"a": null, "b": [2.0, [null, 1.0]], "c": [3, null, true]}'
 
 
 BIASED = '''
@@ -284,7 +285,7 @@ def test_every_token_what_was_rejected_before_it_and_texts_that_end_early():
 
 
 def test_a_record_read_back_from_json_is_told_the_same_and_none_is_refused():
-    rounds = json.loads(json.dumps(plain(example().rounds)))
+    rounds = json.loads(json_text(example().rounds))
     assert str(told(example(), tokenizer())) == str(told(example()._replace(rounds=rounds), tokenizer()))
     with pytest.raises(ValueError, match="record=True"):
         told(example()._replace(rounds=None), tokenizer())

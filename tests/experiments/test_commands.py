@@ -146,10 +146,11 @@ def test_folders_of_others_and_of_another_config_are_left_alone(folder, tmp_path
 def test_rows_come_back_with_numpy_as_numbers_and_the_configs_hash(folder):
     assert folder.rows() == []
     folder.append({"prompt_id": "a", "tokens": np.arange(3), "seconds": np.float32(0.5), "text": "ä\u2028b"})
-    folder.append({"prompt_id": "b", "tokens": [np.int32(4)], "equals_plain": None})
+    folder.append({"prompt_id": "b", "tokens": [np.int32(4)], "equals_plain": None, "gap": np.nan, "high": np.inf})
+    assert "NaN" not in (folder.path / "results.jsonl").read_text()
     first, second = read_rows(folder.path)
     assert first["tokens"] == [0, 1, 2] and first["seconds"] == 0.5 and first["text"] == "ä\u2028b"
-    assert second["tokens"] == [4] and second["equals_plain"] is None
+    assert second["tokens"] == [4] and second["equals_plain"] is second["gap"] is second["high"] is None
     assert first["config_hash"] == second["config_hash"] == folder.config_hash
 
 

@@ -14,6 +14,7 @@ from specdec_jax.metrics.advice import advise, best_threshold, engine_options, s
 from specdec_jax.replay.readers import log_of_trace
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
+from specdec_jax.replay.writers import aiperf_record, write_lines
 from specdec_jax.stopping import hf_confidence, static
 
 
@@ -31,12 +32,6 @@ def test_lengths_and_oracle_are_those_of_a_replay():
     assert [len(steps.drafted) for steps in rounds] == played.rounds[int(advice.best.setting)].tolist()
     full = [a for s in rounds for d, a in zip(s.drafted, s.accepted, strict=True) if d == advice.best.setting]
     np.testing.assert_allclose(sum(advice.curve), np.mean(full))  # accepted drafts of a whole round
-
-
-def test_where_drafts_are_dear_nothing_is_drafted():
-    advice = advise(log_of_trace(made_up_trace()), costs_named("2"), 6)
-    assert advice.best.setting == 0 and advice.verdict == "do not speculate" and advice.curve == []
-    assert engine_options(0) == {}
 
 
 def test_costs_in_words(tmp_path):
@@ -94,8 +89,13 @@ def test_the_command(tmp_path, capsys):
     page, numbers = " ".join(capsys.readouterr().out.split()), json.loads(report.read_text())
     assert "not at a batch of 512." in page and "--speculative-config '{" in page and "Thresholds" in page
     assert [advice["batch"] for advice in numbers["advice"]] == [1, 512]
+    write_lines(tmp_path / "steps.jsonl", map(aiperf_record, static_rounds(made_up_trace(), 3)))
+    assert "?" not in page and main(["advise", str(tmp_path / "steps.jsonl"), "--costs", "0.01"]) == 0
+    page = capsys.readouterr().out
+    assert [f"?{length} " in page for length in range(1, 8)] == [length > 3 for length in range(1, 8)]
+    assert "? longer than any draft of the log (3 tokens)" in page and "* as fast as the best" in page
     assert main(["advise", str(tmp_path / "t.npz"), "--costs", "3"]) == 1
-    assert "Do not speculate" in capsys.readouterr().out
+    assert "Do not speculate" in capsys.readouterr().out and engine_options(0) == {}
     for words in (
         ["--costs", "much"],
         ["--max-draft-length", "0"],

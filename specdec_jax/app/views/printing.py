@@ -1,15 +1,12 @@
 """The output of the `generate` command: streamed text, coloured on a terminal, or one JSON object."""
 
 import contextlib
-import json
-import math
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
@@ -17,6 +14,7 @@ from rich.text import Text
 
 from specdec_jax.app.views.terminal import ansi, legend, shows_colours
 from specdec_jax.text.generation import Generation
+from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.streaming import Stream
 
 ENDS = {
@@ -59,19 +57,8 @@ def print_json(chunks: Stream, record: bool = False) -> bool:
         finished = True
     result = chunks.result()._replace(**{} if record else {"rounds": None})
     fields = {name: value for name, value in result._asdict().items() if value is not None}  # requested fields only
-    print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
+    print(json_text(fields), flush=True)
     return finished
-
-
-def plain(value: Any) -> Any:
-    """Converts to Python numbers, lists and dicts; non-finite numbers become None, because JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def summary(result: Generation, drafter_cost: float | None = None) -> str:

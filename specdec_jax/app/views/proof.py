@@ -1,7 +1,6 @@
 """The `verify-lossless` command: the proofs of `lossless/` on a policy and a verifier, and their coverage."""
 
 import contextlib
-import json
 import secrets
 import signal
 import sys
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from specdec_jax.app.commands import VerifyLossless
 from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import columns, plain, status
+from specdec_jax.app.views.printing import columns, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.decoding.decoder import default_widths, widest_draft
@@ -43,6 +42,7 @@ from specdec_jax.lossless.real_size import ROUNDING
 from specdec_jax.lossless.together import LENGTHS, in_turn
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import encode
+from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import measured_pair, without_model
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
@@ -321,7 +321,7 @@ def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> 
         "verifier_rounds": proof.verifier,
         **{name: report for name, report in proof._asdict().items() if name != "verifier"},
     }
-    return json.dumps(plain(_by_name(fields)), ensure_ascii=False, allow_nan=False)
+    return json_text(_by_name(fields))
 
 
 def _by_name(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """`generate --beams N`: option checks, the search, and printing of hypotheses."""
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_jax.app.views.printing import plain, status
+from specdec_jax.app.views.printing import status
 from specdec_jax.app.views.terminal import shown
 from specdec_jax.loading import download
 from specdec_jax.text.beam_search import Hypothesis, beam_search
+from specdec_jax.text.json_lines import json_text
 
 # What a search neither drafts with nor writes. Looked for by name, since a default given by hand is as mistaken.
 NO_USE = (
@@ -77,7 +77,7 @@ def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: 
     """Prints the best text to standard output and a table of all to standard error; or all as one line of JSON."""
     if as_json:
         fields = {**beams[0]._asdict(), "beams": [beam._asdict() for beam in beams]}
-        print(json.dumps(plain(fields), ensure_ascii=False, allow_nan=False), flush=True)
+        print(json_text(fields), flush=True)
         return
     best = beams[0].text
     print(shown(best) if Console().is_terminal else best, flush=True)
