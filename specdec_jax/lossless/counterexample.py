@@ -31,7 +31,7 @@ def first_wrong(joint: np.ndarray, target: np.ndarray, tolerance: float) -> tupl
         if not 0.5 * np.abs(probability - expected).sum() <= tolerance:
             difference = np.nan_to_num(np.abs(probability - expected), nan=np.inf)
             tokens = np.unravel_index(np.argmax(difference), probability.shape)
-            before = expected.sum(axis=-1)[tokens[:-1]]
+            before = expected.sum(axis=-1)[tokens[:-1]] or probability.sum(axis=-1)[tokens[:-1]]  # 0: impossible text
             return tuple(map(int, tokens)), float(probability[tokens] / before), float(expected[tokens] / before)
     return None
 

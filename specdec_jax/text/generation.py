@@ -277,19 +277,19 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
         ValueError: an unknown option, with the nearest name.
     """
     builds = {*inspect.signature(build_pair).parameters, "batch"}
-    asks = set(inspect.signature(prepare).parameters) - {"pair", "prompts", "sampling", "record"}
+    asks = {*inspect.signature(prepare).parameters, "log_probs"} - {"pair", "prompts", "sampling", "record"}
     changes = {"policy", "verifier", "monitor"}
-    names = asks | (builds if pair is None else changes) | {"log_probs"}
+    names = asks | (builds if pair is None else changes)
     samples = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in options:
         if name not in names:
             why = " (the pair given already has one)" if name in builds else nearest(name, names | samples)
             why = f": it belongs in SamplingParams({name}=...)" if name in samples else why
             raise ValueError(f"generate has no option {name!r}{why}")
-    building = {name: value for name, value in options.items() if name not in asks | {"log_probs"}}
+    building = {name: value for name, value in options.items() if name not in asks}
     pair = measured_pair(**building) if pair is None else pair.using(**building) if building else pair
-    pair = pair.with_log_probs() if options.get("log_probs") else pair
-    return pair, {name: value for name, value in options.items() if name in asks}
+    rest = {name: value for name, value in options.items() if name in asks}
+    return (pair.with_log_probs() if rest.pop("log_probs", False) else pair), rest
 
 
 def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:

@@ -237,6 +237,9 @@ def test_the_shortest_counterexample_is_shown():
     assert first_wrong(joint, target, 1e-6) == ((1, 0), pytest.approx(0.8), 0.5)
     joint = np.array([[0.4, 0.2], [0.2, 0.2]])
     assert first_wrong(joint, target, 1e-6) == ((0,), pytest.approx(0.6), 0.5)
+    target = np.array([[0, 0, 0], [1 / 3] * 3, [0, 0, 0]])  # a text that the target never writes, within the tolerance
+    joint = np.array([[0.09, 0, 0], [0.37, 0.27, 0.27], [0, 0, 0]])
+    assert first_wrong(joint, target, 0.1) == ((0, 0), 1.0, 0.0)
     one = Counterexample("all rounds", (0, 1), {"temperature": 1.0}, (2, 1), 2, 0.25, 0.5, draft=(2, 1, 0))
     later, drawn = one._replace(position=3), one._replace(position=1, sampled=True)
     assert shortest([None, later, drawn, one]) == one and shortest([None]) is None
