@@ -1,26 +1,27 @@
 """Is another engine's speculative decoding lossless?
 
-Question:  Do texts that transformers samples with assisted generation have the target's distribution? And where greedy
-           texts differ from plain decoding's, is it rounding, or another choice?
-Command:   python -m experiments.audit [--samples 4000] [--greedy 40]
-Time:      about half an hour on one core, and some more to make the environment with torch, once
-Expected:  docs/losslessness.md; only the control is biased; exit code 1 where another way of decoding is, or where the
-           control is not found out
-Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a way of decoding), table.md and the models; a
+Question:  Do texts that transformers, llama.cpp and vLLM draft and sample have the target's distribution?
+           And where greedy texts are not the target's first choices, is it rounding, or another choice?
+Command:   python -m experiments.audit [--only transformers] [--samples 4000] [--greedy 40]
+Time:      an hour and a half on one core, and the time of `experiments.peers` to make the environments, once
+Expected:  docs/losslessness.md; the control and llama.cpp's tree are biased; exit code 1 where any but the
+           control is, or where the control is not found out
+Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a method), table.md, the models and logs; a
            stopped run goes on with the same --out
 
-A target of four tokens and its drafter are written in Hugging Face format. The distribution of four tokens after a
-prompt is enumerated by this package from the same files, and the engine's samples are compared with it by chi-square:
-the first token, the first two, and so on, the smallest p counting as often as there are tests. Sequences that are
-expected fewer than five times are pooled. "Seen from" is the chi-square distance (the sum of (p - q)^2 / p) of a bias
-that this many samples show in nine of ten runs, wherever it is. A greedy text that differs from plain
-decoding's is rounding where the two tokens' logits are nearly the same there.
+A target of four tokens and its drafter (the target with noise) are written in Hugging Face format and as GGUF. The
+distribution of four tokens after a prompt is enumerated by this package from the same weights, and the engine's samples
+are compared with it by chi-square: the first token, the first two, and so on, the smallest p counting as often as there
+are tests. Sequences that are expected fewer than five times are pooled. "Seen from" is the chi-square distance (the sum
+of (p - q)^2 / p) of a bias that this many samples show in nine of ten runs, wherever it is. A greedy text that takes
+another token than the first is rounding where that token's logit is nearly the largest, by this package in float32. A
+method that cannot be installed or fails is a row that says so.
 """
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,33 +31,50 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from scipy import optimize, stats
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from experiments.lib.cells import markdown
 from experiments.lib.commands import exit_codes, parsed, terminal
-from experiments.lib.environments import BesideTorch, run_script
 from experiments.lib.options import check_least
+from experiments.lib.peer_processes import Failed
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
-from specdec_jax.loading import load_model
-from specdec_jax.lossless.sampled import chi_square
+from experiments.peers import REQUIREMENTS, Contender, Sided, Sides, export
+from specdec_jax.loading import LoadedModel
+from specdec_jax.loading.gguf.tokenizer import DIGIT_BY_DIGIT, pre_tokenizer
+from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.lossless.sampled import SPREAD, chi_square
+from specdec_jax.models import llama
 
-SIDE = Path(__file__).parent / "lib" / "peer_sides" / "audit_side.py"
-CONTROL = "biased on purpose"
-LEVEL = 1e-4  # significance level of one test; a run has about ten
+CONTROL = "biased-3"
+METHODS = {  # by engine, as its side calls them (experiments/lib/peer_sides)
+    "transformers": ("plain", "assisted-3", CONTROL, "lookup", "assisted-dynamic", "assisted-heuristic", "exit-1"),
+    "llama.cpp": ("plain", "draft-3", "lookup-3", "tree-3"),
+    "vllm": ("plain", "draft-3", "sampled-3", "block-3", "ngram-3"),
+}
+LETTERS, LENGTH, PROMPT = "abcd", 4, (1, 2, 1, 3, 1, 2)  # a lookup has (1, 2) in the prompt
+GREEDY_LENGTH = 32
+SCALE = 3.0  # of the weights as initialised: tokens differ in probability, and none is rare
+NOISE = 1.0  # of the drafter's weights, relative to the target's: a quarter of its drafts is rejected
+LEVEL = 1e-4  # significance level of one test; a run has about twenty
 NEAR = {"float32": 1e-3, "bfloat16": 0.1}  # a gap of logits that rounding may turn over
+KINDS = {"float32": "F32", "bfloat16": "BF16"}  # GGUF's names
 
 
-@dataclass(frozen=True)
-class Audit(BesideTorch):
-    """Sample another engine and compare with the exact distribution."""
+@dataclass(frozen=True, kw_only=True)
+class Audit(Sided):
+    """Sample other engines and compare with the exact distribution."""
 
     samples: int = 4000
-    """Texts sampled each way."""
+    """Texts sampled with each method."""
     greedy: int = 40
-    """Greedy texts compared with plain decoding's."""
+    """Greedy texts of each method."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "samples", "greedy")
+        super().__post_init__()
+        check_least(self, 200, "samples")
+        check_least(self, 1, "greedy")
 
 
 @exit_codes()
@@ -67,63 +85,121 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def audit(config: Audit, console: Console) -> int:
     """Samples what is missing and writes the run folder."""
-    if (python := config.python(console, "audited")) is None:
-        return 0
     folder = RunFolder.create("audit", config, config.out)
-    out = folder.path / "samples"
-    out.mkdir(exist_ok=True)
-    with console.status("Sampling with transformers"):
-        run_script(python, SIDE, str(out), str(config.samples), str(config.greedy))
-    sides = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
-    law = exact_law(out / "target", sides[0]["prompt"], sides[0]["vocab"], sides[0]["length"])
-    rows = [judged(entry, law) for entry in sides]
-    for row in rows:
-        if row["method"] not in {written["method"] for written in folder.rows()}:
-            folder.append(row)
-    publish(folder, f"{sides[0]['versions']}, float32 on a CPU.\n\n{table(rows)}\n", console)
-    wrong = [row["method"] for row in rows if row["biased"] != (row["method"] == CONTROL)]
-    for method in wrong:
-        console.print(f"{method}: {'not found to be biased' if method == CONTROL else 'biased'}", style="red")
+    target, drafter = tiny_pair()
+    law = exact_law(target, PROMPT, LENGTH)
+    prompts = np.random.default_rng(1).integers(len(LETTERS), size=(config.greedy, 12)).tolist()
+    wanted = [(engine, method) for engine in config.only or METHODS for method in METHODS.get(engine, ())]
+    missing = folder.missing(("engine", "method"), wanted)
+    with ExitStack() as stack:
+        sides = {}
+        for dtype, kind in KINDS.items():
+            weights = export(folder.path / f"weights-{dtype}", target, drafter, kind)
+            sides[dtype] = stack.enter_context(closing(Sides(config, folder, weights, console)))
+        for engine, method in missing:
+            entry: dict[str, Any] = {"engine": engine, "method": method, "gaps": {}}
+            try:
+                for dtype, side in sides.items():
+                    contender = Contender(f"{engine} {method}", engine, dtype, method, method * (engine == "vllm"))
+                    texts = [answered(side, contender, prompt, GREEDY_LENGTH) for prompt in prompts]
+                    entry["gaps"][dtype] = greedy_gaps(target, prompts, texts)
+                    if dtype == "float32":
+                        numbers = range(config.samples)
+                        drawn = [answered(side, contender, PROMPT, LENGTH, number) for number in numbers]
+                        cells = np.ravel_multi_index(np.transpose(drawn), (len(LETTERS),) * LENGTH)
+                        entry["counts"] = np.bincount(cells, minlength=len(law)).tolist()
+                    if contender.process:
+                        side.close()
+            except Failed as error:
+                entry["error"] = str(error)
+            folder.append(judged(entry, law))
+            console.print(f"{engine} {method}: {verdict(folder.rows()[-1])}")
+    rows = folder.rows()
+    publish(folder, f"{', '.join(versions())}; float32 on a CPU.\n\n{table(rows)}\n", console)
+    wrong = [f"{row['engine']} {row['method']}" for row in rows if row["biased"] != (row["method"] == CONTROL)]
+    for name in wrong:
+        console.print(f"{name}: {'not found to be biased' if CONTROL in name else 'biased'}", style="red")
     return 1 if wrong else 0
 
 
-def exact_law(model: Path, prompt: Sequence[int], vocab: int, length: int) -> np.ndarray:
-    """[vocab ** length] float64: the probability of every sequence of tokens after the prompt, by this package."""
-    loaded = load_model(str(model), dtype="float32")
-    sequences = np.array(list(itertools.product(range(vocab), repeat=length)), np.int32)
-    tokens = np.concatenate([np.tile(np.array(prompt, np.int32), (len(sequences), 1)), sequences], axis=1)
-    cache = loaded.model.init_cache(loaded.params, len(tokens), tokens.shape[1])
-    logits, _ = loaded.model.apply(loaded.params, jnp.asarray(tokens), cache)
-    places = slice(len(prompt) - 1, -1)
-    log_prob = np.asarray(jax.nn.log_softmax(logits[:, places, :vocab], axis=-1), np.float64)
-    return np.exp(np.take_along_axis(log_prob, sequences[..., None], axis=2).sum(axis=(1, 2)))
+def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
+    """A target with a letter a token and weights at random, and a drafter that is the target with noise."""
+    backend = Backend(models.BPE({letter: token for token, letter in enumerate(LETTERS)}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizer(DIGIT_BY_DIGIT), decoders.ByteLevel()
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024}
+    config = llama.LlamaConfig(vocab_size=len(LETTERS), tie_word_embeddings=False, eos_token_ids=(), **sizes)
+    keys = jax.random.split(jax.random.key(0), 2)
+    params, noise = (llama.init_params(config, key, jnp.float32) for key in keys)
+    params = jax.tree.map(lambda leaf: leaf * SCALE if leaf.ndim > 1 else leaf, params)
+    drafting = jax.tree.map(lambda leaf, other: leaf + SCALE * NOISE * other if leaf.ndim > 1 else leaf, params, noise)
+    model = llama.language_model(config, jnp.float32)
+    tokenizer = Tokenizer(backend, {})
+    target, drafter = (LoadedModel(model, each, tokenizer, "tiny", config) for each in (params, drafting))
+    return target, drafter
+
+
+def answered(
+    sides: Sides, contender: Contender, prompt: Sequence[int], count: int, number: int | None = None
+) -> list[int]:
+    """`count` tokens after a prompt: greedy ones, or the sample of this number. Raises Failed."""
+    text = "".join(LETTERS[token] for token in prompt)
+    drawn = {"temperature": 0.0, "seed": 0} if number is None else {"temperature": 1.0, "seed": number * SPREAD % 2**31}
+    answer = sides.answer(contender, {"ids": list(prompt), "text": text, "new": count, "slots": 64, **drawn})
+    if "tokens" not in answer:  # llama.cpp's programs print text, the speculative ones after the prompt
+        printed = answer["text"] if contender.mode == "plain" else answer["text"].partition(text)[2]
+        answer["tokens"] = [LETTERS.index(letter) for letter in printed if letter in LETTERS]
+    tokens = answer["tokens"][:count]
+    if len(tokens) < count or not set(tokens) <= set(range(len(LETTERS))):
+        raise Failed(f"{count} tokens below {len(LETTERS)} were requested, got {tokens}")
+    return tokens
+
+
+def log_probs(model: LoadedModel, texts: np.ndarray, start: int) -> np.ndarray:
+    """[B, T - start, V] float64: of the tokens from `start` on, given the text before each, in float32."""
+    with jax.default_matmul_precision("highest"):
+        cache = model.model.init_cache(model.params, *texts.shape)
+        logits, _ = model.model.apply(model.params, jnp.asarray(texts, jnp.int32), cache)
+    logits = logits[:, start - 1 : -1, : model.model.spec.vocab_size]
+    return np.asarray(jax.nn.log_softmax(logits, axis=-1), np.float64)
+
+
+def exact_law(model: LoadedModel, prompt: Sequence[int], length: int) -> np.ndarray:
+    """[V ** length] float64: the probability of every sequence of tokens after the prompt."""
+    sequences = np.array(list(itertools.product(range(model.model.spec.vocab_size), repeat=length)))
+    texts = np.concatenate([np.tile(prompt, (len(sequences), 1)), sequences], axis=1)
+    seen = np.take_along_axis(log_probs(model, texts, len(prompt)), sequences[..., None], axis=2)
+    return np.exp(seen.sum(axis=(1, 2)))
+
+
+def greedy_gaps(model: LoadedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]) -> list[float]:
+    """For every greedy text the largest difference of a position's largest logit and its token's."""
+    whole = np.concatenate([np.array(prompts), np.array(texts)], axis=1)
+    seen = log_probs(model, whole, len(prompts[0]))
+    chosen = np.take_along_axis(seen, np.array(texts)[..., None], axis=2)[..., 0]
+    return (seen.max(axis=2) - chosen).max(axis=1).tolist()
 
 
 def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
-    """The verdict on one way of decoding."""
+    """The entry of a method with the verdict."""
     if "error" in entry:
-        return {"method": entry["method"], "biased": entry["method"] == CONTROL, "error": entry["error"]}
+        return entry | {"biased": entry["method"] == CONTROL}
     counts, gaps = np.array(entry["counts"], float), entry["gaps"]
     tests = []  # for prefixes of length 1, 2, ...: a bias is clearest where it occurs
-    for length in range(1, entry["length"] + 1):
-        prefixes = [each.reshape(entry["vocab"] ** length, -1).sum(axis=1) for each in (counts, law)]
+    for length in range(1, LENGTH + 1):
+        prefixes = [each.reshape(len(LETTERS) ** length, -1).sum(axis=1) for each in (counts, law)]
         statistic, degrees, p_value = chi_square(prefixes[0], prefixes[1] / prefixes[1].sum() * prefixes[0].sum())
-        tests.append((p_value, statistic, degrees + 1, length))
-    least, statistic, cells, length = min(tests)
+        tests.append((p_value, statistic, degrees, length))
+    least, statistic, degrees, length = min(tests)
     p_value = min(1.0, least * len(tests))
-    turned = {dtype: [gap for gap in gaps[dtype] if gap > NEAR[dtype]] for dtype in gaps}
-    return {
-        "method": entry["method"],
+    return entry | {
         "samples": int(counts.sum()),
         "tokens": length,
-        "cells": cells,
+        "degrees": degrees,
         "statistic": statistic,
         "p_value": p_value,
-        "seen_from": smallest_seen(tests[-1][2] - 1, LEVEL / len(tests)) / counts.sum(),
-        "greedy": entry["prompts"],
-        "differ": {dtype: len(gaps[dtype]) for dtype in gaps},
-        "largest_gap": {dtype: max(gaps[dtype], default=0.0) for dtype in gaps},
-        "biased": p_value < LEVEL or any(turned.values()),
+        "seen_from": smallest_seen(tests[-1][2], LEVEL / len(tests)) / counts.sum(),
+        "biased": p_value < LEVEL or any(max(gaps[dtype], default=0) > NEAR[dtype] for dtype in gaps),
     }
 
 
@@ -133,20 +209,31 @@ def smallest_seen(degrees: int, level: float) -> float:
     return float(optimize.brentq(lambda shift: stats.ncx2.sf(limit, degrees, shift) - 0.9, 1e-3, 1e4))
 
 
+def versions() -> list[str]:
+    """What is compared with, as its requirements pin it."""
+    lines = (Path(__file__).parents[1] / REQUIREMENTS).read_text(encoding="utf-8").splitlines()
+    return [line.replace("==", " ") for line in lines if "==" in line and not line.startswith("#")]
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """The last cell of a method's row."""
+    if "error" in row:
+        return f"does not run: {row['error'][:150]}".replace("|", "/")
+    return "biased" if row["biased"] else "lossless, as far as tested"
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """One row per decoding method."""
+    """One row per method."""
     cells = []
     for row in rows:
-        if "error" in row:
-            cells.append([row["method"], *["–"] * 5, f"does not run: {row['error'][:80]}"])
-            continue
-        test = f"{row['statistic']:.0f} / {row['cells'] - 1} ({row['tokens']})", f"{row['p_value']:.2g}"
-        seen_from = f"{row['seen_from']:.3f}"
-        greedy = [f"{row['differ'][d]} of {row['greedy']} (gap {row['largest_gap'][d]:.2g})" for d in NEAR]
-        verdict = "biased" if row["biased"] else "lossless, as far as tested"
-        cells.append([row["method"], *test, seen_from, *greedy, verdict])
-    heads = ["decoding", "chi-square / degrees (tokens)", "p", "seen from", "greedy, float32: differ"]
-    return markdown([*heads, "bfloat16: differ", "verdict"], cells)
+        figures = ["–"] * 6
+        if "error" not in row:
+            test = f"{row['statistic']:.0f} / {row['degrees']} ({row['tokens']})", f"{row['p_value']:.2g}"
+            greedy = [f"{sum(np.array(gaps) > 0)} of {len(gaps)} ({max(gaps):.2g})" for gaps in row["gaps"].values()]
+            figures = [f"{row['samples']:,}", *test, f"{row['seen_from']:.3f}", *greedy]
+        cells.append([f"{row['engine']} {row['method']}", *figures, verdict(row)])
+    heads = ["method", "samples", "chi-square / degrees (tokens)", "p", "seen from", "greedy, float32: differ (gap)"]
+    return markdown([*heads, "bfloat16", "verdict"], cells)
 
 
 if __name__ == "__main__":

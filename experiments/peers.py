@@ -87,7 +87,30 @@ def contenders_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peers(Output, Models):
+class Sided(Output):
+    """How engines are installed and run beside this package."""
+
+    only: tuple[str, ...] = ()
+    """Peers alone: transformers, llama.cpp, vllm; none: all."""
+    threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Threads of every peer; this project's processes use the cores they may use."""
+    python: str = sys.executable
+    """The interpreter that makes the environments."""
+    environments: str = "runs/environments"
+    """Where they are kept."""
+    install_seconds: float = 3600.0
+    """For each of them."""
+    answer_seconds: float = 300.0
+    """For a generation; a side that takes longer is ended."""
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            if name not in PEERS:
+                raise ValueError(f"unknown peer {name!r} (there are: {', '.join(PEERS)})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers(Sided, Models):
     """Decode the same prompts here and with peers, in turns."""
 
     own_drafter: str | None = None
@@ -104,33 +127,19 @@ class Peers(Output, Models):
     """Tokens of a generation, whether a text ends before or not."""
     seed: int = 0
     """Where rows are sampled; every peer draws its own way."""
-    only: tuple[str, ...] = ()
-    """Peers that this project is compared with: transformers, llama.cpp, vllm; none: all."""
-    threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    """Threads of every peer; this project's processes use the cores they may use."""
-    python: str = sys.executable
-    """The interpreter that makes the environments."""
-    environments: str = "runs/environments"
-    """Where they are kept."""
-    install_seconds: float = 3600.0
-    """For each of them."""
-    answer_seconds: float = 300.0
-    """For a generation; a side that takes longer is ended."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_least(self, 1, "max_new_tokens", "threads")
         check_sampling(self)
         if self.dtype != "bfloat16" and "llama.cpp" in (self.only or PEERS):
             raise ValueError(f"llama.cpp is compared in bfloat16, got dtype {self.dtype!r}; leave it out with --only")
-        for name in self.only:
-            if name not in PEERS:
-                raise ValueError(f"unknown peer {name!r} (there are: {', '.join(PEERS)})")
 
 
 class Sides:
     """The processes that are up, and what keeps others from it."""
 
-    def __init__(self, config: Peers, folder: RunFolder, weights: Mapping[str, str], console: Console):
+    def __init__(self, config: Sided, folder: RunFolder, weights: Mapping[str, str], console: Console):
         self._config, self._folder, self._weights, self._console = config, folder, weights, console
         self._up: dict[tuple[str, ...], Process | LlamaCpp] = {}
         self._down: dict[tuple[str, ...], str] = {}
@@ -155,8 +164,8 @@ class Sides:
 
     def close(self) -> None:
         """Ends all."""
-        for side in self._up.values():
-            side.close()
+        while self._up:
+            self._up.popitem()[1].close()
 
     def _start(self, contender: Contender) -> Process | LlamaCpp:
         config, weights = self._config, self._weights
@@ -174,8 +183,8 @@ class Sides:
         packages, without = INSTALLED[contender.peer]
         python = str(python_of(REQUIREMENTS, place, packages=packages, without=without, **options))
         script = str(SIDES / f"{contender.peer}_side.py")
-        drafts = [contender.mode.partition("-")[2] or "0"] if contender.peer == "vllm" else []
-        command = [python, script, *models, contender.dtype, str(config.threads), *drafts]
+        mode = [contender.mode] if contender.peer == "vllm" else []
+        command = [python, script, *models, contender.dtype, str(config.threads), *mode]
         return Process(command, log, config.answer_seconds)
 
 
@@ -198,8 +207,8 @@ def peers(config: Peers, console: Console) -> None:
     publish(folder, report(config, folder.rows(), wanted, failed, sizes), console)
 
 
-def export(place: Path, target: LoadedModel, drafter: LoadedModel) -> dict[str, str]:
-    """Both models in Hugging Face format and as GGUF, by role; unless they are there."""
+def export(place: Path, target: LoadedModel, drafter: LoadedModel, kind: str = "BF16") -> dict[str, str]:
+    """Both models in Hugging Face format and as GGUF of this kind, by role; unless they are there."""
     exported = {}
     place.mkdir(exist_ok=True)
     for role, model in (("target", target), ("drafter", drafter)):
@@ -207,7 +216,7 @@ def export(place: Path, target: LoadedModel, drafter: LoadedModel) -> dict[str, 
         if not folder.exists():
             save_hf_folder(folder, model.config, model.params, model.tokenizer)
         if not file.exists():
-            save_gguf(file, model.config, model.params, model.tokenizer, kind="BF16")
+            save_gguf(file, model.config, model.params, model.tokenizer, kind=kind)
         exported |= {role: str(folder), f"{role}.gguf": str(file)}
     return exported
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".requirements"
 PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
 SOURCE = "llama-cpp-python"
-LLAMA_CPP = ("llama-completion", "llama-speculative-simple")
+LLAMA_CPP = ("llama-completion", "llama-speculative-simple", "llama-speculative")
 LLAMA_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DLLAMA_CURL=OFF")
 
 

@@ -15,6 +15,8 @@ from experiments.lib.environments import run_group
 
 SIDES = Path(__file__).parent / "peer_sides"
 READY = 900.0  # seconds to load models in
+SIMPLE = "llama-speculative-simple"
+PROGRAMS = {"plain": "llama-completion", "draft": SIMPLE, "lookup": SIMPLE, "tree": "llama-speculative"}
 MEASURED = (  # runs a command and says at its end how much memory it had at most
     sys.executable,
     "-S",
@@ -96,31 +98,34 @@ class LlamaCpp:
         self._threads = str(threads)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Decodes a request; `mode` is plain or draft-N."""
-        drafts = int(request["mode"].partition("-")[2] or 0)
+        """Decodes a request; `mode` is plain, or draft-N, tree-N (llama-speculative's own verification) or lookup-N."""
         try:
-            ran = run_group([*MEASURED, *self._command(request, drafts)], self._seconds)
+            ran = run_group([*MEASURED, *self._command(request)], self._seconds)
         except subprocess.TimeoutExpired:
             raise Failed(f"no answer in {self._seconds:.0f} s") from None
         printed = ran.stdout + "\n" + ran.stderr
         self._log.write_text(printed, encoding="utf-8")
         if ran.returncode:
             raise Failed(f"ended with {ran.returncode}: {last_line(self._log)}")
-        read = speculative_figures if drafts else plain_figures
+        read = plain_figures if request["mode"] == "plain" else speculative_figures
         peak = re.findall(r"^peak_kb (\d+)$", ran.stderr, re.MULTILINE)
         figures = {"text": ran.stdout, "peak_kb": int(peak[-1]) if peak else 0, "base_kb": 0}
         return read(printed, request["new"]) | figures
 
-    def _command(self, request: Mapping[str, Any], drafts: int) -> list[str]:
-        name = "llama-speculative-simple" if drafts else "llama-completion"
-        command = [str(self._programs / name), "-m", str(self._models[0]), "-p", request["text"]]
+    def _command(self, request: Mapping[str, Any]) -> list[str]:
+        kind, _, drafts = request["mode"].partition("-")
+        program = str(self._programs / PROGRAMS[kind])
+        command = [program, "-m", str(self._models[0]), "-p", request["text"]]
         command += ["-n", str(request["new"]), "-c", str(request["slots"]), "-t", self._threads, "--ignore-eos"]
         command += ["--temp", str(request["temperature"]), "--seed", str(request["seed"])]
         command += ["--top-k", "0", "--top-p", "1", "--min-p", "0", "--samplers", "temperature"]
-        if drafts:
-            command += ["-md", str(self._models[1]), "--spec-type", "draft-simple", "--spec-draft-n-max", str(drafts)]
-            return [*command, "-td", self._threads]
-        return [*command, "-no-cnv", "--no-display-prompt", "--simple-io"]
+        if kind == "plain":
+            return [*command, "-no-cnv", "--no-display-prompt", "--simple-io"]
+        if kind == "lookup":
+            sizes = ["--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", drafts]
+            return [*command, "--spec-type", "ngram-simple", *sizes]
+        command += ["-md", str(self._models[1]), "-td", self._threads, "--spec-draft-n-max", drafts]
+        return command if kind == "tree" else [*command, "--spec-type", "draft-simple"]
 
     def close(self) -> None:
         """Nothing runs between requests."""

@@ -288,7 +288,7 @@ def _byte_level(state: dict[str, Any]) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": BYTE_LEVEL,
         "tokenizer.ggml.pre": pre_tokenizer_name(state["pre_tokenizer"], model["ignore_merges"], state["normalizer"]),
-        "tokenizer.ggml.merges": [_merge(pair) for pair in model["merges"]],
+        "tokenizer.ggml.merges": [_merge(pair) for pair in model["merges"]] or [""],  # llama.cpp refuses none
     }
 
 

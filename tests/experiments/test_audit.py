@@ -1,68 +1,83 @@
 """The audit of other engines: a bias is found, chance is not one, and rounding is told from another choice."""
 
-import itertools
 import json
-import sys
+from functools import partial
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
-import tiny_weights
 
-from experiments import audit
+from experiments import audit, peers
+from experiments.lib.peer_processes import Failed
 from specdec_jax.loading import load_model
 
-SHAPE = {"vocab": 4, "length": 4}
 LAW = np.random.default_rng(0).dirichlet(np.ones(256))
+TWICE = LAW * np.where(np.arange(256) < 64, 2.0, 1.0)  # a first token that is too probable
 
 
-def entry(law=LAW, samples=4000, gaps=(), method="assisted", seed=1):
-    counts = np.random.default_rng(seed).multinomial(samples, law).tolist()
-    return {"method": method, "counts": counts, "gaps": {"float32": list(gaps), "bfloat16": []}, "prompts": 40} | SHAPE
+def entry(law=LAW, samples=4000, gaps=(), seed=1):
+    counts, both = np.random.default_rng(seed).multinomial(samples, law / law.sum()), {"float32": gaps, "bfloat16": []}
+    return {"engine": "vllm", "method": "draft-3", "counts": counts, "gaps": both}
 
 
 def test_chance_is_no_bias_and_a_bias_is_found():
     p_values = [audit.judged(entry(seed=seed), LAW)["p_value"] for seed in range(40)]
     assert min(p_values) > audit.LEVEL and 0.2 < np.mean(p_values) < 0.8
-    bias = LAW.copy()
-    bias[:64] *= 1.5  # a first token that is too probable
-    row = audit.judged(entry(bias / bias.sum()), LAW)
+    row = audit.judged(entry(TWICE), LAW)
     assert row["biased"] and row["p_value"] < 1e-6
-    distance = ((bias / bias.sum() - LAW) ** 2 / LAW).sum()
-    assert row["seen_from"] < distance  # as promised
-    for gaps, biased in (((), False), ((1e-5, 2e-4), False), ((1e-5, 0.4), True)):  # greedy: rounding, or a choice
+    assert row["seen_from"] < ((TWICE / TWICE.sum() - LAW) ** 2 / LAW).sum()  # as promised
+    for gaps, biased in (((), False), ((0.0, 2e-4), False), ((0.0, 0.4), True)):  # greedy: rounding, or a choice
         assert audit.judged(entry(gaps=gaps), LAW)["biased"] == biased
 
 
 def test_the_smallest_bias_that_is_promised_is_found_in_nine_of_ten_runs():
     shift = np.resize([1.0, -1.0], 256) * np.sqrt(audit.smallest_seen(255, audit.LEVEL / 4) / 100_000)
-    bias = LAW * (1 + shift)
-    found = [audit.judged(entry(bias / bias.sum(), 100_000, seed=seed), LAW)["biased"] for seed in range(60)]
+    found = [audit.judged(entry(LAW * (1 + shift), 100_000, seed=seed), LAW)["biased"] for seed in range(60)]
     assert 0.75 < np.mean(found) < 0.99
 
 
-def test_the_exact_law_is_the_models(tmp_path):
-    tiny_weights.write_folder(tmp_path, tiny_weights.weights())
-    loaded = load_model(str(tmp_path), dtype="float32")
-    law = audit.exact_law(tmp_path, (5, 6, 7), 3, 2)
-    chain = []
-    for one, two in itertools.product(range(3), repeat=2):
-        cache = loaded.model.init_cache(loaded.params, 1, 8)
-        logits, _ = loaded.model.apply(loaded.params, np.array([[5, 6, 7, one]], np.int32), cache)
-        first, second = (np.exp(row[:3]) / np.exp(row[:3]).sum() for row in np.asarray(logits)[0, 2:4])
-        chain.append(first[one] * second[two])
-    np.testing.assert_allclose(law, chain, rtol=1e-4)
+def test_the_exact_law_and_greedy_gaps_are_those_of_the_weights_that_engines_load(tmp_path):
+    target, drafter = audit.tiny_pair()
+    law = audit.exact_law(target, (1, 2), 2)
+
+    def chances(*text):
+        cache = target.model.init_cache(target.params, 1, 4)
+        return np.asarray(jax.nn.softmax(target.model.apply(target.params, np.array([text]), cache)[0][0, -1]))
+
+    first = chances(1, 2)
+    np.testing.assert_allclose(law, np.concatenate([first[t] * chances(1, 2, t) for t in range(4)]), rtol=1e-4)
+    assert law.min() > 1e-3 and abs(law - audit.exact_law(drafter, (1, 2), 2)).sum() > 0.3  # drafts are rejected
+    weights = peers.export(tmp_path / "weights", target, drafter, "F32")
+    for name in ("target", "target.gguf"):
+        loaded = load_model(weights[name], dtype="float32")
+        np.testing.assert_allclose(audit.exact_law(loaded, (1, 2), 2), law, rtol=1e-4)
+    best, other = np.argsort(-first)[:2]
+    gaps = audit.greedy_gaps(target, [(1, 2)] * 2, [(best,), (other,)])
+    np.testing.assert_allclose(gaps, [0, np.log(first[best] / first[other])], atol=1e-4)
 
 
-@pytest.mark.parametrize(("control_is_biased", "code"), [(True, 0), (False, 1)])
-def test_an_audit_fails_where_the_control_is_not_found_out(tmp_path, monkeypatch, control_is_biased, code):
-    side = tmp_path / "side.py"
-    bias = LAW * np.where(np.arange(256) < 64, 2.0 if control_is_biased else 1.0, 1.0)
-    for number, made in enumerate((entry(), entry(bias / bias.sum(), method=audit.CONTROL))):
-        extra = {"versions": "x", "prompt": [0]}
-        (tmp_path / f"{number}.json").write_text(json.dumps(made | extra))
-    side.write_text(f"import shutil, sys\nfor n in '01': shutil.copy(r'{tmp_path}/' + n + '.json', sys.argv[1])\n")
-    monkeypatch.setattr(audit, "SIDE", side)
-    monkeypatch.setattr("experiments.lib.environments.python_of", lambda *_, **__: sys.executable)
+@pytest.mark.parametrize(("control", "code"), [(TWICE, 0), (LAW, 1)])
+def test_an_audit_fails_where_the_control_is_not_found_out(tmp_path, monkeypatch, control, code):
+    def answer(engine, request):
+        if request["mode"] == "lookup":
+            raise Failed("no | lookup")
+        law = control if request["mode"] == audit.CONTROL else LAW
+        drawn = np.random.default_rng(request["seed"]).choice(256, p=law / law.sum())
+        tokens = [*map(int, np.unravel_index(drawn, (4,) * 4)), *[0] * 60]
+        text = request["text"] * (request["mode"] == "draft-3") + "".join("abcd"[token] for token in tokens)
+        return {"text": f"\n{text}\n"} if engine == "llama.cpp" else {"tokens": tokens}
+
+    def start(self, contender):
+        return SimpleNamespace(answer=partial(answer, contender.peer), close=lambda: None)
+
+    methods = {"transformers": ("plain", audit.CONTROL, "lookup"), "llama.cpp": ("plain", "draft-3")}
+    monkeypatch.setattr(audit, "METHODS", methods)
+    monkeypatch.setattr(audit.Sides, "_start", start)
     monkeypatch.setattr(audit, "exact_law", lambda *_: LAW)
-    assert audit.main(["--out", str(tmp_path / "run")]) == code
-    assert "lossless, as far as tested" in (tmp_path / "run" / "table.md").read_text()
+    monkeypatch.setattr(audit, "greedy_gaps", lambda *_: [0.0])
+    out = tmp_path / "run"
+    assert audit.main(["--out", str(out), "--samples", "1000", "--greedy", "1"]) == code
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [row["biased"] for row in rows] == [False, not code, False, False, False]
+    assert "does not run: no / lookup" in (out / "table.md").read_text()

@@ -72,7 +72,9 @@ def test_llama_cpp_is_told_the_request_and_its_reports_are_read(tmp_path, monkey
     assert plain["text"] == "the text" and plain["peak_kb"] == 4321
     assert plain.items() >= {"seconds": 1.0, "passes": 32, "count": 32}.items()
     assert draft.items() >= {"seconds": 1.0, "passes": 13, "count": 33}.items()
-    plain, draft = ran
+    one.answer({**request, "mode": "tree-3"})
+    plain, draft, tree = ran
+    assert str(tmp_path / "llama-speculative") in tree and "--spec-type" not in tree
     assert "-md" not in plain and draft[draft.index("--spec-draft-n-max") + 1] == "3"
     assert all("--ignore-eos" in command and command[command.index("-t") + 1] == "2" for command in ran)
     for read in (plain_figures, speculative_figures):

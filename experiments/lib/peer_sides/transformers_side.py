@@ -2,7 +2,9 @@
 
     transformers_side.py TARGET DRAFTER DTYPE THREADS
 
-Modes: plain; assisted-N, with N drafts a round; assisted-dynamic, which stops by the drafter's confidence; lookup.
+Modes: plain; assisted-N, with N drafts a round; assisted-dynamic, which stops by the drafter's confidence;
+assisted-heuristic, whose drafts grow and shrink; exit-N, where the target's first N layers draft; lookup;
+biased-N, which replaces rejected drafts by draws from the target.
 """
 
 import sys
@@ -11,8 +13,10 @@ import time
 import torch
 from serving import peak, serve
 from transformers import AutoModelForCausalLM
+from transformers.generation import utils
 
 DRAFTS, CONFIDENCE = 20, 0.4  # transformers' own defaults
+CORRECT = utils._speculative_sampling
 
 
 def load(path, dtype):
@@ -27,12 +31,24 @@ def options_of(mode, drafter):
         return {}
     if kind == "lookup":
         return {"prompt_lookup_num_tokens": 5}
-    dynamic = setting == "dynamic"
+    if kind == "exit":
+        return {"assistant_early_exit": int(setting)}
+    utils._speculative_sampling = biased if kind == "biased" else CORRECT
+    dynamic, grows = setting == "dynamic", setting == "heuristic"
     config = drafter.generation_config
-    config.num_assistant_tokens = DRAFTS if dynamic else int(setting)
-    config.num_assistant_tokens_schedule = "constant"
+    config.num_assistant_tokens = DRAFTS if dynamic else 2 if grows else int(setting)
+    config.num_assistant_tokens_schedule = "heuristic" if grows else "constant"
     config.assistant_confidence_threshold = CONFIDENCE if dynamic else 0.0
     return {"assistant_model": drafter}
+
+
+def biased(candidates, candidate_logits, candidate_length, new_logits, *rest, **options):
+    """Their speculative sampling, but a rejected draft is replaced by a draw from the target's distribution."""
+    accepted, matches = CORRECT(candidates, candidate_logits, candidate_length, new_logits, *rest, **options)
+    if matches < candidate_length and matches + 1 == accepted.shape[1]:
+        again = torch.multinomial(new_logits[:, matches].softmax(dim=-1), num_samples=1)
+        accepted = torch.cat([accepted[:, :-1], again], dim=1)
+    return accepted, matches
 
 
 def answer(target, drafter, request, passes):

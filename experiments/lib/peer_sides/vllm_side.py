@@ -1,8 +1,9 @@
 """Decodes with vLLM's CPU build. Run by that environment's Python: nothing of this project is imported.
 
-    vllm_side.py TARGET DRAFTER DTYPE THREADS DRAFTS
+    vllm_side.py TARGET DRAFTER DTYPE THREADS MODE
 
-The mode is the process's own: DRAFTS 0 is plain decoding.
+The mode is the process's: plain; draft-N, with the drafter's N first choices a round; sampled-N, with samples of it;
+block-N, the same with block verification; ngram-N, with drafts of the text.
 """
 
 import os
@@ -27,13 +28,16 @@ def main():
     from vllm import LLM, SamplingParams
     from vllm import __version__ as version
 
-    target, drafter, dtype, _, drafts = sys.argv[1:]
+    target, drafter, dtype, _, mode = sys.argv[1:]
     out, base = os.dup(1), peak()
     os.dup2(2, 1)  # what vLLM prints is no answer
     options = {"max_model_len": 1024, "enforce_eager": True, "disable_log_stats": False}
-    if int(drafts):
-        speculation = {"method": "draft_model", "model": drafter, "num_speculative_tokens": int(drafts)}
-        options["speculative_config"] = speculation
+    kind, _, drafts = mode.partition("-")
+    if drafts:
+        method = {"method": "ngram"} if kind == "ngram" else {"method": "draft_model", "model": drafter}
+        method |= {} if kind in ("ngram", "draft") else {"draft_sample_method": "probabilistic"}
+        method |= {"rejection_sample_method": "block"} if kind == "block" else {}
+        options["speculative_config"] = method | {"num_speculative_tokens": int(drafts)}
     llm = LLM(model=target, dtype=dtype, **options)
 
     def answer(request):

@@ -155,7 +155,7 @@ def pre_tokenizer(kind: str) -> Any:
 def _byte_level(file: GGUF, tokens: list[str], vocabulary: dict[str, int]) -> Backend:
     del tokens
     name = file.metadata["tokenizer.ggml.pre"]
-    merges: Any = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges", ())]
+    merges: Any = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges", ()) if merge]
     try:
         backend: Any = Backend(models.BPE(vocabulary, merges, ignore_merges=name in WHOLE_WORDS_FIRST))
     except Exception as error:  # the Rust side raises bare Exception
