@@ -94,6 +94,8 @@ class Pair(NamedTuple):
 
     def with_log_probs(self) -> "Pair":
         """The same pair, with the target's log-probability of every token (`monitors.log_probs`) in its Generations."""
+        if self.monitor is not None and self.monitor.name == log_probs.__name__:
+            return self
         return self.using(monitor=log_probs(self.target.model.spec.context, self.monitor))
 
 
