@@ -27,13 +27,13 @@ def load(path, dtype):
 def options_of(mode, drafter):
     """Options of `generate` for a mode."""
     kind, _, setting = mode.partition("-")
+    utils._speculative_sampling = biased if kind == "biased" else CORRECT
     if kind == "plain":
         return {}
     if kind == "lookup":
         return {"prompt_lookup_num_tokens": 5}
     if kind == "exit":
         return {"assistant_early_exit": int(setting)}
-    utils._speculative_sampling = biased if kind == "biased" else CORRECT
     dynamic, grows = setting == "dynamic", setting == "heuristic"
     config = drafter.generation_config
     config.num_assistant_tokens = DRAFTS if dynamic else 2 if grows else int(setting)

@@ -12,6 +12,7 @@ import time
 
 from serving import peak, serve
 
+LOOKUP = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 if len(sys.argv) > 4:
     os.environ["OMP_NUM_THREADS"] = sys.argv[4]
@@ -34,7 +35,7 @@ def main():
     options = {"max_model_len": 1024, "enforce_eager": True, "disable_log_stats": False}
     kind, _, drafts = mode.partition("-")
     if drafts:
-        method = {"method": "ngram"} if kind == "ngram" else {"method": "draft_model", "model": drafter}
+        method = LOOKUP if kind == "ngram" else {"method": "draft_model", "model": drafter}
         method |= {} if kind in ("ngram", "draft") else {"draft_sample_method": "probabilistic"}
         method |= {"rejection_sample_method": "block"} if kind == "block" else {}
         options["speculative_config"] = method | {"num_speculative_tokens": int(drafts)}
