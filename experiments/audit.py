@@ -4,8 +4,8 @@ Question:  Do texts that transformers, llama.cpp and vLLM draft and sample have 
            And where greedy texts are not the target's first choices, is it rounding, or another choice?
 Command:   python -m experiments.audit [--only transformers] [--samples 4000] [--greedy 40]
 Time:      an hour and a half on one core, and the time of `experiments.peers` to make the environments, once
-Expected:  docs/losslessness.md; the control and llama.cpp's tree are biased; exit code 1 where any but the
-           control is, or where the control is not found out
+Expected:  docs/losslessness.md: the control, llama.cpp's tree and vLLM's drafter on a CPU are biased; exit code 1 where
+           any but the control is, or where the control is not found out
 Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a method), table.md, the models and logs; a
            stopped run goes on with the same --out
 
