@@ -3,6 +3,8 @@
 Question:  Do texts that transformers, llama.cpp and vLLM draft and sample have the target's distribution?
            And where greedy texts are not the target's first choices, is it rounding, or another choice?
 Command:   python -m experiments.audit [--only transformers] [--samples 4000] [--greedy 40]
+           python -m experiments.audit --write FOLDER, serve FOLDER/target (or target.gguf) with any engine and options,
+           then python -m experiments.audit --url http://localhost:8000/v1, which has completions as OpenAI's
 Time:      an hour and a half on one core, and the time of `experiments.peers` to make the environments, once
 Expected:  docs/losslessness.md: the control, llama.cpp's tree and vLLM's drafter on a CPU are biased; exit code 1 where
            any but the control is, or where the control is not found out
@@ -19,12 +21,14 @@ method that cannot be installed or fails is a row that says so.
 """
 
 import itertools
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +63,11 @@ EXTRA = 28  # tokens more of llama.cpp's programs, and tries: ending at once, th
 SCALE = 3.0  # of the weights as initialised: tokens differ in probability, and none is rare
 NOISE = 1.0  # of the drafter's weights, relative to the target's: a quarter of its drafts is rejected
 LEVEL = 1e-4  # significance level of one test; a run has about twenty
-NEAR = {"float32": 1e-2, "bfloat16": 0.1}  # a gap of logits that rounding may turn over; llama.cpp caches float16
+NEAR = {
+    "float32": 1e-2,
+    "bfloat16": 0.1,
+    "served": 0.1,
+}  # a gap of logits that rounding may turn over; llama.cpp caches float16
 KINDS = {"float32": "F32", "bfloat16": "BF16"}  # GGUF's names
 
 
@@ -71,6 +79,12 @@ class Audit(Sided):
     """Texts sampled with each method."""
     greedy: int = 40
     """Greedy texts of each method."""
+    write: str | None = None
+    """Only write the models into this folder."""
+    url: str | None = None
+    """Audit the server at this address, of the target that --write wrote, as it is."""
+    model: str = "target"
+    """The model's name there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,15 +100,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def audit(config: Audit, console: Console) -> int:
     """Samples what is missing and writes the run folder."""
-    folder = RunFolder.create("audit", config, config.out)
     target, drafter = tiny_pair()
+    if config.write is not None:
+        console.print(*export(Path(config.write), target, drafter, "F32").values(), sep="\n")
+        return 0
+    sides: dict[str, Any] = {} if config.url is None else {"served": Server(config.url, config.model)}
+    folder = RunFolder.create("audit", config, config.out)
     law = exact_law(target, PROMPT, LENGTH)
     prompts = np.random.default_rng(1).integers(len(LETTERS), size=(config.greedy, 12)).tolist()
-    wanted = [(engine, method) for engine in config.only or METHODS for method in METHODS.get(engine, ())]
+    methods = METHODS if config.url is None else {"server": (config.url,)}
+    wanted = [(engine, method) for engine in config.only or methods for method in methods.get(engine, ())]
     missing = folder.missing(("engine", "method"), wanted)
     with ExitStack() as stack:
-        sides = {}
-        for dtype, kind in KINDS.items():
+        for dtype, kind in KINDS.items() if config.url is None else ():
             weights = export(folder.path / f"weights-{dtype}", target, drafter, kind)
             sides[dtype] = stack.enter_context(closing(Sides(config, folder, weights, console)))
         for engine, method in missing:
@@ -104,7 +122,7 @@ def audit(config: Audit, console: Console) -> int:
                     contender = Contender(f"{engine} {method}", engine, dtype, method, method * (engine == "vllm"))
                     texts = [answered(side, contender, prompt, GREEDY_LENGTH) for prompt in prompts]
                     entry["gaps"][dtype] = greedy_gaps(target, prompts, texts)
-                    if dtype == "float32":
+                    if dtype == next(iter(sides)):
                         numbers = range(config.samples)
                         drawn = [answered(side, contender, PROMPT, LENGTH, number) for number in numbers]
                         cells = np.ravel_multi_index(np.transpose(drawn), (len(LETTERS),) * LENGTH)
@@ -121,6 +139,29 @@ def audit(config: Audit, console: Console) -> int:
     for name in wrong:
         console.print(f"{name}: {'not found to be biased' if CONTROL in name else 'biased'}", style="red")
     return 1 if wrong else 0
+
+
+class Server:
+    """A side that others started: completions over HTTP. Raises ValueError if it does not answer."""
+
+    def __init__(self, url: str, model: str):
+        self._url, self._model = url.rstrip("/") + "/completions", model
+        try:
+            self.answer({"text": LETTERS, "new": 1, "temperature": 0.0, "seed": 0})
+        except Failed as error:
+            raise ValueError(str(error)) from None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Decodes a request. Raises Failed."""
+        fields = {"model": self._model, "prompt": request["text"], "max_tokens": request["new"]}
+        fields |= {"temperature": request["temperature"], "seed": request["seed"]}
+        try:
+            posted = Request(self._url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
+            with urlopen(posted, timeout=300) as answer:
+                text = json.load(answer)["choices"][0]["text"]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise Failed(f"no completions from {self._url}: {error}") from None
+        return {"tokens": [LETTERS.index(letter) for letter in text if letter in LETTERS]}
 
 
 def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
@@ -141,7 +182,7 @@ def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
 
 
 def answered(
-    sides: Sides, contender: Contender, prompt: Sequence[int], count: int, number: int | None = None
+    sides: Sides | Server, contender: Contender, prompt: Sequence[int], count: int, number: int | None = None
 ) -> list[int]:
     """`count` tokens after a prompt: greedy ones, or the sample of this number. Raises Failed."""
     text = "".join(LETTERS[token] for token in prompt)
@@ -150,7 +191,7 @@ def answered(
     request = {"ids": list(prompt), "text": text, "new": count + more, "slots": 128, "untimed": True, **drawn}
     tokens: list[int] = []
     for _ in range(1 + more):
-        answer = sides.answer(contender, request)
+        answer = sides.answer(request) if isinstance(sides, Server) else sides.answer(contender, request)
         if "tokens" not in answer:  # printed text, of the speculative programs after the prompt
             printed = answer["text"] if contender.mode == "plain" else answer["text"].partition(text)[2]
             answer["tokens"] = [LETTERS.index(letter) for letter in printed if letter in LETTERS]

@@ -1,7 +1,9 @@
 """The audit of other engines: a bias is found, chance is not one, and rounding is told from another choice."""
 
 import json
+import threading
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import jax
@@ -81,3 +83,32 @@ def test_an_audit_fails_where_the_control_is_not_found_out(tmp_path, monkeypatch
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert [row["biased"] for row in rows] == [False, not code, False, False, False]
     assert "does not run: no / lookup" in (out / "table.md").read_text()
+
+
+@pytest.mark.parametrize(("law", "code"), [(LAW, 0), (TWICE, 1)])
+def test_a_server_of_the_written_target_is_audited(tmp_path, monkeypatch, capsys, law, code):
+    class Completions(BaseHTTPRequestHandler):
+        def do_POST(self):
+            fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert self.path == "/v1/completions" and fields["model"] == "tiny"
+            drawn = np.random.default_rng(fields["seed"]).choice(256, p=law / law.sum())
+            text = "".join("abcd"[token] for token in np.unravel_index(drawn, (4,) * 4)) + "a" * 60
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"choices": [{"text": text[: fields["max_tokens"]]}]}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    assert audit.main(["--write", str(tmp_path / "tiny")]) == 0 and (tmp_path / "tiny" / "target.gguf").is_file()
+    monkeypatch.setattr(audit, "exact_law", lambda *_: LAW)
+    monkeypatch.setattr(audit, "greedy_gaps", lambda *_: [0.0])
+    server = HTTPServer(("127.0.0.1", 0), Completions)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    options = ["--url", url, "--model", "tiny", "--samples", "1000", "--greedy", "1"]
+    assert audit.main([*options, "--out", str(tmp_path / "run")]) == code
+    server.shutdown()
+    server.server_close()
+    assert audit.main([*options, "--out", str(tmp_path / "gone")]) == 2
+    assert "no completions from" in capsys.readouterr().err and not (tmp_path / "gone").exists()

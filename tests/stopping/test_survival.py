@@ -204,8 +204,7 @@ def drafted_by(policy, state, seen, budget=30):
 
 def settled(state, level):
     """A state whose row has only ever seen one level of confidence, and no lapse."""
-    moves = jnp.asarray(state.moves).at[:, :, level].set(1e6)
-    return state._replace(moves=moves, lapse=jnp.zeros_like(state.lapse))
+    return state._replace(moves=jnp.asarray(state.moves).at[:, :, level].set(1e6), lapse=jnp.zeros_like(state.lapse))
 
 
 @pytest.mark.parametrize("level", range(4))
