@@ -206,10 +206,8 @@ def test_own_rule(tmp_path):
 
 LIBRARY_PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
 LIBRARY = re.findall(r"^```python\n(.*?)^```$", LIBRARY_PAGE, re.MULTILINE | re.DOTALL)
-FLAGS = (  # programs that are compiled soon rather than run fast
-    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true"
-)
+FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+FLAGS += " --xla_llvm_disable_expensive_passes=true"  # programs that are compiled soon rather than run fast
 CHECKS = """
 assert decoder.num_programs("run") == programs, "refreshed parameters compiled"
 assert sd.summarise(state.statistics)["num_draft_tokens"] > 0

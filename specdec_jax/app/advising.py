@@ -102,9 +102,10 @@ def _show(
         table.add_row(f"{mark}{choice.setting}", *_cells(choice.speedup), style="bold" if choice is first.best else "")
     table.add_row("oracle", *_cells(first.oracle))
     console.print(table)
-    console.print("* as fast as the best, as far as these texts tell. Oracle: no token is drafted that is rejected.")
+    near = "as fast as the best, as far as these texts tell" if log.exact else "intervals reach the best's lower end"
+    console.print(f"* {near}. Oracle: no token is drafted that is rejected.")
     if beyond < len(first.lengths) - 1:
-        console.print(f"? longer than any draft of the log ({beyond} tokens): put together from successive rounds.")
+        console.print(f"? longer than any draft of the log ({beyond} tokens): extrapolated from successive rounds.")
     if len(advices) > 1:
         console.print()
         table = columns("batch", "drafts", "speed-up", "95 %", "oracle", "advice", pad_edge=False)
@@ -113,9 +114,7 @@ def _show(
             table.add_row(f"{advice.batch}", *cells, advice.verdict)
         console.print(Text("By batch size", "bold"), table, sep="\n")
     if trace.lengths_only:
-        console.print(
-            "No confidence thresholds: they need the drafter's distributions, which such a log does not hold."
-        )
+        console.print("No confidence thresholds: they need the drafter's distributions, which this log lacks.")
     elif chosen:
         console.print()
         table = columns("confidence threshold", "best", "speed-up", "95 %", pad_edge=False)

@@ -101,7 +101,8 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
         table = load_cost_model(path)
         if not _same(table, costs):  # measured again in the meantime
             return False
-        save_cost_model(path, table._replace(doubts=(*table.doubts, doubt)))
+        others = (clause for clause in table.doubts if not clause.startswith("decoding took "))  # only the newest stays
+        save_cost_model(path, table._replace(doubts=(*others, doubt)))
         _disagreed.add(path)
         measured_here.discard(path)
         return True

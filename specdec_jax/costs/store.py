@@ -34,10 +34,7 @@ measured_here: set[Path] = set()  # files that this process wrote and uses even 
 
 
 def once(
-    path: Path | None,
-    read: Callable[[Path], T],
-    write: Callable[[Path, T], None],
-    measure: Callable[[T | None], T],
+    path: Path | None, read: Callable[[Path], T], write: Callable[[Path, T], None], measure: Callable[[T | None], T]
 ) -> T:
     """The contents of the file; measured and written if it is missing, or was left doubtful by another process.
 
@@ -51,9 +48,9 @@ def once(
                 before = read(path)
                 if not before.doubts or path in measured_here:
                     return before
-                doubtful = f"costs of an earlier measurement are doubtful ({', '.join(before.doubts)})"
+                doubtful = f"the cached costs are doubtful ({', '.join(before.doubts)})"
                 if busy_doubts():
-                    say(f"{doubtful}; they are used as they are, since this machine is busy now")
+                    say(f"{doubtful}; used, since this machine is busy now")
                     return before
                 say(f"{doubtful}: measuring again")
             except (ValueError, OSError) as error:

@@ -38,7 +38,7 @@ class Advice(NamedTuple):
     batch: int
     lengths: list[Choice]  # 0, 1, ... to the longest
     best: Choice  # the best of `lengths`
-    as_good: list[int]  # lengths that are not significantly slower than the best
+    as_good: list[int]  # lengths that may be as fast as the best
     oracle: Interval  # speed-up without drafts that will be rejected
     curve: list[float]  # for the best length: share of rounds whose first i + 1 drafts are accepted; [] for length 0
 
@@ -53,6 +53,8 @@ class Advice(NamedTuple):
 def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     """The best static length for a log at these costs, up to the longest that both can follow.
 
+    With open positions the best is the length of the highest lower bound among those estimated above plain decoding.
+
     Raises:
         ValueError: that length is below 1.
     """
@@ -60,9 +62,14 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     if limit < 1:
         raise ValueError(f"the longest draft must be at least 1, got {longest}; costs go to {costs.widths[-1] - 1}")
     lengths = [_choice(log, costs, length, limit) for length in range(limit + 1)]
-    best = max(lengths, key=lambda choice: choice.speedup.estimate)
-    # those whose time over the best one's is not significantly above 1, paired
-    near = [each for each in lengths if each is best or not ratio_of_totals(each.seconds, best.seconds).low > 1]
+    if log.exact:
+        best = max(lengths, key=lambda choice: choice.speedup.estimate)
+        # those whose time over the best one's is not significantly above 1, paired
+        near = [each for each in lengths if each is best or not ratio_of_totals(each.seconds, best.seconds).low > 1]
+    else:
+        faster = [each for each in lengths if each.speedup.estimate > 1]
+        best = max(faster, key=lambda choice: choice.speedup.low, default=lengths[0])
+        near = [each for each in lengths if each.speedup.high >= best.speedup.low]
     bounds = [_speedup(oracle(trace, limit), costs) for trace in _answers(log)]
     length = int(best.setting)
     curve = acceptance_curve(static_rounds(log.likely, length), length) if length else []
@@ -122,10 +129,7 @@ def schedule(advices: Sequence[Advice], most_rows: int) -> list[list[int]]:
 
 
 def engine_options(
-    length: int,
-    table: Sequence[Sequence[int]] = (),
-    chosen: Mapping[str, Choice] | None = None,
-    longest: int = 16,
+    length: int, table: Sequence[Sequence[int]] = (), chosen: Mapping[str, Choice] | None = None, longest: int = 16
 ) -> dict[str, str]:
     """The options of each engine for a static length and a table by batch size; length 0: none.
 

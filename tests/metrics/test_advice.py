@@ -11,7 +11,7 @@ from specdec_jax.app.cli import main
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
 from specdec_jax.costs.published import H100, SPECBUNDLE, costs_named, published
 from specdec_jax.metrics.advice import advise, best_threshold, engine_options, schedule, static_rounds
-from specdec_jax.replay.readers import log_of_trace
+from specdec_jax.replay.readers import log_of_trace, read_log
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.replay.writers import aiperf_record, write_lines
@@ -32,6 +32,15 @@ def test_lengths_and_oracle_are_those_of_a_replay():
     assert [len(steps.drafted) for steps in rounds] == played.rounds[int(advice.best.setting)].tolist()
     full = [a for s in rounds for d, a in zip(s.drafted, s.accepted, strict=True) if d == advice.best.setting]
     np.testing.assert_allclose(sum(advice.curve), np.mean(full))  # accepted drafts of a whole round
+
+
+def test_open_positions_are_no_reason_to_draft_more(tmp_path):
+    """Length 8 has the highest estimate, from accepted drafts that the log does not show."""
+    write_lines(tmp_path / "log.jsonl", [{"per_step_drafted": [5, 5, 5], "per_step_accepted": [5, 2, 0]}] * 4)
+    advice, none = (advise(read_log(tmp_path / "log.jsonl"), costs_named(words), 16) for words in ("0.33,0.01", "3"))
+    assert max(advice.lengths, key=lambda choice: choice.speedup.estimate).setting == 8
+    assert advice.best.setting == 5 and advice.best.speedup.low == advice.best.speedup.high and none.best.setting == 0
+    assert advice.as_good == [*range(4, 17)]
 
 
 def test_costs_in_words(tmp_path):
@@ -93,15 +102,9 @@ def test_the_command(tmp_path, capsys):
     assert "?" not in page and main(["advise", str(tmp_path / "steps.jsonl"), "--costs", "0.01"]) == 0
     page = capsys.readouterr().out
     assert [f"?{length} " in page for length in range(1, 8)] == [length > 3 for length in range(1, 8)]
-    assert "? longer than any draft of the log (3 tokens)" in page and "* as fast as the best" in page
+    assert "? longer than any draft of the log (3 tokens): extrapolated" in page and "* intervals reach" in page
     assert main(["advise", str(tmp_path / "t.npz"), "--costs", "3"]) == 1
     assert "Do not speculate" in capsys.readouterr().out and engine_options(0) == {}
-    for words in (
-        ["--costs", "much"],
-        ["--max-draft-length", "0"],
-        ["--costs", "0.1", "0.2"],
-        ["--drafter", "x"],
-        ["--batch-sizes", "0"],
-    ):
-        assert main(["advise", str(tmp_path / "t.npz"), *words]) == 2
+    for words in ("--costs much", "--max-draft-length 0", "--costs 0.1 0.2", "--drafter x", "--batch-sizes 0"):
+        assert main(["advise", str(tmp_path / "t.npz"), *words.split()]) == 2
         assert capsys.readouterr().err.startswith("error: ")

@@ -41,6 +41,5 @@ def test_equals_the_definition_on_random_texts():
 
 
 test_bad_input_is_named = refusals(
-    (lambda: repeated_mask([1, 2], 0), "got 0"),
-    (lambda: repeated_mask([[1, 2]], 8), r"\(1, 2\)"),
+    (lambda: repeated_mask([1, 2], 0), "got 0"), (lambda: repeated_mask([[1, 2]], 8), r"\(1, 2\)")
 )
