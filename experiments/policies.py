@@ -283,10 +283,11 @@ def report(run: Run, shown: Sequence[Shown], over: Sequence[str]) -> list[str]:
 NOTES = (
     "Speed-ups over plain decoding, total over total: at the published setting (a line of --set: at that one), and at "
     "the setting chosen on other prompts. Over a rule: how many times faster, with the 95 % bootstrap interval over "
-    "texts, paired. Head-room: 0 % is the best static length, 100 % foresight (the oracle where there is none). Rank: "
-    "mean over tasks. Acc.: accepted over drafted tokens. Tokens and drafted: by target pass. Discarded: the share of "
-    "drafter passes whose distribution gave no token; wasted: of those that gave no accepted token. By task: the first "
-    "line is a speed-up over plain decoding, the others are gains over that rule, bold where the interval excludes 1."
+    "texts, paired. Head-room: 0 % is the best static length, 100 % foresight (the oracle where there is none), "
+    "negative: slower than the best static length. Rank: mean over tasks. Acc.: accepted over drafted tokens. Tokens "
+    "and drafted: by target pass. Discarded: the share of drafter passes whose distribution gave no token; wasted: of "
+    "those that gave no accepted token. By task: the first line is a speed-up over plain decoding, the others are "
+    "gains over that rule, bold where the interval excludes 1."
 )
 
 

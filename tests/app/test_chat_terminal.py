@@ -113,7 +113,7 @@ def test_a_conversation(chat, tmp_path):
     say("/gamma 2", r"policy static\(draft_length=2\)")
     say("more", TOKEN)
     written = child.before
-    child.expect(r"12 tokens, [^\r]*% of drafts accepted, mean draft [12]")
+    child.expect(r"12 tokens, [^\r]*% of drafts accepted, [12]\.\d\d drafts")
     assert REJECTED not in written + child.before and "100%" not in child.after
     say("/stats", r"prompt tokens re-used +3\d")
     say("/compare", r"plain [^\r]*1.00x[^\r]*identical", r"static\(draft_length=2\) [^\r]*identical")

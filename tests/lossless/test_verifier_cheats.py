@@ -123,7 +123,7 @@ def test_a_users_drafter_is_sampled_without_a_pair(drafter, code, says, nothing_
             "    return prompt_lookup(max_draft_length, longest=50, shortest=50, vocab_size=6)\n"
         )
     found, out, _ = run(capsys, "--policy", "adaedl", "--drafter", drafter, "--sequences", "8192")
-    assert found == code and says in out and "with this drafter as drafter" in out
+    assert found == code and says in out and "Sampled with your drafter" in out
 
 
 FAILING = {

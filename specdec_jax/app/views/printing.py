@@ -73,8 +73,7 @@ def summary(result: Generation, drafter_cost: float | None = None) -> str:
     if figures["num_draft_tokens"]:
         parts += [
             f"{figures['draft_acceptance_rate']:.0%} of drafts accepted",
-            f"mean draft {figures['mean_draft_length']:.2f}",
-            f"mean acceptance length {figures['mean_acceptance_length']:.2f}",
+            "{mean_draft_length:.2f} drafts, {mean_acceptance_length:.2f} tokens a drafting round".format_map(figures),
         ]
     elif figures["drafter_passes"]:
         parts.append(f"nothing drafted in {figures['drafter_passes']} drafter passes: try a lower threshold")

@@ -235,9 +235,9 @@ def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> N
         console.print("A row's results depend on its neighbours or on its place in the batch.")
     console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
     console.print(f"The same, drafting every length in turn: {_sentence(proof.sampled_in_turn)}.")
-    for report, where in ((proof.several, "prompt lookup and a model"), (proof.drafter, "this drafter")):
+    for report, where in ((proof.several, "prompt lookup and a model as drafters"), (proof.drafter, "your drafter")):
         if report is not None:
-            console.print(f"The same with {where} as drafter: {_sentence(report)}.")
+            console.print(f"Sampled with {where}: {_sentence(report)}.")
     if proof.texts is not None:
         console.print(
             f"Long texts, {proof.texts.rows} of {proof.texts.tokens} tokens, at keys that a rule can guess: by stretch "
