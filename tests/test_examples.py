@@ -36,7 +36,7 @@ def test_the_first_generation(models, capsys):
     exec(compile(code, "first_generation.md", "exec"), seen := {})
     assert re.search(r"\d\.\d\d times plain decoding", capsys.readouterr().out)
     assert seen["seen"]["num_draft_tokens"] > seen["seen"]["num_accepted_tokens"] > 0, "else the page shows nothing"
-    shares = {"num_drafts", "num_draft_tokens", "discarded_fraction"}  # follow from others
+    shares = {"num_drafts", "num_draft_tokens"}  # follow from others
     text = (ROOT / "docs" / "first_generation.md").read_text(encoding="utf-8")
     assert [name for name in {*seen["seen"]} - shares if name not in text] == []
 
