@@ -56,7 +56,7 @@ def test_the_page_has_what_this_test_runs():
         *("survival_floor.py", "compare_floors.py", "damped.py", "follows.py", "recent.py"),
         *("specdec_jax/models/olmo.py", "longest_drafts.py"),
     ]
-    assert len(SNIPPETS) == 3 and len(COMMANDS) == 9
+    assert len(SNIPPETS) == 3 and len(COMMANDS) == 11
     assert {kind for kind, _ in BLOCKS} == {"python", "console"}
 
 
