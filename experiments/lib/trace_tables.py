@@ -63,7 +63,7 @@ def about_traces(run: Run) -> str:
     texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
     targets = ", ".join(dict.fromkeys(str(trace.about.get("target", "a target")) for trace in traces))
     names = ", ".join(dict.fromkeys(str(source.trace.about.get("drafter", source.group)) for source in sources))
-    made_up = " **Synthetic: the numbers mean nothing.**" if run.options.smoke else ""
+    made_up = " **The numbers mean nothing.**" if run.options.smoke else ""
     pair = "Synthetic traces" if made_up else f"Traces of {targets} with {names}"
     positions = sum(trace.num_positions for trace in traces)
     return f"{pair}: {texts} texts a trace, {positions} tokens in all.{made_up}"
