@@ -22,13 +22,7 @@ from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
 from specdec_jax.distillation.shards import ShardFolder
-from specdec_jax.distillation.training import (
-    TrainState,
-    build_step,
-    build_validation,
-    init_state,
-    judged_params,
-)
+from specdec_jax.distillation.training import TrainState, build_step, build_validation, init_state, judged_params
 from specdec_jax.distillation.writing import check_layers
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 from specdec_jax.loading import LoadedModel, load_model

@@ -241,10 +241,7 @@ def read_sources(
 
 
 def load_traces(
-    paths: Sequence[str | Path],
-    least: int = 1,
-    group: Callable[[Trace], str] = drafter_of,
-    tokens: int | None = None,
+    paths: Sequence[str | Path], least: int = 1, group: Callable[[Trace], str] = drafter_of, tokens: int | None = None
 ) -> dict[str, dict[float, Trace]]:
     """Traces by group and by temperature, ascending; a folder stands for all trace-*.npz in it, and of every text the
     first `tokens` count.

@@ -91,13 +91,7 @@ of Qwen 3's biases it does not read the output's)."""
 
 
 def save_gguf(
-    path: str | Path,
-    config: Any,
-    params: Any,
-    tokenizer: Tokenizer,
-    *,
-    kind: str = "Q8_0",
-    overwrite: bool = False,
+    path: str | Path, config: Any, params: Any, tokenizer: Tokenizer, *, kind: str = "Q8_0", overwrite: bool = False
 ) -> None:
     """Writes a GGUF that `load_model`, transformers and llama.cpp read, complete or not at all.
 

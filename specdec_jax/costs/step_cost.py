@@ -75,13 +75,7 @@ def large_product(dtype: Any, size: int) -> Callable[[], Any]:
 
 
 def draft_round(
-    drafter: Drafter,
-    params: Params,
-    policy: StoppingPolicy,
-    *,
-    batch: int,
-    slots: int,
-    temperature: float,
+    drafter: Drafter, params: Params, policy: StoppingPolicy, *, batch: int, slots: int, temperature: float
 ) -> Callable[[], Any]:
     """A call that drafts one round and waits for it; the entropies are not computed."""
     assert drafter.model is not None

@@ -74,12 +74,7 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
 
 
 def check_policy(
-    policy: StoppingPolicy,
-    state: PolicyState,
-    monitor: MonitorState,
-    sizes: Sizes,
-    *,
-    keep_log_q: bool = True,
+    policy: StoppingPolicy, state: PolicyState, monitor: MonitorState, sizes: Sizes, *, keep_log_q: bool = True
 ) -> None:
     """Checks that a policy's functions return one answer per row and keep the shapes of their state.
 
@@ -116,11 +111,7 @@ def check_policy(
 
 
 def check_verifier(
-    verifier: Verifier,
-    state: VerifierState,
-    sizes: Sizes,
-    monitor: MonitorState = (),
-    draft: Draft | None = None,
+    verifier: Verifier, state: VerifierState, sizes: Sizes, monitor: MonitorState = (), draft: Draft | None = None
 ) -> None:
     """Checks that a verifier's functions accept a draft of the given shapes and return what `Verify` requires.
 

@@ -58,11 +58,7 @@ def build_labeller(
 
 
 def label_shard(
-    label: Callable[..., list[Labels]],
-    params: Params,
-    shard: Shard,
-    vocab_size: int,
-    dtype: Any = np.float16,
+    label: Callable[..., list[Labels]], params: Params, shard: Shard, vocab_size: int, dtype: Any = np.float16
 ) -> Shard:
     """The shard with labels and hidden states, old ones replaced. `dtype` is that of the log-probabilities."""
     texts = np.split(shard.tokens.astype(np.int32), shard.offsets[1:-1])

@@ -203,12 +203,7 @@ Cell = tuple[tuple[int, ...], bool]  # a prefix, and whether the cell is the res
 
 
 def _cells(
-    target: LanguageModel,
-    params: Params,
-    prompt: Sequence[int],
-    warp: Mapping[str, Any],
-    tokens: int,
-    branching: int,
+    target: LanguageModel, params: Params, prompt: Sequence[int], warp: Mapping[str, Any], tokens: int, branching: int
 ) -> dict[Cell, float]:
     """A partition of all sequences of `tokens` tokens, with the target's exact probabilities."""
     cells: dict[Cell, float] = {((), False): 1.0}

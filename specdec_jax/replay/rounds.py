@@ -249,13 +249,7 @@ def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:
 
 
 def _end(
-    policy: StoppingPolicy,
-    texts: Texts,
-    longest: int,
-    rows: Rows,
-    counts: Counts,
-    ends: Array,
-    context: RoundContext,
+    policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, counts: Counts, ends: Array, context: RoundContext
 ) -> tuple[Rows, Counts]:
     """Ends rounds: updates the policy, emits tokens and counts."""
     size = rows.at.shape[0]

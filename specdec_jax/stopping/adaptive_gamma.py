@@ -99,7 +99,4 @@ def _fit(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) ->
     evaluated, accepted = evaluated_positions(draft, result, state.root_entropy.shape[1])
     rejected = jnp.sum(evaluated & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
     roots = jnp.sum(jnp.where(evaluated, state.root_entropy, 0.0), axis=1)
-    return state._replace(
-        rejected=state.decay * state.rejected + rejected,
-        roots=state.decay * state.roots + roots,
-    )
+    return state._replace(rejected=state.decay * state.rejected + rejected, roots=state.decay * state.roots + roots)

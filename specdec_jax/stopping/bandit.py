@@ -48,11 +48,7 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     choices = np.asarray(lengths, np.int32)
 
     def init(
-        batch: int,
-        exploration: Any = 0.1,
-        warmup: Any = 8,
-        drafter_cost: Any = 0.1,
-        verification_cost: Any = 0.02,
+        batch: int, exploration: Any = 0.1, warmup: Any = 8, drafter_cost: Any = 0.1, verification_cost: Any = 0.02
     ) -> BanditState:
         return BanditState(
             arms=begin_arms(batch, len(choices), drafter_cost, verification_cost, exploration),

@@ -34,12 +34,7 @@ FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
 """Sizes for the first check of policies and verifiers, before models are read; only shapes are computed."""
 LENGTHS = (1, 3, 5, 7, 10)
 """Draft lengths for the first check of a user's functions; verifiers are also checked with an empty draft."""
-TYPES: dict[str, type] = {
-    "policy": StoppingPolicy,
-    "verifier": Verifier,
-    "drafter": Drafter,
-    "monitor": Monitor,
-}
+TYPES: dict[str, type] = {"policy": StoppingPolicy, "verifier": Verifier, "drafter": Drafter, "monitor": Monitor}
 WORDS = re.compile(r"\s*(?P<name>[^()]*\.py|\w+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
 CONSTANTS = {"true": True, "false": False, "none": None}
 

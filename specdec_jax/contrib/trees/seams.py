@@ -7,14 +7,7 @@ expanded, which gives them children. docs/combs.md describes both.
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from specdec_jax.types import (
-    Array,
-    Distribution,
-    PolicyState,
-    RoundContext,
-    StoppingPolicy,
-    Verifier,
-)
+from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy, Verifier
 
 
 class Children(NamedTuple):

@@ -7,17 +7,7 @@ import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.expansion import Expanded
 from specdec_jax.drafters.model import FED, at_end, next_of
-from specdec_jax.types import (
-    Array,
-    Distribution,
-    Drafted,
-    Drafter,
-    DraftModel,
-    Next,
-    Params,
-    RoundContext,
-    Source,
-)
+from specdec_jax.types import Array, Distribution, Drafted, Drafter, DraftModel, Next, Params, RoundContext, Source
 
 Predicted = tuple[Next, tuple[Distribution, ...], Any]
 

@@ -88,12 +88,7 @@ def _words(digits: str) -> str:
 
 
 GPT2, DIGIT_BY_DIGIT = "gpt-2", "digit by digit"
-PATTERNS = {
-    GPT2: None,
-    DIGIT_BY_DIGIT: r"\p{N}",
-    "llama 3": _words(r"\p{N}{1,3}"),
-    "qwen 2": _words(r"\p{N}"),
-}
+PATTERNS = {GPT2: None, DIGIT_BY_DIGIT: r"\p{N}", "llama 3": _words(r"\p{N}{1,3}"), "qwen 2": _words(r"\p{N}")}
 NAMES = {
     GPT2: ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "roberta-bpe"),
     DIGIT_BY_DIGIT: ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),

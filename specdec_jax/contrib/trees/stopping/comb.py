@@ -62,13 +62,7 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
 
     more: dict[str, Any] = {"expanded": expanded, "expand": expand} if expanded else {}
     return TreePolicy(
-        init,
-        begin_with_length,
-        proceed=proceed_to_length,
-        threshold=show_length,
-        siblings=most,
-        beside=beside,
-        **more,
+        init, begin_with_length, proceed=proceed_to_length, threshold=show_length, siblings=most, beside=beside, **more
     )
 
 
