@@ -2,7 +2,7 @@
 
 The bound (section 3, appendix B): the acceptance rate is one minus the total variation of drafter and target; Pinsker's
 inequality and the stable-entropy hypothesis give about `1 - sqrt(entropy_factor * H)`. Drafting stops when that is
-below lambda, which adapts to the observed acceptance rate (Algorithm 1). Choices that the paper leaves open:
+below lambda (`_thresholded.py`), which adapts to the acceptance rate (`_algorithm_1.py`). Left open by the paper:
 
 - entropy in nats, of the sampled distribution (after warping), or raw; at temperature 0 the raw one;
 - the running acceptance rate starts at the target acceptance rate, lambda at 0.7 (the paper sweeps 0.3 to 0.9);
