@@ -26,6 +26,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -38,7 +39,7 @@ from scipy import optimize, stats
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from experiments.lib.cells import markdown
+from experiments.lib.cells import NONE, markdown
 from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.options import check_least
 from experiments.lib.peer_processes import Failed
@@ -59,7 +60,7 @@ METHODS = {  # by engine, as its side calls them (experiments/lib/peer_sides)
 }
 LETTERS, LENGTH, PROMPT = "abcd", 4, (1, 2, 1, 3, 1, 2)  # a lookup has (1, 2) in the prompt
 GREEDY_LENGTH = 32
-EXTRA = 28  # tokens more of llama.cpp's programs, and tries: ending at once, they lose the last that they print, or all
+EXTRA = 28  # tokens, and tries: llama.cpp's programs may exit before all output is flushed
 SCALE = 3.0  # of the weights as initialised: tokens differ in probability, and none is rare
 NOISE = 1.0  # of the drafter's weights, relative to the target's: a quarter of its drafts is rejected
 LEVEL = 1e-4  # significance level of one test; a run has about twenty
@@ -89,7 +90,15 @@ class Audit(Sided):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 200, "samples")
-        check_least(self, 1, "greedy")
+        check_least(self, 1, "greedy", "threads")
+        if unknown := [name for name in self.only if name not in METHODS]:
+            raise ValueError(f"engines to audit are {', '.join(METHODS)}, got {unknown[0]!r}")
+        if sum(map(bool, (self.write is not None, self.url is not None, self.only))) > 1:
+            raise ValueError("--write, --url and --only exclude each other")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"--url begins with http:// or https://, got {self.url!r}")
+        if self.write is not None and (not self.write or Path(self.write).exists()):
+            raise ValueError(f"--write makes a new folder, got {self.write!r}")
 
 
 @exit_codes()
@@ -134,11 +143,15 @@ def audit(config: Audit, console: Console) -> int:
             folder.append(judged(entry, law))
             console.print(f"{engine} {method}: {verdict(folder.rows()[-1])}")
     rows = folder.rows()
-    publish(folder, f"{', '.join(versions())}; float32 on a CPU.\n\n{table(rows)}\n", console)
-    wrong = [f"{row['engine']} {row['method']}" for row in rows if row["biased"] != (row["method"] == CONTROL)]
-    for name in wrong:
-        console.print(f"{name}: {'not found to be biased' if CONTROL in name else 'biased'}", style="red")
-    return 1 if wrong else 0
+    about = (
+        f"{', '.join(versions())}; float32 on a CPU" if config.url is None else f"{config.url}, model {config.model}"
+    )
+    publish(folder, f"{about}.\n\n{table(rows)}\n", console)
+    wrong = [row for row in rows if row["biased"] != (row["method"] == CONTROL)]
+    for row in wrong:
+        state = "biased" if row["biased"] else "not shown to be biased"
+        console.print(f"{row['engine']} {row['method']}: {state}", style="red")
+    return 1 if wrong or all("error" in row for row in rows) else 0
 
 
 class Server:
@@ -159,9 +172,9 @@ class Server:
             posted = Request(self._url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
             with urlopen(posted, timeout=300) as answer:
                 text = json.load(answer)["choices"][0]["text"]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise Failed(f"no completions from {self._url}: {error}") from None
-        return {"tokens": [LETTERS.index(letter) for letter in text if letter in LETTERS]}
+            return {"tokens": [LETTERS.index(letter) for letter in text]}
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise Failed(f"no completions of {LETTERS} from {self._url}: {error}") from None
 
 
 def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
@@ -231,7 +244,7 @@ def greedy_gaps(model: LoadedModel, prompts: Sequence[Sequence[int]], texts: Seq
 def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
     """The entry of a method with the verdict."""
     if "error" in entry:
-        return entry | {"biased": entry["method"] == CONTROL}
+        return entry | {"biased": False}
     counts, gaps = np.array(entry["counts"], float), entry["gaps"]
     tests = []  # for prefixes of length 1, 2, ...: a bias is clearest where it occurs
     for length in range(1, LENGTH + 1):
@@ -278,9 +291,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if "error" not in row:
             test = f"{row['statistic']:.0f} / {row['degrees']} ({row['tokens']})", f"{row['p_value']:.2g}"
             greedy = [f"{sum(np.array(gaps) > 0)} of {len(gaps)} ({max(gaps):.2g})" for gaps in row["gaps"].values()]
-            figures = [f"{row['samples']:,}", *test, f"{row['seen_from']:.3f}", *greedy]
+            figures = [f"{row['samples']:,}", *test, f"{row['seen_from']:.3f}", *greedy, *[NONE] * (2 - len(greedy))]
         cells.append([f"{row['engine']} {row['method']}", *figures, verdict(row)])
-    heads = ["method", "samples", "chi-square / degrees (tokens)", "p", "seen from", "greedy, float32: differ (gap)"]
+    heads = ["method", "samples", "chi-square / degrees (tokens)", "p", "seen from", "greedy: differ (gap)"]
     return markdown([*heads, "bfloat16", "verdict"], cells)
 
 

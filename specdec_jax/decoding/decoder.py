@@ -191,7 +191,8 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
             cache, reads = filled.out_info
             drafter = jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source)
             compiling.append(pool.submit(drafter.compile))
-            if mesh_here() is None:  # on a mesh `run` depends on how the caches are sharded
+            committed = any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(params))
+            if mesh_here() is None and not committed:  # else `run` depends on where the caches are
                 ready = state._replace(target_cache=cache, drafter=drafter.out_info)
                 run = jitted["run"].lower(params, ready, np.int32(0), np.int32(len(prompts)))
                 compiling.append(pool.submit(run.compile))

@@ -35,8 +35,8 @@ def test_chance_is_no_bias_and_a_bias_is_found():
 
 def test_the_smallest_bias_that_is_promised_is_found_in_nine_of_ten_runs():
     shift = np.resize([1.0, -1.0], 256) * np.sqrt(audit.smallest_seen(255, audit.LEVEL / 4) / 100_000)
-    found = [audit.judged(entry(LAW * (1 + shift), 100_000, seed=seed), LAW)["biased"] for seed in range(60)]
-    assert 0.75 < np.mean(found) < 0.99
+    biased = [audit.judged(entry(LAW * (1 + shift), 100_000, seed=seed), LAW)["biased"] for seed in range(60)]
+    assert 0.75 < np.mean(biased) < 0.99
 
 
 def test_the_exact_law_and_greedy_gaps_are_those_of_the_weights_that_engines_load(tmp_path):
@@ -82,6 +82,8 @@ def test_an_audit_fails_where_the_control_is_not_found_out(tmp_path, monkeypatch
     assert audit.main(["--out", str(out), "--samples", "1000", "--greedy", "1"]) == code
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert [row["biased"] for row in rows] == [False, not code, False, False, False]
+    monkeypatch.setattr(audit, "METHODS", {"transformers": ("lookup",)})  # nothing could be audited
+    assert audit.main(["--out", str(tmp_path / "none"), "--samples", "200", "--greedy", "1"]) == 1
     assert "does not run: no / lookup" in (out / "table.md").read_text()
 
 
@@ -111,4 +113,23 @@ def test_a_server_of_the_written_target_is_audited(tmp_path, monkeypatch, capsys
     server.shutdown()
     server.server_close()
     assert audit.main([*options, "--out", str(tmp_path / "gone")]) == 2
-    assert "no completions from" in capsys.readouterr().err and not (tmp_path / "gone").exists()
+    assert "no completions of abcd from" in capsys.readouterr().err and not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--only", "specdec_jax"], "engines to audit are transformers, llama.cpp, vllm, got"),
+        (["--url", "http://localhost:1/v1", "--only", "vllm"], "exclude each other"),
+        (["--url", "file:///etc"], "begins with http"),
+        (["--url", "http://local host/v1"], "no completions of abcd"),
+        (["--write", "."], "makes a new folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, capsys, options, says):
+    try:
+        code = audit.main([*options, "--out", str(tmp_path / "run")])
+    except SystemExit as ended:  # of the command line's parser
+        code = ended.code
+    assert code == 2 and says in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert not (tmp_path / "run").exists()
