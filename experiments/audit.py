@@ -64,11 +64,7 @@ EXTRA = 28  # tokens, and tries: llama.cpp's programs may exit before all output
 SCALE = 3.0  # of the weights as initialised: tokens differ in probability, and none is rare
 NOISE = 1.0  # of the drafter's weights, relative to the target's: a quarter of its drafts is rejected
 LEVEL = 1e-4  # significance level of one test; a run has about twenty
-NEAR = {
-    "float32": 1e-2,
-    "bfloat16": 0.1,
-    "served": 0.1,
-}  # a gap of logits that rounding may turn over; llama.cpp caches float16
+NEAR = {"float32": 1e-2, "bfloat16": 0.1, "served": 0.1}  # gaps that rounding may turn; llama.cpp caches float16
 KINDS = {"float32": "F32", "bfloat16": "BF16"}  # GGUF's names
 
 
@@ -160,12 +156,13 @@ class Server:
     def __init__(self, url: str, model: str):
         self._url, self._model = url.rstrip("/") + "/completions", model
         try:
-            self.answer({"text": LETTERS, "new": 1, "temperature": 0.0, "seed": 0})
+            self.answer(None, {"text": LETTERS, "new": 1, "temperature": 0.0, "seed": 0})
         except Failed as error:
             raise ValueError(str(error)) from None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Decodes a request. Raises Failed."""
+    def answer(self, contender: Contender | None, request: dict[str, Any]) -> dict[str, Any]:
+        """Decodes a request as `Sides.answer`. Raises Failed."""
+        del contender  # the server has no modes
         fields = {"model": self._model, "prompt": request["text"], "max_tokens": request["new"]}
         fields |= {"temperature": request["temperature"], "seed": request["seed"]}
         try:
@@ -204,7 +201,7 @@ def answered(
     request = {"ids": list(prompt), "text": text, "new": count + more, "slots": 128, "untimed": True, **drawn}
     tokens: list[int] = []
     for _ in range(1 + more):
-        answer = sides.answer(request) if isinstance(sides, Server) else sides.answer(contender, request)
+        answer = sides.answer(contender, request)
         if "tokens" not in answer:  # printed text, of the speculative programs after the prompt
             printed = answer["text"] if contender.mode == "plain" else answer["text"].partition(text)[2]
             answer["tokens"] = [LETTERS.index(letter) for letter in printed if letter in LETTERS]

@@ -160,10 +160,10 @@ def placed(tree: Any) -> Any:
         jax.sharding.get_mesh()
     except ValueError:  # not available while JAX traces
         return by_rows(jax.tree.map(jax.numpy.array, tree))
-    mesh = mesh_here()
-    if mesh is None:  # `jax.numpy.array` compiles a program for every shape, `may_alias` is ignored for numpy arrays
-        copied = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
-        return jax.device_put(copied, may_alias=False)
+    # `jax.numpy.array` compiles a program for every shape, `may_alias` is ignored for numpy arrays
+    tree = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
+    if (mesh := mesh_here()) is None:
+        return jax.device_put(tree, may_alias=False)
     return jax.tree.map(lambda leaf: _put(leaf, sharding(mesh, leaf.shape, DATA)), tree)
 
 

@@ -53,10 +53,7 @@ class Decoder(NamedTuple):
     jitted: Mapping[str, Any]
 
     def num_programs(self, *names: str) -> int:
-        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend, run or step.
-
-        It grows when a call has to compile.
-        """
+        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend, run or step."""
         return sum(num_programs(self.jitted[name]) for name in names)
 
 
@@ -71,8 +68,7 @@ def default_widths(max_draft_length: int) -> tuple[int, ...]:
     Plain decoding has width 1. In float32 on a CPU that takes half the time of width 2; in bfloat16 they cost the same.
     """
     full = max_draft_length + 1
-    powers = [2**n for n in range(1, 31) if 2**n < full]
-    return (*powers, full)
+    return (*(2**n for n in range(1, 31) if 2**n < full), full)
 
 
 def widest_draft(policy: StoppingPolicy, max_draft_length: int) -> int:
@@ -161,30 +157,36 @@ def build_decoder(
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """The functions (begin, prefill, compile); begin returns a checked state without caches, and the source."""
-    checked = set()  # shapes for which `check_parts` passed
+    """The functions (begin, prefill, compile); begin returns a checked state without caches, source, reader."""
+
+    def shapes_of(*trees: Any) -> tuple[Any, ...]:
+        leaves, structure = jax.tree.flatten(trees)
+        return structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+    checked, compiled = set(), set()  # shapes for which `check_parts` passed, and those compiled in advance
 
     def begin(
         params: ModelParams, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]
-    ) -> tuple[DecodeState, Any]:
+    ) -> tuple[DecodeState, Any, Any]:
         state, source = fresh_request(parts, prompts, **options)
-        leaves, structure = jax.tree.flatten((state.policy, state.verifier, state.monitor))
-        signature = (len(prompts), structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves))
-        if signature not in checked:
+        shapes = len(prompts), shapes_of(state.policy, state.verifier, state.monitor)
+        if shapes not in checked:
             check_parts(parts, params, state, source)
-            checked.add(signature)
-        return placed((state, source))  # copies: `run` donates them, and a policy may still hold the originals
+            checked.add(shapes)
+        # copies: `run` donates them, and a policy may still hold the originals
+        return *placed((state, source)), params.drafter if parts.drafter.layers else None
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        state, source = begin(params, prompts, options)
-        reader = params.drafter if parts.drafter.layers else None
+        state, source, reader = begin(params, prompts, options)
         cache, reads = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
         drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, reads, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_all(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
-        state, source = begin(params, prompts, options)
-        reader = params.drafter if parts.drafter.layers else None
+        state, source, reader = begin(params, prompts, options)
+        if (shapes := shapes_of(params, state, source)) in compiled:
+            return
+        compiled.add(shapes)
         with ThreadPoolExecutor() as pool:  # a program compiles while the next one is traced
             filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
             compiling = [pool.submit(filled.compile)]
@@ -245,8 +247,8 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         batch = state.tokens.shape[0]
         if leave is not None and leave < 1:
             raise ValueError(f"run leaves when 1 or more rows are done, got {leave}")
-        limit = ALL_ROUNDS if rounds is None else rounds
-        return jitted["run"](params, state, np.int32(limit), np.int32(min(leave or batch, batch)))
+        rounds = ALL_ROUNDS if rounds is None else rounds
+        return jitted["run"](params, state, np.int32(rounds), np.int32(min(leave or batch, batch)))
 
     def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
         refuse_encoder(parts.target, "score")

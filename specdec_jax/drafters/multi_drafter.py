@@ -136,8 +136,7 @@ def multi_drafter(
 
         def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
             states, verified = list(state.states), drafted
-            memory = drafted.memory  # of the draft loop: of both sources, where `hand_over` gave a second one
-            memories = [memory] if len(joins) == 1 else [memory.first, memory.second]
+            memories = [drafted.memory] if len(joins) == 1 else [drafted.memory.first, drafted.memory.second]
             for indices, joined, memory in zip((lookups or with_model, with_model), joins, memories, strict=False):
                 after, verified = joined.close(verified._replace(memory=memory))
                 for index, part_state in zip(indices, after, strict=True):
