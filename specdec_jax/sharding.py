@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -151,8 +152,14 @@ def check_rows(batch: int) -> None:
         raise ValueError(f"a batch of {batch} rows cannot be divided over {DATA}={groups}: give a multiple of {groups}")
 
 
-def placed(tree: Any) -> Any:
-    """Copies host arrays [B, ...] to devices, with rows over `data`.
+def committed(tree: Any) -> Any:
+    """Sharding of an array committed to one device, or None. `run` compiles again for states placed elsewhere."""
+    arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer))
+    return next((leaf.sharding for leaf in arrays if leaf.committed and len(leaf.sharding.device_set) == 1), None)
+
+
+def placed(tree: Any, where: Any = None) -> Any:
+    """Copies host arrays [B, ...] to devices, with rows over `data`; without a mesh to the sharding `where`, if given.
 
     Inside a traced function (`jit`, `vmap`) the sharding is a constraint.
     """
@@ -163,7 +170,7 @@ def placed(tree: Any) -> Any:
     # `jax.numpy.array` compiles a program for every shape, `may_alias` is ignored for numpy arrays
     tree = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
     if (mesh := mesh_here()) is None:
-        return jax.device_put(tree, may_alias=False)
+        return jax.device_put(tree, where, may_alias=False)
     return jax.tree.map(lambda leaf: _put(leaf, sharding(mesh, leaf.shape, DATA)), tree)
 
 

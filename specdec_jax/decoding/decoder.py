@@ -25,7 +25,7 @@ from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_ro
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
 from specdec_jax.decoding.state import fresh_state
-from specdec_jax.sharding import by_rows, mesh_here, placed
+from specdec_jax.sharding import by_rows, committed, mesh_here, placed
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier, Warp
 
 ALL_ROUNDS = np.iinfo(np.int32).max
@@ -174,7 +174,7 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
             check_parts(parts, params, state, source)
             checked.add(shapes)
         # copies: `run` donates them, and a policy may still hold the originals
-        return *placed((state, source)), params.drafter if parts.drafter.layers else None
+        return *placed((state, source), committed(params)), params.drafter if parts.drafter.layers else None
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
         state, source, reader = begin(params, prompts, options)
@@ -193,9 +193,10 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
             cache, reads = filled.out_info
             drafter = jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source)
             compiling.append(pool.submit(drafter.compile))
-            committed = any(getattr(leaf, "committed", False) for leaf in jax.tree.leaves(params))
-            if mesh_here() is None and not committed:  # else `run` depends on where the caches are
+            if mesh_here() is None:  # else `run` depends on how the caches are sharded
+                there = functools.partial(jax.ShapeDtypeStruct, sharding=committed(params))
                 ready = state._replace(target_cache=cache, drafter=drafter.out_info)
+                ready = jax.tree.map(lambda leaf: there(leaf.shape, leaf.dtype), ready)
                 run = jitted["run"].lower(params, ready, np.int32(0), np.int32(len(prompts)))
                 compiling.append(pool.submit(run.compile))
         for program in compiling:

@@ -56,6 +56,19 @@ def test_a_sweep_over_every_number_compiles_once():
     assert compiled_programs(decoder) == {"prefill": 1, "run": 1}
 
 
+@pytest.mark.parametrize("commit", [False, True])
+def test_programs_compiled_in_advance_are_those_that_run(commit):
+    """Also with parameters committed to a device, as Orbax's are: with other states `run` would compile twice."""
+    decoder, params = tiny_pair(adaedl(), rejection())
+    params = jax.device_put(params, jax.devices()[0]) if commit else params
+    decoder.compile(params, [[1, 2, 3]], max_new_tokens=8)
+    state = decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: compiled.append(event))
+    jax.block_until_ready(decoder.run(params, decoder.run(params, state, rounds=1)))
+    assert not [event for event in compiled if "compile" in event]
+
+
 def test_buckets_are_few_and_hold_what_they_must():
     buckets = {slots_for(prompt, 64, 8) for prompt in range(1, 4000)}
     assert len(buckets) < 14
