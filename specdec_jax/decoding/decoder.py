@@ -194,9 +194,8 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
             drafter = jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source)
             compiling.append(pool.submit(drafter.compile))
             if mesh_here() is None:  # else `run` depends on how the caches are sharded
-                there = functools.partial(jax.ShapeDtypeStruct, sharding=committed(params))
-                ready = state._replace(target_cache=cache, drafter=drafter.out_info)
-                ready = jax.tree.map(lambda leaf: there(leaf.shape, leaf.dtype), ready)
+                ready, where = state._replace(target_cache=cache, drafter=drafter.out_info), committed(params)
+                ready = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), ready)
                 run = jitted["run"].lower(params, ready, np.int32(0), np.int32(len(prompts)))
                 compiling.append(pool.submit(run.compile))
         for program in compiling:

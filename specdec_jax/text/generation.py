@@ -16,7 +16,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.decoding.statistics import recorded_rounds, summarise
 from specdec_jax.loading import LoadedModel
-from specdec_jax.sharding import on_host, placed
+from specdec_jax.sharding import committed, on_host, placed
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.calibration import Calibration, calibration_of, check_calibration, hyperparameters_for, same_pass
 from specdec_jax.text.pair import Pair as Pair
@@ -310,4 +310,4 @@ def end_at_stops(pair: Pair, state: DecodeState, stops: Sequence[Sequence[str]])
         if stop and not done[row]:
             text = pair.target.tokenizer.decode(tokens[row, begin[row] : end[row]].tolist())
             done[row] = find_stop(text, stop) is not None
-    return state._replace(done=placed(done))
+    return state._replace(done=placed(done, committed(state.done)))
