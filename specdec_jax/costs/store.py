@@ -71,7 +71,7 @@ def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
-    here = device(), features(), jax.__version__, kernels.path()
+    here = device(), features(), jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
     identity = json.dumps([kind, shapes, *here], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
     return folder / f"{kind}-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"

@@ -1,7 +1,7 @@
 // Products of a few rows of bfloat16 with weights [columns, depth] in bfloat16 or int8, summed in float32.
 //
-// Weights are read once, in the order in which they lie in memory, whatever the number of rows: a pass over them takes
-// as long as reading them. The sum of an entry is taken in one order, which depends on the depth alone: a row's results
+// Weights are read once, in a few streams, each in the order in which it lies in memory, whatever the number of rows: a
+// pass over them takes as long as reading them, or as its arithmetic. The sum of an entry is taken in one order, which depends on the depth alone: a row's results
 // do not depend on the rows beside it. One file for every path; the flags it is compiled with choose: AMX, AVX-512 with
 // bfloat16, AVX-512, or AVX2 with FMA.
 #include <immintrin.h>
@@ -83,6 +83,7 @@ inline Lanes power_of_two(Lanes n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 inline void store(float* to, Lanes value) { _mm512_storeu_ps(to, value); }
+inline Lanes in_register(Lanes value) { return value; }
 #else
 using Lanes = __m256;
 constexpr size_t LANES = 8;
@@ -116,6 +117,10 @@ inline Lanes power_of_two(Lanes n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline void store(float* to, Lanes value) { _mm256_storeu_ps(to, value); }
+inline Lanes in_register(Lanes value) {  // else compilers load it again for each instruction that uses it
+  asm("" : "+x"(value));
+  return value;
+}
 #endif
 
 #ifdef __AMX_BF16__
@@ -310,21 +315,49 @@ constexpr int MOST_ROWS = 8;
 constexpr int COLUMNS[MOST_ROWS + 1] = {0, 8, 8, 6, 4, 4, 4, 3, 3};  // of a tile, by rows: at most 24 sums
 #else
 constexpr int MOST_ROWS = 6;
-constexpr int COLUMNS[MOST_ROWS + 1] = {0, 8, 4, 3, 3, 2, 2};  // of a tile, by rows: at most 12 sums of 16 registers
+constexpr int COLUMNS[MOST_ROWS + 1] = {0, 6, 4, 3, 3, 2, 2};  // of a tile, by rows: at most 12 sums of 16 registers
 #endif
 
-// How weights of a type are multiplied: `STEP` of the depth at a time, with inputs laid for it.
+// How weights of a type are multiplied: `STEP` of the depth at a time, in `PARTS` of one register, with inputs laid for
+// it.
 template <class W>
 struct By {
   using Input = float;
   using Weights = Lanes;
   static constexpr size_t STEP = LANES;
-  static Weights read(const W* from) { return to_lanes(from); }
-  static Lanes sum(Lanes sum, Weights w, const float* x) { return add(sum, w, load(x)); }
+  static constexpr int PARTS = 1;
+  template <int part, bool spare>
+  static Weights read(const W* from) {
+    return to_lanes(from);
+  }
+  static Lanes input(const float* x) { return in_register(load(x)); }
+  static Lanes sum(Lanes sum, Weights w, Lanes x) { return add(sum, w, x); }
   static void lay(const Bf16* from, size_t count, float* out) {
     for (size_t k = 0; k < up(count, STEP); k++) out[k] = k < count ? to_float(from[k]) : 0.0f;
   }
 };
+
+#ifndef __AVX512F__
+// Eight pairs of neighbours: the first of a pair is shifted up, the second has the first cleared below it, by a mask or,
+// where no register is `spare` for one, by two shifts. Half the instructions of widening.
+template <>
+struct By<Bf16> : By<int8_t> {
+  static constexpr size_t STEP = 2 * LANES;
+  static constexpr int PARTS = 2;
+  template <int part, bool spare>
+  static Weights read(const Bf16* from) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    if (part == 0) return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    if (spare) return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(pairs, 16), 16));
+  }
+  static void lay(const Bf16* from, size_t count, float* out) {
+    for (size_t k = 0; k < up(count, STEP); k++) {
+      out[k / STEP * STEP + k % 2 * LANES + k % STEP / 2] = k < count ? to_float(from[k]) : 0.0f;
+    }
+  }
+};
+#endif
 
 #ifdef __AVX512BF16__
 template <>
@@ -332,10 +365,13 @@ struct By<Bf16> {
   using Input = Bf16;
   using Weights = __m512bh;
   static constexpr size_t STEP = 32;
-  static Weights read(const Bf16* from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); }
-  static Lanes sum(Lanes sum, Weights w, const Bf16* x) {
-    return _mm512_dpbf16_ps(sum, w, reinterpret_cast<__m512bh>(_mm512_loadu_si512(x)));
+  static constexpr int PARTS = 1;
+  template <int part, bool spare>
+  static Weights read(const Bf16* from) {
+    return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from));
   }
+  static __m512bh input(const Bf16* x) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(x)); }
+  static Lanes sum(Lanes sum, Weights w, __m512bh x) { return _mm512_dpbf16_ps(sum, w, x); }
   static void lay(const Bf16* from, size_t count, Bf16* out) {
     memcpy(out, from, count * sizeof(Bf16));
     memset(out + count, 0, (up(count, STEP) - count) * sizeof(Bf16));
@@ -344,9 +380,25 @@ struct By<Bf16> {
 #endif
 
 constexpr size_t UNIT = 24;  // columns of a group, a multiple of every tile's: threads cut between groups
+constexpr size_t AHEAD = 512;  // bytes of a stream of weights that are fetched in advance
 
-template <class W, int ROWS, int COLUMNS, bool AHEAD>
-inline void tile(const Product& p, size_t column, size_t row) {
+// Adds the products of a step of x with COLUMNS columns of weights, `apart` entries apart.
+template <class W, int ROWS, int COLUMNS, int part = 0>
+inline void add_step(Lanes (&sums)[COLUMNS][ROWS], const W* weights, size_t apart, const typename By<W>::Input* x, size_t stride) {
+  using How = By<W>;
+  constexpr bool spare = ROWS * COLUMNS + COLUMNS < 14;  // of 16 registers, with one for x
+  typename How::Weights w[COLUMNS];
+  for (int c = 0; c < COLUMNS; c++) w[c] = How::template read<part, spare>(weights + c * apart);
+  for (int r = 0; r < ROWS; r++) {
+    const auto input = How::input(x + r * stride + part * LANES);
+    for (int c = 0; c < COLUMNS; c++) sums[c][r] = How::sum(sums[c][r], w[c], input);
+  }
+  if constexpr (part + 1 < How::PARTS) add_step<W, ROWS, COLUMNS, part + 1>(sums, weights, apart, x, stride);
+}
+
+// COLUMNS columns, `apart` columns apart from `column` on. The next tile continues each of their streams.
+template <class W, int ROWS, int COLUMNS>
+inline void tile(const Product& p, size_t column, size_t apart, size_t row) {
   using How = By<W>;
   const size_t stride = up(p.depth, How::STEP), whole = p.depth / How::STEP * How::STEP;
   const W* weights = static_cast<const W*>(p.weights) + column * p.depth;
@@ -355,37 +407,31 @@ inline void tile(const Product& p, size_t column, size_t row) {
   for (int c = 0; c < COLUMNS; c++)
     for (int r = 0; r < ROWS; r++) sums[c][r] = zero();
   for (size_t k = 0; k < whole; k += How::STEP) {
-    typename How::Weights w[COLUMNS];
-    for (int c = 0; c < COLUMNS; c++) w[c] = How::read(weights + c * p.depth + k);
-    if (AHEAD) {  // a share of the next tile's weights, which follow in memory
-      const char* next = reinterpret_cast<const char*>(weights + COLUMNS * (p.depth + k));
-      for (size_t i = 0; i < COLUMNS * How::STEP * sizeof(W); i += 64) _mm_prefetch(next + i, _MM_HINT_T0);
+    for (int c = 0; c < COLUMNS; c++) {
+      _mm_prefetch(reinterpret_cast<const char*>(weights + c * apart * p.depth + k) + AHEAD, _MM_HINT_T0);
     }
-    for (int r = 0; r < ROWS; r++)
-      for (int c = 0; c < COLUMNS; c++) sums[c][r] = How::sum(sums[c][r], w[c], x + r * stride + k);
+    add_step<W, ROWS, COLUMNS>(sums, weights + k, apart * p.depth, x + k, stride);
   }
   if (whole < p.depth) {
+    W rest[COLUMNS][How::STEP] = {};
     for (int c = 0; c < COLUMNS; c++) {
-      W rest[How::STEP] = {};
-      memcpy(rest, weights + c * p.depth + whole, (p.depth - whole) * sizeof(W));
-      const typename How::Weights w = How::read(rest);
-      for (int r = 0; r < ROWS; r++) sums[c][r] = How::sum(sums[c][r], w, x + r * stride + whole);
+      memcpy(rest[c], weights + c * apart * p.depth + whole, (p.depth - whole) * sizeof(W));
     }
+    add_step<W, ROWS, COLUMNS>(sums, rest[0], How::STEP, x + whole, stride);
   }
   for (int c = 0; c < COLUMNS; c++) {
-    const float scale = p.scale ? p.scale[column + c] : 1.0f;
-    for (int r = 0; r < ROWS; r++) p.out[(row + r) * p.columns + column + c] = total(sums[c][r]) * scale;
+    const size_t at = column + c * apart;
+    const float scale = p.scale ? p.scale[at] : 1.0f;
+    for (int r = 0; r < ROWS; r++) p.out[(row + r) * p.columns + at] = total(sums[c][r]) * scale;
   }
 }
 
 template <class W, int ROWS>
 void group(const Product& p, size_t begin, size_t end, size_t row) {
   constexpr int WIDE = COLUMNS[ROWS];
-  size_t column = begin;
-  for (; column + WIDE <= end; column += WIDE) {
-    row ? tile<W, ROWS, WIDE, false>(p, column, row) : tile<W, ROWS, WIDE, true>(p, column, row);
-  }
-  for (; column < end; column++) tile<W, ROWS, 1, false>(p, column, row);
+  const size_t apart = (end - begin) / WIDE;
+  for (size_t i = 0; i < apart; i++) tile<W, ROWS, WIDE>(p, begin + i, apart, row);
+  for (size_t column = begin + apart * WIDE; column < end; column++) tile<W, ROWS, 1>(p, column, 1, row);
 }
 
 template <class W, int ROWS = MOST_ROWS>
@@ -396,6 +442,7 @@ void rows(const Product& p, size_t begin, size_t end, size_t row, size_t count) 
 
 template <class W>
 void multiply(const Product& p, size_t begin, size_t end) {
+  if (p.rows <= MOST_ROWS) return rows<W>(p, begin, end, 0, p.rows);
   const size_t tiles = up(p.rows, MOST_ROWS) / MOST_ROWS, each = up(p.rows, tiles) / tiles;  // of rows, about equal
   for (size_t column = begin; column < end; column += UNIT) {
     const size_t last = std::min(column + UNIT, end);

@@ -19,6 +19,7 @@ from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.step_cost import Cost
 from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.kernels import compiled
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text import generation
 from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
@@ -111,7 +112,7 @@ def test_in_a_batch_cache_slots_cost_time_and_rules_get_it(measuring, capsys):
         assert costs_for(survival(), pair.costs.at(slots)._replace(batch=1), 9) == together
 
 
-def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch):
+def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch, tmp_path):
     target, drafter = tiny_pair()
     measured(target, drafter)
     measured(drafter, drafter)
@@ -121,7 +122,10 @@ def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuri
     measured(target, drafter)
     monkeypatch.setattr(jax, "__version__", "99.0")
     measured(target, drafter)
-    assert len(measuring) == 5
+    (tmp_path / "products.cc").write_text("other products of few rows")
+    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "products.cc")
+    measured(target, drafter)
+    assert len(measuring) == 6
 
 
 def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
