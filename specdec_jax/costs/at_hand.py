@@ -139,7 +139,7 @@ def _measure(
         options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
         policy = static(draft_length=DRAFTS)
         programs["drafter"] = draft_round(by_model, drafter.params, policy, **options)
-        per["drafter"] = DRAFTS
+        per["drafter"] = 1 if by_model.one_pass else DRAFTS
     about = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
 
     def table() -> CostModel:

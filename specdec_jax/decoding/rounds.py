@@ -276,7 +276,7 @@ def measure_round(
         accepted=jnp.minimum(accepted, emitted),
         emitted=emitted,
         drafter_passes=drafted.passes,
-        discarded=jnp.where(drafted.passes > 0, drafted.passes - drafted.length, 0),
+        discarded=jnp.maximum(jnp.where(drafted.passes > 0, drafted.passes - drafted.length, 0), 0),
         width=jnp.broadcast_to(width, emitted.shape),
         entropy=drafted.entropy,
         max_prob=drafted.max_prob,

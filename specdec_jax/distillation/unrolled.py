@@ -4,7 +4,8 @@ In drafting only the first position of a round reads the target; later ones use 
 covers both: step 1 reads the target at every position, and step j uses the states of step j - 1 at the previous
 position. In step j position t corresponds to the j-th draft of a round: it attends to the keys of step 1 up to
 t - j + 1, and to those of steps 2 to j at the last j - 1 positions including itself, as in the cache. Source:
-EAGLE-3 (arXiv 2503.01840, section 3.1, training-time test).
+EAGLE-3 (arXiv 2503.01840, section 3.1, training-time test). The drafter's family gives the input of later steps
+(`later_input`): drafters of blocks (contrib/block) have masks there instead of tokens and states.
 """
 
 import math
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 
 from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
+from specdec_jax.loading.families import family_of
 from specdec_jax.models import attention, layers
 from specdec_jax.models.rope import rope, rotate
 from specdec_jax.types import Array, Params
@@ -55,30 +57,35 @@ class _Keys(NamedTuple):
 
 
 def unrolled(config: LlamaReadingConfig, params: Params, texts: Texts, unroll: Unroll, dtype: Any) -> list[Array]:
-    """Last hidden states of each step, float32: [R, T, D] for the first, for later ones only the first rows.
+    """What the head multiplies in each step, float32: [R, T, D] for the first, for later ones only the first rows.
 
     A position belongs to step j only if at least j - 1 positions of its conversation precede it.
     """
+    family: Any = family_of(config)
     cos_sin = rope(config, texts.positions)
     behind = (texts.positions > 0)[..., None]
     embedded = params["embedding"].astype(dtype)[texts.tokens].astype(jnp.float32)
     added = llama_reading.read(params, texts.hidden, config.rms_norm_eps, dtype)
+    added = jnp.where(behind, added, 0.0)
+    first = hidden = embedded, added
     seen: list[list[_Keys]] = [[] for _ in range(config.num_hidden_layers)]
     inputs = []
     few = unroll.rows(texts.tokens.shape[0])
     for step in range(unroll.steps):
         if step == 1:
-            texts, embedded, behind, cos_sin, seen, added = jax.tree.map(
-                lambda leaf: leaf[:few], (texts, embedded, behind, cos_sin, seen, added)
+            texts, first, hidden, behind, cos_sin, seen = jax.tree.map(
+                lambda leaf: leaf[:few], (texts, first, hidden, behind, cos_sin, seen)
             )
+        if step:
+            embedded, added = family.later_input(config, params, first, hidden, step, dtype)
         early, late = jnp.split(jnp.where(behind, added, 0.0), 2, axis=-1)
         x = embedded + early
         for index, earlier in enumerate(seen):
             x, now = _layer(config, dtype, params[f"layer_{index}"], x, earlier, texts, cos_sin)
             earlier.append(now)
         last = layers.RMSNorm(config.rms_norm_eps, dtype).apply({"params": params["norm"]}, x)
-        inputs.append(llama_reading.merged(params, jnp.asarray(last), late, dtype))
-        added = jnp.pad(llama_reading.stand_in(params, inputs[-1], dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        hidden = llama_reading.merged(params, jnp.asarray(last), late, dtype)
+        inputs.append(family.head_input(params, hidden, texts.tokens, step))
     return inputs
 
 

@@ -6,18 +6,17 @@ import pkgutil
 from types import ModuleType
 from typing import Any
 
-from specdec_jax import models
-from specdec_jax.drafters import draft_models
 from specdec_jax.strategy import nearest
 
-FOLDERS = models, draft_models
+FOLDERS = "specdec_jax.models", "specdec_jax.drafters.draft_models", "specdec_jax.contrib.block"
+"""The packages that are searched; that of contrib is imported on lookup."""
 NEEDED = ("language_model", "parameter_table", "params_from_named", "named_from_params", "init_params")
 
 
 def family(model_type: Any) -> ModuleType:
     """`specdec_jax.models.<model_type>`. Raises ValueError naming the type and the supported ones."""
     name = str(model_type).replace("-", "_")
-    files = [f"{folder.__name__}.{name}" for folder in FOLDERS] if name.isidentifier() else []
+    files = [f"{folder}.{name}" for folder in FOLDERS] if name.isidentifier() else []
     module = next((importlib.import_module(file) for file in files if importlib.util.find_spec(file)), None)
     if module is not None and _is_family(module):
         return module
@@ -50,5 +49,6 @@ def _is_family(module: ModuleType) -> bool:
 
 def family_names() -> list[str]:
     """All supported model_types."""
-    files = [f"{folder.__name__}.{info.name}" for folder in FOLDERS for info in pkgutil.iter_modules(folder.__path__)]
+    paths = [(folder, importlib.import_module(folder).__path__) for folder in FOLDERS]
+    files = [f"{folder}.{info.name}" for folder, path in paths for info in pkgutil.iter_modules(path)]
     return sorted(name.rpartition(".")[2] for name in files if _is_family(importlib.import_module(name)))

@@ -22,12 +22,20 @@ def token_probability(distribution: Distribution, token: Array, context: RoundCo
 
 
 def relative_drafter_cost(context: RoundContext) -> Array:
-    """[B] float32, cost of a pass of this round's drafter relative to the first drafter model (`drafter_cost`)."""
-    return (
-        jnp.ones(context.length.shape, jnp.float32)
-        if context.relative_drafter_cost is None
-        else context.relative_drafter_cost
-    )
+    """[B] float32, cost of a prediction of this round's drafter in passes of the first drafter model (`drafter_cost`).
+
+    Where a round's first prediction costs more (`opening_cost`) it is that of each later one.
+    """
+    cost = context.relative_drafter_cost
+    if cost is None:
+        return jnp.ones(context.length.shape, jnp.float32)
+    return cost if cost.ndim == 1 else cost[:, 1]
+
+
+def opening_cost(context: RoundContext) -> Array | float:
+    """[B] float32, what a round's first prediction costs in addition, in the same unit; 0.0 if all cost the same."""
+    cost = context.relative_drafter_cost
+    return 0.0 if cost is None or cost.ndim == 1 else cost[:, 0] - cost[:, 1]
 
 
 def remember(buffer: Array, position: Array, value: Array) -> Array:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.stopping._readings import relative_drafter_cost
+from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
 from specdec_jax.stopping._survival_state import SurvivalState, rate_of, time_of
 from specdec_jax.types import Array, RoundContext
 
@@ -49,7 +49,9 @@ def _time(state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
     count = further(ahead)
     wider = time_of(state, ahead.drafted[:, None] + count) - time_of(state, ahead.drafted[:, None])
     cost = state.settings.drafter_cost * relative_drafter_cost(context)
-    return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider
+    opens = (ahead.drafted == 0) & (ahead.paid == 0)
+    opening = state.settings.drafter_cost * jnp.where(opens, opening_cost(context), 0.0)
+    return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + opening[:, None] + wider
 
 
 def best_within(net: Array, ahead: Ahead, context: RoundContext) -> Array:

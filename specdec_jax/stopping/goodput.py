@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._defaults import proceed_to_length, show_length
-from specdec_jax.stopping._readings import relative_drafter_cost
+from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -73,7 +73,8 @@ def goodput(most: int = 16) -> StoppingPolicy:
         )
 
     def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
-        state = state._replace(draft_length=_best_length(state, relative_drafter_cost(context), most))
+        opening = state.drafter_cost * opening_cost(context)
+        state = state._replace(draft_length=_best_length(state, relative_drafter_cost(context), opening, most))
         return state.draft_length > 0, state
 
     return StoppingPolicy(init, begin, proceed=proceed_to_length, update=_update, threshold=show_length)
@@ -85,13 +86,17 @@ def acceptance(state: GoodputState) -> Array:
     return (prior + state.accepted) / (state.prior_weight + state.evaluated)
 
 
-def _best_length(state: GoodputState, passes: Array, longest: int) -> Array:
-    """The first k in least..most with the largest E(k) / T(k), [B] int32; a pass costs `passes` [B] * drafter_cost."""
+def _best_length(state: GoodputState, passes: Array, opening: Array, longest: int) -> Array:
+    """The first k in least..most with the largest E(k) / T(k), [B] int32.
+
+    A pass costs `passes` [B] * drafter_cost, the first one `opening` [B] more, in target passes.
+    """
     k = jnp.arange(longest + 1, dtype=jnp.float32)[None, :]
     # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
     tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
     cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
-    value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / (1.0 + cost * k), -jnp.inf)
+    time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
+    value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
     return jnp.argmax(value, axis=1).astype(jnp.int32)
 
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import host, per_row, vector_per_row
-from specdec_jax.stopping._readings import relative_drafter_cost, remember
+from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
     HORIZON,
@@ -156,7 +156,7 @@ def survival_with(
             logit=logit,
             predicted=remember(state.predicted, drafted, chance),
             levels=remember(state.levels, drafted, level),
-            passes=state.passes + relative_drafter_cost(context),
+            passes=state.passes + relative_drafter_cost(context) + jnp.where(drafted == 0, opening_cost(context), 0.0),
         )
         return gain(state, after_distribution(state, chance, level, drafted), context) > 0, state
 

@@ -261,7 +261,7 @@ class Source(NamedTuple):
     predict: Predict
     keep: Keep
     close: Callable[[Drafted], tuple[DrafterState, Drafted]]  # the drafter's state after the loop, the draft to verify
-    cost: Array | float = 1.0  # [B] float32, of a prediction, in passes of the first drafter model; 0: a lookup
+    cost: Array | float | tuple[float, float] = 1.0  # [B], of a prediction, in passes; 0: a lookup; (first, later) ones
     chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn, so q is one-hot
     drafter_id: Array | int = 0  # [B] int32 or one for all
     otherwise: Callable[[Array], "Source"] | None = None  # rows [B] bool without drafts -> the source to use there
@@ -305,6 +305,7 @@ class Drafter(Strategy):
     """A source for each round's draft loop, and the state kept between rounds."""
 
     drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` is for scores and traces only
+    one_pass: ClassVar[bool] = False  # True, in a subclass: the pass of a round's first prediction serves all of them
     init: InitDrafter
     source: OpenSource
     commit: Commit | CommitSeen

@@ -98,7 +98,7 @@ class RoundContext(NamedTuple):
     policy_seed: Array  # [B] uint32, for rules that draw random numbers (sampling.policy_uniforms)
     warp: Warp
     monitor: MonitorState  # as of the round before
-    relative_drafter_cost: Array | None = None  # [B] float32, the source's `cost`
+    relative_drafter_cost: Array | None = None  # [B] float32, the source's `cost`; [B, 2] for a pair
 
     @property
     def seed(self) -> Array:

@@ -25,7 +25,7 @@ from specdec_jax.verification import rejection
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
 
-KEPT = {"positions", "scale", "bias"}
+KEPT = {"positions", "scale", "bias", "mask"}
 """Last names of what is never int8, whatever its axes; and routers."""
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._readings import relative_drafter_cost
+from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
 from specdec_jax.stopping.survival import verification_per_row
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
@@ -64,7 +64,8 @@ def dspark() -> StoppingPolicy:
         state: DSparkState, distribution: Distribution, drafted: Array, context: RoundContext
     ) -> tuple[Array, DSparkState]:
         confidence = distribution.max_prob.astype(jnp.float32) ** state.exponent
-        time = state.time + state.drafter_cost * relative_drafter_cost(context)
+        opening = jnp.where(drafted == 0, opening_cost(context), 0.0)
+        time = state.time + state.drafter_cost * (relative_drafter_cost(context) + opening)
         state = state._replace(confidence=confidence, time=time)
         return _pays(state, drafted, context, paid=1), state
 

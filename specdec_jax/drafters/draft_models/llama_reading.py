@@ -98,6 +98,35 @@ def stand_in(params: Params, hidden: Array, dtype: Any) -> Array:
     return jnp.concatenate([added, jnp.zeros_like(added)], axis=-1)
 
 
+def later_input(
+    config: LlamaReadingConfig, params: Params, first: tuple[Array, Array], hidden: Array, step: int, dtype: Any
+) -> tuple[Array, Array]:
+    """What training feeds for later drafts of a round (distillation/unrolled.py).
+
+    Args:
+        first: the embeddings [R, T, D] and features [R, T, P] of first drafts, which read the target.
+        hidden: last hidden states [R, T, D] of the drafts before.
+        step: number of drafts before, 1 or more.
+
+    Returns:
+        Embeddings and features of the positions at which the tokens are known up to the draft before.
+    """
+    del config, step
+    return first[0], jnp.pad(stand_in(params, hidden, dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+
+
+def head_rows(params: Params, rows: Array, tokens: Array) -> Array:
+    """The matrix by which training multiplies `head_input`, from the head's rows [C, D] of tokens [C]."""
+    del params, tokens
+    return rows
+
+
+def head_input(params: Params, hidden: Array, tokens: Array, step: int) -> Array:
+    """What training multiplies with `head_rows`: last hidden states [R, T, D] after tokens [R, T], in step `step`."""
+    del params, tokens, step
+    return hidden
+
+
 def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> DraftModel:
     """The model. It drafts for its target by `reading`; `apply` raises ValueError."""
     base = llama.language_model(config, dtype)

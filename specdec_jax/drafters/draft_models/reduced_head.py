@@ -69,6 +69,7 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftMod
     """
     head, last = model.hidden, model.hidden.last
     reading: Any = DraftModel.of(model).reading
+    drafts = DraftModel.of(model).draft_with
     if last is None:
         reduced = DraftModel.of(model).head is not None
         raise ValueError("its head is reduced already" if reduced else "this model does not offer its head apart")
@@ -105,7 +106,7 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftMod
         )
     )
     reduced = ReducedHead(note, few, token_of, spread)
-    return DraftModel(init_cache, apply, with_length, model.spec, head=reduced, reading=reads)
+    return DraftModel(init_cache, apply, with_length, model.spec, head=reduced, reading=reads, draft_with=drafts)
 
 
 def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCache:
