@@ -1,6 +1,7 @@
 """Stage 4 of a distillation: the drafter is judged along the target's own answers, and exported."""
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -9,7 +10,8 @@ from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from experiments.lib.distill_train import as_model, initial_state
+from experiments.lib.cells import markdown
+from experiments.lib.distill_train import as_model, by_draft, initial_state
 from experiments.lib.judged import as_json, encoded, figures_along, report, step_cost, task_of, written
 from experiments.lib.options import LoadedPair
 from experiments.lib.prompts import every_nth, load_prompts
@@ -18,7 +20,8 @@ from experiments.lib.terminal import Whole
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.exporting import export, model_card
 from specdec_jax.distillation.shards import ShardFolder
-from specdec_jax.loading import LoadedModel
+from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
+from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.metrics.acceptance import TaskFigures
 
 
@@ -35,7 +38,7 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
         for path in config.judge
         for temperature in config.judge_temperatures
     }
-    table = report(figures, cost["ratio"])
+    table = report(figures, cost["ratio"]) + drafts_table(config, folder, target, drafter)
     write_text(where / "table.md", table)
     plain = {name: {task: as_json(entry) for task, entry in tasks.items()} for name, tasks in figures.items()}
     write_text(where / "judgement.json", json.dumps({"step": step, "cost": cost, "figures": plain}, indent=2) + "\n")
@@ -57,6 +60,23 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
         export(folder / name, *model, card=model_card(fields), formats=(form,), overwrite=True)
     console.print(Whole(table))
     console.print(f"Written to {where}/ and {folder / 'drafter'}/")
+
+
+def drafts_table(config: DistillConfig, folder: Path, target: LoadedModel, drafter: LoadedModel) -> str:
+    """A table of each draft of a round along the text held out, next to the drafter that training started from."""
+    if not config.shape.reads:
+        return ""
+    models = {config.name: drafter}
+    if config.start_from is not None:
+        models[config.start_from] = load_model(config.start_from, dtype=config.dtype, share_from=math.inf)
+    lines = []
+    for name, model in models.items():
+        if isinstance(model.config, LlamaReadingConfig):
+            drafts = by_draft(config, folder, target, model.config, model.params)
+            for figure in ("agreement", "acceptance"):
+                lines.append([name, figure, *(f"{each[figure]:.3f}" for each in drafts)])
+    heads = ["drafter", "held out, by draft", *map(str, range(1, config.unroll.steps + 1))]
+    return "\n" + markdown(heads, lines) + "\n"
 
 
 def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[LoadedModel, int]:

@@ -1,5 +1,6 @@
 """Stage 3 of a distillation: the drafter learns the target's distributions."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -17,12 +18,14 @@ from configs.base_distillation import DistillConfig
 from experiments.lib.distill_write import bar, layers_of
 from experiments.lib.plots import panels
 from experiments.lib.run_folder import environment, write_text
+from specdec_jax.contrib.block.llama_block import LlamaBlockConfig, block_config, with_block
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import TrainState, build_step, build_validation, init_state, judged_params
+from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.distillation.writing import check_layers
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig, reading_config, with_reading
 from specdec_jax.loading import LoadedModel, load_model
@@ -35,6 +38,9 @@ from specdec_jax.text.json_lines import json_lines
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "chunk", "dtype", "seed")
+
+
+Figures = dict[str, float]
 
 
 class Begun(NamedTuple):
@@ -154,6 +160,12 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
             )
         drafter = reading_config(drafter, config.shape.reads, target.model.hidden.width)
         params = with_reading(drafter, params, jnp.float32, config.seed)
+    if config.shape.block:
+        if not isinstance(drafter, LlamaBlockConfig):
+            drafter = block_config(drafter, config.shape.block)
+            params = with_block(drafter, params, jnp.float32)
+        if config.unroll.steps > drafter.block_size:
+            raise ValueError(f"unroll.steps is {config.unroll.steps}, and a block has {drafter.block_size} tokens")
     return init_state(params, config.schedule), drafter
 
 
@@ -173,17 +185,37 @@ def curve(where: Path) -> Figure:
 
 
 def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, batches: list[Batch]) -> Any:
-    settings, target_params = _settings(config, target)
-    measure = build_validation(drafter, config.loss, **settings)
+    measure = _by_draft(config, target, drafter, batches, config.unroll)
 
     def validate(state: TrainState) -> dict[str, float]:
-        sums = [measure(judged_params(state), batch, target_params) for batch in batches]
-        first, last = (jax.tree.map(lambda *leaves: float(np.sum(leaves)), *some) for some in zip(*sums, strict=True))
-        names = ("loss", "agreement", "acceptance", "surprise")
-        means = {f"validation_{name}": getattr(first, name) / first.weight for name in names}
-        return means | {"validation_last_agreement": last.agreement / last.weight}
+        first, *later = measure(judged_params(state))
+        means = {f"validation_{name}": value for name, value in first.items()}
+        return means | {"validation_last_agreement": (later or [first])[-1]["agreement"]}
 
     return validate
+
+
+def by_draft(config: DistillConfig, folder: Path, target: LoadedModel, drafter: Any, params: Any) -> list[Figures]:
+    """Figures of each draft of a round along the text held out, if the drafts before it were accepted."""
+    _, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
+    if held_out is None:
+        return []
+    order, unroll = BatchOrder(held_out, config.packing, 0), Unroll(config.unroll.steps, 1.0)
+    batches = [order.at(i) for i in range(VALIDATION_BATCHES)]
+    return _by_draft(config, target, drafter, batches, unroll)(params)
+
+
+def _by_draft(config: DistillConfig, target: LoadedModel, drafter: Any, batches: list[Batch], unroll: Unroll) -> Any:
+    settings, target_params = _settings(dataclasses.replace(config, unroll=unroll), target)
+    measure = build_validation(drafter, config.loss, **settings)
+
+    def figures(params: Any) -> list[Figures]:
+        sums = zip(*[measure(params, batch, target_params) for batch in batches], strict=True)
+        whole = [jax.tree.map(lambda *leaves: float(np.sum(leaves)), *each) for each in sums]
+        names = ("loss", "agreement", "acceptance", "surprise")
+        return [{name: getattr(each, name) / each.weight for name in names} for each in whole]
+
+    return figures
 
 
 def _write_settings(where: Path, config: DistillConfig) -> None:

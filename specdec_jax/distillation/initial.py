@@ -40,12 +40,15 @@ class Shape:
     init: str = "projection"
     rope_theta: float | None = None  # for families with rotary positions; None: the target's
     reads: tuple[int, ...] = ()  # layers of the target whose hidden states the drafter reads
+    block: int = 0  # tokens that a drafter that reads drafts in one pass (contrib/block); 0: one
     family: str = LLAMA
 
     def __post_init__(self):
         for name in ("layers", "width", "heads", "kv_heads", "head_dim", "hidden"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of a drafter must be positive, got {getattr(self, name)!r}")
+        if self.block and (self.block < 2 or not self.reads):
+            raise ValueError(f"a block has two tokens or more, of a drafter that reads (reads), got {self.block!r}")
         if self.init not in KINDS:
             raise ValueError(f"unknown initialisation {self.init!r}; there are {', '.join(KINDS)}")
         family(self.family)

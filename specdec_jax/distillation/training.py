@@ -162,7 +162,8 @@ def build_step(
     def step(state: TrainState, batch: Batch, target_params: Params = None) -> tuple[TrainState, Metrics]:
         if (target is None) != (target_params is None):
             raise ValueError("a step with a target needs its target_params, and one without takes none")
-        (value, (sums, last)), gradient = gradient_of(state.params, batch, target_params)
+        (value, (sums, *later)), gradient = gradient_of(state.params, batch, target_params)
+        last = later[-1] if later else sums
         updates, inner = update.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
         average = state.average
@@ -180,8 +181,8 @@ def build_step(
 
 def _objective(
     config: Any, loss: Loss, dtype: Any, chunk: int, unroll: Unroll, target: LanguageModel | None
-) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
-    """(mean loss, sums of the first and the last unrolled step); on a mesh the contributions of a device's rows."""
+) -> Callable[..., tuple[Array, tuple[Sums, ...]]]:
+    """(mean loss, sums of each unrolled step); on a mesh the contributions of a device's rows."""
     axis = None if mesh_here() is None else DATA
     head_loss = build_head_loss(loss, chunk=chunk, dtype=dtype, axis=axis, cap=config.logit_cap)
     head = "embedding" if config.tie_word_embeddings else "head"
@@ -189,14 +190,14 @@ def _objective(
         return _reading_objective(config, head_loss, head, dtype, unroll, _teacher(target, config.target_layers))
     model, teach = stack(config, dtype), _teacher(target, ())
 
-    def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, Sums]]:
+    def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, ...]]:
         labels, _ = teach(target_params, batch)
         hidden, _ = model.apply(
             {"params": params}, batch.tokens, None, batch.positions, _same_segment(batch), head=False
         )
         hidden = hidden.reshape(-1, hidden.shape[-1])
         value, sums = head_loss(hidden, params[head][batch.candidates], batch.correction, labels)
-        return value, (sums, sums)
+        return value, (sums,)
 
     return objective
 
@@ -229,15 +230,17 @@ def _reading_objective(
     dtype: Any,
     unroll: Unroll,
     teach: Callable[..., tuple[Labels, Any]],
-) -> Callable[..., tuple[Array, tuple[Sums, Sums]]]:
+) -> Callable[..., tuple[Array, tuple[Sums, ...]]]:
     """The mean over unrolled steps, each with `FADE` times the weight of the previous one."""
+    family: Any = family_of(config)
     fading = FADE ** np.arange(unroll.steps)
     shares = fading / fading.sum()
 
-    def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, Sums]]:
+    def objective(params: Params, batch: Batch, target_params: Params) -> tuple[Array, tuple[Sums, ...]]:
         whole, states = teach(target_params, batch)
         texts = Texts(batch.tokens, batch.positions, batch.segments, states)
-        rows, value, all_sums = params[head][batch.candidates], jnp.zeros((), jnp.float32), []
+        rows = family.head_rows(params, params[head][batch.candidates], batch.candidates)
+        value, all_sums = jnp.zeros((), jnp.float32), []
         for step, hidden in enumerate(unrolled(config, params, texts, unroll, dtype)):
             weight = jnp.where(batch.positions.reshape(-1) >= step, batch.weight, 0.0)
             labels = whole._replace(weight=weight)
@@ -246,7 +249,7 @@ def _reading_objective(
             step_loss, sums = head_loss(flat, rows, batch.correction, labels)
             value += jnp.float32(shares[step]) * step_loss
             all_sums.append(sums)
-        return value, (all_sums[0], all_sums[-1])
+        return value, tuple(all_sums)
 
     return objective
 
@@ -259,11 +262,11 @@ def build_validation(
     chunk: int = 512,
     unroll: Unroll = Unroll(),  # noqa: B008 - frozen
     target: LanguageModel | None = None,
-) -> Callable[..., tuple[Sums, Sums]]:
-    """`(params, batch, target_params=None) -> sums of the first and the last unrolled step`: a step's metrics alone."""
+) -> Callable[..., tuple[Sums, ...]]:
+    """`(params, batch, target_params=None) -> sums of each unrolled step`: a step's metrics alone."""
     objective = _objective(config, loss, dtype, chunk, unroll, target)
 
-    def sums(params: Params, batch: Batch, target_params: Params = None) -> tuple[Sums, Sums]:
+    def sums(params: Params, batch: Batch, target_params: Params = None) -> tuple[Sums, ...]:
         return objective(params, batch, target_params)[1]
 
     return jax.jit(over_rows(sums, False, BY_ROW, False))

@@ -1,0 +1,289 @@
+"""Drafters of blocks: their distributions are those that training computed, told exactly, and paid by one pass.
+
+The passes of every round are compared with `distillation.unrolled`, which computes whole texts and keeps no cache.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drafting import draft_once
+from stopping_cases import context
+from tiny_block import BLOCK, SIZE, block_pair, block_toy, logits_of_drafts, toy_log_q
+from tiny_reading import READING, entropies, reading_pair
+
+from specdec_jax import lossless, verification
+from specdec_jax.contrib.block import block, llama_block
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams, round_context
+from specdec_jax.decoding.sampling import distribution, make_warp
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.drafters.reading import drafter_of, reading
+from specdec_jax.loading import families
+from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.stopping._survival_gain import Ahead, net_by_row
+from specdec_jax.stopping._survival_state import rate_of
+from specdec_jax.stopping.goodput import goodput
+from specdec_jax.stopping.survival import survival
+from specdec_jax.types import Next
+from specdec_jax.verification.block import block as block_verification
+
+PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
+WARP = {"temperature": 1.0}
+
+
+@functools.lru_cache(maxsize=4)
+def pair_and_decoder(policy, catch_up=4, few=None):
+    """(pair, decoder), compiled once for all tests; `few`: with a draft vocabulary of these tokens."""
+    target, params, drafter, own = block_pair()
+    if few is not None:
+        drafter, own = with_reduced_head(drafter), reduce_params(drafter, own, np.array(few))
+    made = block(drafter, SIZE, catch_up)
+    return (target, params, drafter, own), build_decoder(target, made, policy, verification.rejection())
+
+
+def played(policy=static(draft_length=SIZE), temperature=1.0, new=24, catch_up=4, few=None, **options):  # noqa: B008
+    pair, decoder = pair_and_decoder(policy.bare, catch_up, few)
+    both = ModelParams(pair[1], pair[3])
+    options |= {"warp": make_warp(len(PROMPTS), temperature), "record_rounds": new, "stop_ids": [], "seed": 3}
+    return pair, decoder.run(both, decoder.prefill(both, PROMPTS, max_new_tokens=new, policy=policy, **options))
+
+
+def check_rounds(pair, state, *, shift=0, atol=2e-4, tokens=None):
+    """Every recorded prediction against `unrolled`; gives how many drafts were accepted. As in test_reading."""
+    record, accepted = jax.device_get(state.record), 0
+    for row in range(state.tokens.shape[0]):
+        begun = int(state.prompt_length[row])
+        for now in range(int(state.statistics.num_rounds[row])):
+            proposed, drafted = record.proposed[row, now], int(record.drafted[row, now])
+            predicted = int(np.sum(np.isfinite(record.entropy[row, now])))
+            assert drafted <= predicted <= drafted + 1
+            assert record.drafter_passes[row, now] == (predicted > 0)
+            assert record.discarded[row, now] == (predicted > 0 and drafted == 0)
+            if predicted:
+                text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: predicted - 1]])
+                logits = logits_of_drafts(*pair, text, begun, predicted, shift)
+                few = None if tokens is None else sorted({*tokens, *text[:begun].tolist()})
+                logits = logits if few is None else logits[:, few]
+                np.testing.assert_allclose(record.entropy[row, now, :predicted], entropies(logits), atol=atol)
+                accepted += int(record.accepted[row, now])
+            begun += int(record.emitted[row, now])
+    return accepted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_draft_has_the_logits_that_training_computes(temperature):
+    """And features shifted by one position would be seen."""
+    pair, state = played(temperature=temperature)
+    accepted, drafted = check_rounds(pair, state), int(np.sum(state.statistics.num_draft_tokens))
+    assert accepted > 4 and drafted - accepted > 5
+    for shift in (-1, 1) if temperature else ():
+        with pytest.raises(AssertionError):
+            check_rounds(pair, state, shift=shift)
+
+
+def test_a_rule_that_stops_inside_a_block_pays_one_pass():
+    pair, state = played(adaedl(threshold=0.12))
+    check_rounds(pair, state)
+    record = jax.device_get(state.record)
+    lengths = record.drafted[record.emitted > 0]
+    assert np.sum(lengths == 0) > 0 and np.sum((lengths > 0) & (lengths < SIZE)) > 0
+    assert np.all(state.statistics.drafter_passes <= state.statistics.num_rounds)
+
+
+@pytest.mark.seldom
+@pytest.mark.parametrize("catch_up", [2, 5])
+def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
+    check_rounds(*played(catch_up=catch_up))
+
+
+def test_extend_goes_on_as_a_fresh_prefill():
+    pair, decoder = pair_and_decoder(static())
+    both = ModelParams(pair[1], pair[3])
+    options = {"policy": static(draft_length=SIZE), "max_new_tokens": 16, "stop_ids": [], "seed": 3, "slots": 96}
+    options |= {"warp": make_warp(2, 1.0), "record_rounds": 16}
+    first = decoder.run(both, decoder.prefill(both, [[3, 7, 9, 4], [5, 6, 2, 8, 8]], **options))
+    tokens, lengths = np.asarray(first.tokens), np.asarray(first.length)
+    longer = [[*tokens[0, : lengths[0]].tolist(), 4, 9], [*tokens[1, : lengths[1] - 7].tolist(), 11]]
+    state = decoder.run(both, decoder.extend(both, first, longer, **options))
+    assert check_rounds(pair, state) > 2
+    np.testing.assert_array_equal(state.tokens, decoder.run(both, decoder.prefill(both, longer, **options)).tokens)
+
+
+def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
+    few = tuple(range(3, 50, 2))
+    (_, _, drafter, _), state = played(few=few)
+    assert drafter_of(drafter, 9).max_draft_length == SIZE and drafter_of(drafter, 9).one_pass
+    check_rounds(block_pair(), state, tokens=few)
+
+
+def test_greedy_output_is_plain_decodings():
+    texts = []
+    with jax.default_matmul_precision("highest"):
+        for length in (SIZE, 0):
+            _, state = played(static(draft_length=length), temperature=0.0)
+            texts.append(np.asarray(state.tokens)[:, :36])
+    np.testing.assert_array_equal(*texts)
+
+
+# --- the distribution -------------------------------------------------------------------------------------------------
+
+
+def toy_decoder(policy, verifier, size=3, drafter=block):
+    target, table, model, own = block_toy(size=size)
+    made = build_decoder(target, drafter(model, size, catch_up=4), policy, verifier, prefill_chunk=4)
+    return made, ModelParams(table, own)
+
+
+def enumerated(decoder, params, before, last, size):
+    """log q [size, V] after every draft but the last; checks it, and the share of 400 uniforms that draw each token."""
+    vocab = 3
+    steps = jnp.asarray((np.arange(400) + 0.5) / 400, jnp.float32)
+    state = decoder.prefill(params, [[before, last]] * 400, max_new_tokens=8, warp=make_warp(400, 1.0))
+    now, own, policy = round_context(decoder.parts, state), params.drafter, decoder.parts.policy
+    told = {}
+    for draft in np.ndindex(*(vocab,) * (size - 1)):
+        # uniforms in the middle of the wanted tokens' shares for all but the last draft, every step for the last
+        exact = np.exp(toy_log_q(own, before, last, [*draft, 0]))
+        middle = [np.cumsum(exact[i])[token] - exact[i][token] / 2 for i, token in enumerate(draft)]
+        uniform = lambda index, middle=middle: jnp.where(  # noqa: E731
+            index == size - 1, steps, jnp.asarray([*middle, 0.0], jnp.float32)[index]
+        )
+        given = decoder.parts.drafter, own, state.drafter, state.tokens, now, policy, state.policy
+        found, *_ = draft_once(*given, uniform=uniform, vocab=vocab)
+        assert np.all(np.asarray(found.tokens)[:, : size - 1] == draft), "another path than the uniforms of q say"
+        np.testing.assert_allclose(found.log_q[0], np.log(exact), atol=1e-5)
+        share = np.bincount(np.asarray(found.tokens)[:, size - 1], minlength=vocab) / 400
+        np.testing.assert_allclose(share, exact[-1], atol=2 / 400)
+        told[draft] = np.asarray(found.log_q[0])
+    return told
+
+
+def test_drafts_are_drawn_from_the_q_that_is_told_and_the_output_is_the_targets():
+    """All texts of two tokens, all blocks after them: q against its definition, shares of drawn tokens against q, and
+    the output of rejection summed over all drafts against the target."""
+    size, vocab = 2, 3
+    decoder, params = toy_decoder(static(draft_length=size), verification.rejection(), size)
+    for before, last in np.ndindex(vocab, vocab):
+        told = enumerated(decoder, params, before, last, size)
+        logits = [params.target[before, last], *(params.target[last, x] for x in range(vocab))]
+        p = np.exp(distribution(jnp.asarray(np.array(logits)), make_warp(vocab + 1, 1.0)).log_prob)
+        first, output = np.exp(told[0,][0]), np.zeros((vocab, vocab))
+        for x, y in np.ndindex(vocab, vocab):
+            second = np.exp(told[x,][1])
+            q = first[x] * second[y]
+            accepted = [min(1.0, p[0][x] / first[x]), min(1.0, p[1 + x][y] / second[y])]
+            rest = [np.maximum(p[0] - first, 0), np.maximum(p[1 + x] - second, 0)]
+            rest = [part / max(part.sum(), 1e-12) for part in rest]
+            output += q * (1 - accepted[0]) * rest[0][:, None] * p[1:]  # the token after it is the target's
+            output[x] += q * accepted[0] * (1 - accepted[1]) * rest[1]
+            output[x, y] += q * accepted[0] * accepted[1]
+        np.testing.assert_allclose(output, p[0][:, None] * p[1:], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verifier", [verification.rejection(), block_verification()], ids=["rejection", "block"])
+@pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
+def test_the_whole_decoder_draws_from_the_target(rule, verifier):
+    decoder, params = toy_decoder(rule, verifier, 4)
+    report = lossless.test_by_sampling(decoder, params, warp=WARP, tokens=5, sequences=16_384)
+    assert report.lossless and report.drafted[1] > 500
+
+
+def without_effect(made):
+    """A drafter that draws as `made` does, and tells the distribution without the low-rank term: a bug."""
+
+    def source(*arguments):
+        honest = made.source(*arguments)
+
+        def predict(memory, drafted, uniform):
+            following, after = honest.predict(memory, drafted, uniform)
+            base = jnp.take_along_axis(memory.base, drafted[:, None, None], axis=1)[:, 0]
+            return Next(distribution(base, arguments[3].warp), following.token), after
+
+        return honest._replace(predict=predict)
+
+    return dataclasses.replace(made, source=source)
+
+
+@pytest.mark.slow
+def test_q_without_the_low_rank_term_is_rejected():
+    policy, verifier = static(draft_length=3), verification.rejection()
+    decoder, params = toy_decoder(policy, verifier, 3)
+    cheat, _ = toy_decoder(policy, verifier, 3, lambda *given, **more: without_effect(block(*given, **more)))
+    assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
+    assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
+
+
+# --- costs, weights and errors ----------------------------------------------------------------------------------------
+
+
+def test_rules_know_that_only_the_first_draft_costs_a_pass():
+    """Where a pass is dear drafts are whole blocks or none, and each further one is nearly free."""
+    plain = context(1, budget=SIZE)
+    paired = plain._replace(relative_drafter_cost=jnp.array([[1.0, 0.01]]))
+    for cost, length, paired_length in ((0.01, 4, 4), (0.5, 1, 4), (50.0, 0, 0)):
+        state = goodput(4).init(1, drafter_cost=cost, least=0)
+        found = [int(goodput(4).begin(state, each)[1].draft_length[0]) for each in (plain, paired)]
+        assert found == [length, paired_length], cost
+    policy = survival(8)
+    state = policy.init(1, drafter_cost=0.5)
+    cheap = plain._replace(relative_drafter_cost=jnp.array([0.01]))
+    none, once = jnp.zeros((1,), jnp.int32), jnp.ones((1,), jnp.int32)
+    for drafted, paid, opening in ((none, 0.0, 0.5 * 0.99), (none, 1.0, 0.0), (once, 0.0, 0.0)):
+        ahead = Ahead(jnp.ones((1, 4)), drafted, paid)
+        lost = net_by_row(state, ahead, cheap) - net_by_row(state, ahead, paired)
+        np.testing.assert_allclose(lost, opening * rate_of(state)[0], atol=1e-6)
+    seen = distribution(jnp.zeros((1, 5)), plain.warp)
+    passes = [float(policy.check(state, seen, drafted, paired)[1].passes[0]) for drafted in (none, once)]
+    np.testing.assert_allclose(passes, [1.0, 0.01], atol=1e-6)
+
+
+def test_its_weights_are_those_of_a_reading_drafter_and_more():
+    """Before training the first draft is the reading drafter's."""
+    target, params, drafter, own = reading_pair()
+    weights = llama_block.with_block(BLOCK, own, jnp.float32)
+    assert families.family("llama_block") is llama_block and "own" not in weights
+    named = llama_block.named_from_params(BLOCK, weights)
+    again = llama_block.params_from_named(BLOCK, named, jnp.float32)
+    jax.tree.map(np.testing.assert_array_equal, weights, again)
+    assert llama_block.LlamaBlockConfig.from_hf(BLOCK.to_hf()) == BLOCK
+    model, first = llama_block.language_model(BLOCK, jnp.float32), []
+    for made, given in ((reading(drafter, 2), own), (block(model, 2), weights)):
+        decoder = build_decoder(target, made, static(draft_length=1), verification.rejection())
+        both = ModelParams(params, given)
+        state = decoder.prefill(both, PROMPTS, max_new_tokens=9, record_rounds=9, stop_ids=[], seed=1)
+        first.append(decoder.run(both, state))
+    np.testing.assert_array_equal(first[0].tokens, first[1].tokens)
+    np.testing.assert_allclose(first[0].record.entropy[..., 0], first[1].record.entropy[..., 0], atol=1e-5)
+
+
+def test_scores_are_of_the_first_draft():
+    given, decoder = pair_and_decoder(static())
+    text = np.array([PROMPTS[0]])
+    found = decoder.score(ModelParams(given[1], given[3]), text, chunk=4)
+    expected = [entropies(logits_of_drafts(*given, text[0, :at], at, 1))[0] for at in range(1, text.shape[1])]
+    np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
+
+
+def test_what_is_wrong_is_refused():
+    target, params, drafter, own = block_pair()
+    longer, both = build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection()), (params, own)
+    state = READING.to_hf() | {"model_type": "llama_block", "block_size": 1}
+    for call, message in (
+        (lambda: block(drafter, 5, step_cost=0.25), "step_cost"),
+        (lambda: block(drafter.replace(reading=None)), "reads no target"),
+        (lambda: llama_block.LlamaBlockConfig.from_hf(state), "block_size"),
+        (lambda: dataclasses.replace(BLOCK, rank=0), "rank"),
+        (lambda: drafter.reading.stand_in(own, jnp.zeros((1, 1, 24))), "cannot be traced"),
+        (lambda: drafter.apply(own, jnp.zeros((1, 2), jnp.int32), None), "decodes nothing alone"),
+        (
+            lambda: longer.run(ModelParams(*both), longer.prefill(ModelParams(*both), PROMPTS, max_new_tokens=4)),
+            "drafts 4 tokens at most, got 5",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
