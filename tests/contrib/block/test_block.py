@@ -15,14 +15,20 @@ from stopping_cases import context
 from tiny_block import BLOCK, SIZE, block_pair, block_toy, logits_of_drafts, toy_log_q
 from tiny_reading import READING, entropies, reading_pair
 
+from configs import distill_smollm2_block
+from experiments.lib.distill_train import initial_state
 from specdec_jax import lossless, verification
 from specdec_jax.contrib.block import block, llama_block
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams, round_context
 from specdec_jax.decoding.sampling import distribution, make_warp
+from specdec_jax.distillation.batches import Batch
+from specdec_jax.distillation.losses import forward_kl
+from specdec_jax.distillation.training import Schedule, build_step, init_state
+from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of, reading
-from specdec_jax.loading import families
+from specdec_jax.loading import families, load_model
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.stopping._survival_gain import Ahead, net_by_row
 from specdec_jax.stopping._survival_state import rate_of
@@ -259,6 +265,40 @@ def test_its_weights_are_those_of_a_reading_drafter_and_more():
         first.append(decoder.run(both, state))
     np.testing.assert_array_equal(first[0].tokens, first[1].tokens)
     np.testing.assert_allclose(first[0].record.entropy[..., 0], first[1].record.entropy[..., 0], atol=1e-5)
+
+
+def test_training_teaches_what_only_the_draft_before_tells():
+    """Every next token is a function of the one before it, in texts that are otherwise random: no mask can know it."""
+    rng, rows, size, vocab = np.random.default_rng(0), 4, 16, BLOCK.vocab_size
+    after = rng.permutation(vocab)
+    tokens = rng.integers(0, vocab, (rows, size + 1)).astype(np.int32)
+    place, none = np.tile(np.arange(size, dtype=np.int32), (rows, 1)), np.zeros((rows, size), np.int32)
+    following, weight = after[tokens[:, :-1]].reshape(-1), np.ones(rows * size, np.float32)
+    hidden = np.zeros((rows, size, 3, BLOCK.target_width), np.float32)
+    every, zeros = np.arange(vocab, dtype=np.int32), np.zeros(vocab, np.float32)
+    top, log_prob = following[:, None].astype(np.int32), np.log(np.full((rows * size, 1), 0.98, np.float32))
+    labels = following.astype(np.int32), top, log_prob
+    batch = Batch(tokens[:, :-1], place, none, weight, *labels, every, zeros, hidden)
+    schedule = Schedule(steps=60, rate=0.03, warmup=5)
+    step = build_step(BLOCK, schedule, forward_kl, dtype=jnp.float32, chunk=16, unroll=Unroll(SIZE, 1.0))
+    params = llama_block.init_params(BLOCK, jax.random.key(0), jnp.float32)
+    state, agreement = init_state(params, schedule), []
+    for _ in range(schedule.steps):
+        state, metrics = step(state, batch)
+        agreement.append(float(metrics.last_agreement))
+    assert agreement[0] < 0.2 and agreement[-1] > 0.95
+    assert np.abs(state.params["mask"]).max() > 0 and np.abs(state.params["markov"]["next"]).max() > 0.1
+
+
+def test_a_config_makes_a_block_of_a_reading_drafter():
+    target, start = load_model("smollm2"), distill_smollm2_block.config
+    state, drafter = initial_state(start, target, np.zeros(target.model.spec.vocab_size))
+    assert isinstance(drafter, llama_block.LlamaBlockConfig) and state.params["mask"].shape == (7, 448)
+    longer = dataclasses.replace(start, unroll=Unroll(steps=9))
+    with pytest.raises(ValueError, match="unroll.steps is 9, and a block has 8 tokens"):
+        initial_state(longer, target, np.zeros(target.model.spec.vocab_size))
+    with pytest.raises(ValueError, match="two tokens or more"):
+        dataclasses.replace(start.shape, block=1)
 
 
 def test_scores_are_of_the_first_draft():
