@@ -3,7 +3,7 @@
 Command:   mkdir runs/distill-smollm2-block-gpu; ln -s ../distill-smollm2-gpu/data runs/distill-smollm2-block-gpu/
            python -m experiments.distill configs/distill_smollm2_block_gpu.py --stage train --stage judge
            (without that link all stages, `--stage write` first; --intervals.minutes 8 ends a call of training early)
-Hardware:  one GPU; not run yet. A step computes eight drafts, twice those of configs/distill_smollm2_gpu.py
+Hardware:  one GPU; not run yet. A step computes four drafts, as those of configs/distill_smollm2_gpu.py
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ config = dataclasses.replace(
     start_from=block.start_from,
     shape=block.shape,
     schedule=Schedule(steps=800, rate=1e-3, warmup=60, final=0.02),
-    unroll=Unroll(steps=8, share=0.5),
+    unroll=Unroll(steps=4, share=0.5),
     loss=lk_hybrid(),
     seed=41,
 )
