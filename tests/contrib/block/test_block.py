@@ -293,9 +293,9 @@ def test_training_teaches_what_only_the_draft_before_tells():
 def test_a_config_makes_a_block_of_a_reading_drafter():
     target, start = load_model("smollm2"), distill_smollm2_block.config
     state, drafter = initial_state(start, target, np.zeros(target.model.spec.vocab_size))
-    assert isinstance(drafter, llama_block.LlamaBlockConfig) and state.params["mask"].shape == (7, 448)
-    longer = dataclasses.replace(start, unroll=Unroll(steps=9))
-    with pytest.raises(ValueError, match="unroll.steps is 9, and a block has 8 tokens"):
+    assert isinstance(drafter, llama_block.LlamaBlockConfig) and state.params["mask"].shape == (3, 448)
+    longer = dataclasses.replace(start, unroll=Unroll(steps=5))
+    with pytest.raises(ValueError, match="unroll.steps is 5, and a block has 4 tokens"):
         initial_state(longer, target, np.zeros(target.model.spec.vocab_size))
     with pytest.raises(ValueError, match="two tokens or more"):
         dataclasses.replace(start.shape, block=1)
