@@ -1,9 +1,9 @@
 // Products of a few rows of bfloat16 with weights [columns, depth] in bfloat16 or int8, summed in float32.
 //
 // Weights are read once, in a few streams, each in the order in which it lies in memory, whatever the number of rows: a
-// pass over them takes as long as reading them, or as its arithmetic. The sum of an entry is taken in one order, which depends on the depth alone: a row's results
-// do not depend on the rows beside it. One file for every path; the flags it is compiled with choose: AMX, AVX-512 with
-// bfloat16, AVX-512, or AVX2 with FMA.
+// pass over them takes as long as reading them, or as its arithmetic. The sum of an entry is taken in one order, which
+// depends on the depth alone: a row's results do not depend on the other rows. One file for every path; the flags it is
+// compiled with choose: AMX, AVX-512 with bfloat16, AVX-512, or AVX2 with FMA.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -117,7 +117,7 @@ inline Lanes power_of_two(Lanes n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline void store(float* to, Lanes value) { _mm256_storeu_ps(to, value); }
-inline Lanes in_register(Lanes value) {  // else compilers load it again for each instruction that uses it
+inline Lanes in_register(Lanes value) {  // else compilers load an input again for each use, and spill sums
   asm("" : "+x"(value));
   return value;
 }
@@ -332,9 +332,7 @@ struct By {
   }
   static Lanes input(const float* x) { return in_register(load(x)); }
   static Lanes sum(Lanes sum, Weights w, Lanes x) { return add(sum, w, x); }
-  static void lay(const Bf16* from, size_t count, float* out) {
-    for (size_t k = 0; k < up(count, STEP); k++) out[k] = k < count ? to_float(from[k]) : 0.0f;
-  }
+  static void lay(const Bf16* from, float* out) { store(out, to_lanes(from)); }
 };
 
 #ifndef __AVX512F__
@@ -351,10 +349,9 @@ struct By<Bf16> : By<int8_t> {
     if (spare) return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(pairs, 16), 16));
   }
-  static void lay(const Bf16* from, size_t count, float* out) {
-    for (size_t k = 0; k < up(count, STEP); k++) {
-      out[k / STEP * STEP + k % 2 * LANES + k % STEP / 2] = k < count ? to_float(from[k]) : 0.0f;
-    }
+  static void lay(const Bf16* from, float* out) {
+    store(out, read<0, true>(from));
+    store(out + LANES, read<1, true>(from));
   }
 };
 #endif
@@ -372,10 +369,7 @@ struct By<Bf16> {
   }
   static __m512bh input(const Bf16* x) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(x)); }
   static Lanes sum(Lanes sum, Weights w, __m512bh x) { return _mm512_dpbf16_ps(sum, w, x); }
-  static void lay(const Bf16* from, size_t count, Bf16* out) {
-    memcpy(out, from, count * sizeof(Bf16));
-    memset(out + count, 0, (up(count, STEP) - count) * sizeof(Bf16));
-  }
+  static void lay(const Bf16* from, Bf16* out) { memcpy(out, from, STEP * sizeof(Bf16)); }
 };
 #endif
 
@@ -391,7 +385,7 @@ inline void add_step(Lanes (&sums)[COLUMNS][ROWS], const W* weights, size_t apar
   for (int c = 0; c < COLUMNS; c++) w[c] = How::template read<part, spare>(weights + c * apart);
   for (int r = 0; r < ROWS; r++) {
     const auto input = How::input(x + r * stride + part * LANES);
-    for (int c = 0; c < COLUMNS; c++) sums[c][r] = How::sum(sums[c][r], w[c], input);
+    for (int c = 0; c < COLUMNS; c++) sums[c][r] = in_register(How::sum(sums[c][r], w[c], input));
   }
   if constexpr (part + 1 < How::PARTS) add_step<W, ROWS, COLUMNS, part + 1>(sums, weights, apart, x, stride);
 }
@@ -444,8 +438,9 @@ template <class W>
 void multiply(const Product& p, size_t begin, size_t end) {
   if (p.rows <= MOST_ROWS) return rows<W>(p, begin, end, 0, p.rows);
   const size_t tiles = up(p.rows, MOST_ROWS) / MOST_ROWS, each = up(p.rows, tiles) / tiles;  // of rows, about equal
-  for (size_t column = begin; column < end; column += UNIT) {
-    const size_t last = std::min(column + UNIT, end);
+  constexpr size_t CACHED = 4 * UNIT;  // columns that stay in a cache for the next tile of rows
+  for (size_t column = begin; column < end; column += CACHED) {
+    const size_t last = std::min(column + CACHED, end);
     for (size_t row = 0; row < p.rows; row += each) {
       rows<W>(p, column, last, row, std::min(p.rows - row, each));
     }
@@ -457,8 +452,16 @@ void lay(Product& p) {
   using How = By<W>;
   const size_t stride = up(p.depth, How::STEP);
   auto* out = static_cast<typename How::Input*>(scratch<INPUTS>(p.rows * stride * sizeof(typename How::Input)));
-  for (size_t row = 0; row < p.rows; row++) How::lay(p.x + row * p.depth, p.depth, out + row * stride);
   p.inputs = out;
+  for (size_t row = 0; row < p.rows; row++, out += stride) {
+    const Bf16* from = p.x + row * p.depth;
+    size_t k = 0;
+    for (; k + How::STEP <= p.depth; k += How::STEP) How::lay(from + k, out + k);
+    if (k == p.depth) continue;
+    Bf16 rest[How::STEP] = {};
+    memcpy(rest, from + k, (p.depth - k) * sizeof(Bf16));
+    How::lay(rest, out + k);
+  }
 }
 
 void prepare(Product& p) { p.scale ? lay<int8_t>(p) : lay<Bf16>(p); }
