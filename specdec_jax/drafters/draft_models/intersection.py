@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.drafters.draft_models.reduced_head import ReducedParams, spread_to_all
+from specdec_jax.drafters.draft_models.reduced_head import spread_to_all
 from specdec_jax.models.attention import with_length
 from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
@@ -31,7 +31,6 @@ class SharedParams(NamedTuple):
     model: Params
     kernel: Matrix  # [N, D]
     tokens: Array  # [N] int32, the target's ids, ascending
-    place: Array  # [V] int32, index in `tokens` of each token of the target; N: not shared
     pieces: Array  # [V, P] int32, the drafter's ids that spell each token of the target
     count: Array  # [V] int32, number of those ids, 1 to P
     tables: Any = None  # for drafters whose text is tokenised again (contrib/retokenized)
@@ -39,10 +38,9 @@ class SharedParams(NamedTuple):
     @property
     def unread_bytes(self) -> int:
         """Bytes that a pass does not read: those of a reduced head, and most of the spellings and tables."""
-        head = ReducedParams(self.model, self.kernel, self.tokens, self.place).unread_bytes
-        if self.tables is not None:  # it reads its whole original head
-            head = self.kernel.nbytes + self.place.nbytes
-        return head + self.pieces.nbytes + self.count.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(self.tables))
+        row = sum(leaf.nbytes for leaf in jax.tree.leaves(self.kernel)) // self.tokens.size
+        whole = self.count if self.tables is None else self.tokens  # with tables it reads its whole original head
+        return whole.size * row + sum(leaf.nbytes for leaf in jax.tree.leaves((self.pieces, self.count, self.tables)))
 
 
 class SharedCache(NamedTuple):
@@ -79,7 +77,7 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
         return soft_cap(project(hidden, params.kernel, head.dtype or params.kernel.dtype), head.cap), cache
 
     def spread(params, cache, values):
-        return spread_to_all(params.place, values)
+        return spread_to_all(params.tokens, values, vocab_size)
 
     def apply(params, tokens, cache, positions=None, mask=None):
         logits, cache = few(params, tokens, cache, positions, mask)
@@ -145,8 +143,6 @@ def shared_params(model: LanguageModel, params: Params, drafter_ids: Any, pieces
     tokens = np.flatnonzero(drafter_ids >= 0).astype(np.int32)
     if not tokens.size:
         raise ValueError("the two vocabularies have no token in common")
-    place = np.full(drafter_ids.shape, tokens.size, np.int32)
-    place[tokens] = np.arange(tokens.size, dtype=np.int32)
     kernel = rows(kernel(params), drafter_ids[tokens])
-    tables = (jnp.asarray(table, jnp.int32) for table in (tokens, place, pieces, count))
+    tables = (jnp.asarray(table, jnp.int32) for table in (tokens, pieces, count))
     return SharedParams(params, kernel, *tables)

@@ -153,13 +153,14 @@ def spread(params: ReducedParams, cache: ReducedCache, values: Array) -> Array:
     few, rare = jnp.split(values, [params.tokens.size], axis=-1)
     local = jnp.where(cache.at < NOWHERE, cache.local, params.place.size)
     put = jax.vmap(lambda row, tokens, new: row.at[..., tokens].set(new, mode="drop"))
-    return put(spread_to_all(params.place, few), local, rare)
+    return put(spread_to_all(params.tokens, few, params.place.size), local, rare)
 
 
-def spread_to_all(place: Array, values: Array) -> Array:
-    """Gathers values [B, ..., N] by `place` [V] to [B, ..., V], -inf for tokens with place N."""
-    padded = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 1)], constant_values=-jnp.inf)
-    return jnp.take(padded, place, axis=-1)
+def spread_to_all(tokens: Array, values: Array, vocab_size: int) -> Array:
+    """Scatters values [B, ..., N] of ascending `tokens` [N] to [B, ..., V], -inf for other tokens."""
+    empty = jnp.full((*values.shape[:-1], vocab_size), -jnp.inf, values.dtype)
+    # A scatter of N entries takes a third of the time of gathering V.
+    return empty.at[..., tokens].set(values, mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True)
 
 
 def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | np.ndarray) -> ReducedParams:
