@@ -188,7 +188,7 @@ def test_generate_and_stream(tmp_path):
     """On a tiny pair: what is tested is that the calls are there and fit together."""
     target, drafter = write_pair(tmp_path)
     models = f"target={target!r}, drafter={drafter!r}, chat=False"
-    tiny = README[0].replace('"smollm2", "smollm2-drafter"', f"{target!r}, {drafter!r}")
+    tiny = README[0].replace("build_pair(", f"build_pair({target!r}, {drafter!r}, ")
     assert "pair = sd.measure_costs(pair)" in tiny
     tiny = tiny.replace("sd.measure_costs(pair)", "sd.measure_costs and pair")  # measuring is tested elsewhere
     tiny = tiny.replace("max_new_tokens=64, temperature=0.7, seed=1)", f"max_new_tokens=8), {models}")

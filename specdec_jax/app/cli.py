@@ -1,7 +1,10 @@
 """The command line `python -m specdec_jax ...`; its commands and options are in commands.py and options.py."""
 
 import contextlib
+import difflib
+import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -13,19 +16,12 @@ from typing import Annotated, Any, Union
 import tyro
 
 from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
-
-
-COMMANDS: dict[str, Any] = {
-    "generate": Generate,
-    "generate-file": GenerateFile,
-    "chat": Chat,
-    "doctor": Doctor,
-    "advise": Advise,
-    "verify-lossless": VerifyLossless,
-}
+COMMANDS: dict[str, Any] = {"generate": Generate, "generate-file": GenerateFile, "chat": Chat, "doctor": Doctor}
+COMMANDS |= {"advise": Advise, "verify-lossless": VerifyLossless}
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
@@ -33,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (invalid input), 3 (not shown), 70 (a bug of
     this program), 130 (Ctrl-C), 141.
 
-    Parsing errors and --help end the program as in argparse (2 and 0).
+    --help ends the program with 0.
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
@@ -48,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        print("error:", " ".join(reason.split()), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -96,22 +93,42 @@ def _use_all_devices(mesh: str | None) -> None:
 
 
 def _parsed(arguments: list[str]) -> Any:
-    """The command's dataclass. Without a command the program ends with a list of commands."""
+    """The command's dataclass."""
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        command = tyro.cli(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        command = _in_one_line(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
         if isinstance(command, Generate):
             from specdec_jax.app.views.searching import check_beams
 
             check_beams(command, arguments[1:])
         return command
+    if not name.startswith("-"):
+        raise ValueError((f"no command {name!r}" if name else "a command is missing") + nearest(name, COMMANDS))
     listed = [
         Annotated[kind, tyro.conf.subcommand(name, description=str(kind.__doc__).split("\n")[0])]
         for name, kind in COMMANDS.items()
     ]
     about = "Adaptive speculative decoding in JAX. A command's own --help lists its options."
-    return tyro.cli(Union[*listed], args=arguments, prog=program, description=about)  # type: ignore[arg-type]
+    return _in_one_line(Union[*listed], args=arguments, prog=program, description=about)
+
+
+def _in_one_line(kind: Any, **options: Any) -> Any:
+    """`tyro.cli`, but a parsing error is a ValueError with the first paragraph of tyro's box and the nearest option."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(kind, **options)
+    except SystemExit as ended:
+        if ended.code != BAD_INPUT:
+            raise
+    box = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue()).splitlines()  # coloured if standard output is a terminal
+    rows = [row[1:-1].strip() for row in box[1:-1]]
+    problem, _, rest = "\n".join(row if row.strip("─-") else "" for row in rows).partition("\n\n")
+    problem = " ".join(problem.removeprefix("Error ").replace("(required)", "").split())
+    unknown = re.match(r"Unrecognized.*?(--[\w-]+)", problem)
+    near = difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", rest), n=1, cutoff=0.85) if unknown else []
+    raise ValueError(problem + (f"; did you mean {near[0]}?" if near else "") + f" ({options['prog']} --help)")
 
 
 def run_generate(command: Generate) -> int:

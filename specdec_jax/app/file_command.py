@@ -30,13 +30,14 @@ from specdec_jax.text.citations import citations
 from specdec_jax.text.continuous_batching import Completed, Size, cache_bytes, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
-from specdec_jax.text.request_file import Defaults, error_line, read_line, request_of, result_line
+from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
 from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, digest, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
 
 MEANS = 1e-4  # relative tolerance for means, whose order of summation may differ
+PRINTED = 10  # refused lines that are printed; the output has all
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
@@ -59,7 +60,7 @@ class _Lines:
 
     numbers: list[int]  # line number of each request, from 1
     lines: list[bytes]
-    fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests in decoding
+    fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests that are not finished
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
     done: int = 0
@@ -135,6 +136,7 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
+    _read(lines, results.lines, run.console)
     enable()
     with interrupts_end_here():  # lines are written atomically, so nothing is lost
         pair = _pair(run, results)
@@ -158,6 +160,25 @@ def _lines(content: bytes) -> _Lines:
     """The non-blank lines with their numbers."""
     numbered = {number: line for number, line in enumerate(content.split(b"\n"), 1) if line.strip()}
     return _Lines(list(numbered), list(numbered.values()))
+
+
+def _read(lines: _Lines, first: int, console: Console) -> None:
+    """Reads the fields of the lines from `first` on, before any model is loaded."""
+    for index in range(first, len(lines.lines)):
+        try:
+            lines.fields[index] = {}  # if the line is no object
+            lines.fields[index] = read_line(lines.lines[index])
+            check_fields(lines.fields[index])
+        except ValueError as error:
+            _refuse(lines, index, error, console)
+
+
+def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> None:
+    """Makes the line of the output, and prints the line's number and the reason."""
+    lines.ready[index] = error_line(lines.numbers[index], lines.fields.pop(index), error)
+    lines.refused += 1
+    if lines.refused <= PRINTED:
+        console.print(f"line {lines.numbers[index]} refused: {' '.join(str(error).split())}")
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
@@ -216,17 +237,13 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
         rows_that_fit(pair, run.batch, size.slots, free, size.source)
 
     def requests() -> Iterator[Request]:
-        for index in range(first, len(lines.lines)):
-            fields: Mapping[str, Any] = {}
+        for index, fields in list(lines.fields.items()):
             try:
-                fields = read_line(lines.lines[index])
                 request = request_of(pair, fields, defaults, index)
                 fits(size_of(pair, request))
             except ValueError as error:
-                lines.refused += 1
-                lines.ready[index] = error_line(lines.numbers[index], fields, error)
+                _refuse(lines, index, error, console)
                 continue
-            lines.fields[index] = fields
             indices.append(index)
             yield request
 
@@ -243,7 +260,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
             bar.update(task, completed=results.lines, description=_progress_text(lines, time.perf_counter() - began))
         _write(lines, results)
     seconds = time.perf_counter() - began
-    refused = f", {lines.refused} refused" if lines.refused else ""
+    refused = f", {lines.refused} refused (error in {results.path.name})" if lines.refused else ""
     shapes = pair.decoder.num_programs("run")
     programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
     off = _turned_off(lines, run.policy.name) if pair.decoder.parts.drafter.max_draft_length else ""

@@ -70,13 +70,8 @@ def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more
     Raises:
         ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
     """
-    options: dict[str, Any] = {
-        "monitor": PHASES if settings.phases else None,
-        "max_draft_length": settings.max_draft_length,
-        "dtype": settings.dtype,
-        "costs": settings.costs,
-    }
-    options |= {"policy": policy, "verifier": verifier, **more}
+    options: dict[str, Any] = {name: getattr(settings, name) for name in ("max_draft_length", "dtype", "costs")}
+    options |= {"monitor": PHASES if settings.phases else None, "policy": policy, "verifier": verifier, **more}
     pair = measured_pair(settings.target, _drafters(settings), **options)
     return pair.with_log_probs() if settings.log_probs else pair
 

@@ -116,6 +116,7 @@ def trace_of_runs(
         [answer[: len(text)] for answer, text in zip(answers or [[]] * texts, runs, strict=True)], positions - 1
     )
     unknown = np.broadcast_to(np.float32(np.nan), (texts, positions))
+    measures = ("overlap", "cross_entropy", "target_entropy", "raw_target_entropy")
     nothing = np.broadcast_to(np.float32(np.nan), (texts, positions, len(FEATURES)))
     return Trace(
         path=nothing,
@@ -128,10 +129,7 @@ def trace_of_runs(
         seed=np.arange(texts, dtype=np.uint32),
         temperature=np.zeros(texts, np.float32),
         tokens=np.asarray(tokens),
-        overlap=unknown,
-        cross_entropy=unknown,
-        target_entropy=unknown,
-        raw_target_entropy=unknown,
+        **dict.fromkeys(measures, unknown),
         about=dict(about),
         run=run,
         truncation=np.tile(np.array(list(TRUNCATIONS.values()), np.float32), (texts, 1)),

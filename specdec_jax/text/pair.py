@@ -150,15 +150,9 @@ def build_pair(
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
     if DraftModel.of(big.model).head is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    arguments: dict[str, Any] = {
-        "target": target,
-        "drafter": drafter,
-        "drafter_params": drafter_params,
-        "max_draft_length": max_draft_length,
-        "dtype": dtype,
-        "verification_widths": verification_widths,
-        "costs": origin,
-    }
+    arguments: dict[str, Any] = {"target": target, "drafter": drafter, "drafter_params": drafter_params}
+    arguments |= {"max_draft_length": max_draft_length, "dtype": dtype, "costs": origin}
+    arguments["verification_widths"] = verification_widths
     notices: list[str] = []
     if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
         drafter = ENCODER_DEFAULT

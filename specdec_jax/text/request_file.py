@@ -54,6 +54,17 @@ def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number there")
 
 
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Raises ValueError for unknown fields, values of a wrong type, and a missing prompt."""
+    for name in fields:
+        if name not in FIELDS:
+            raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
+    if "prompt" not in fields:
+        raise ValueError("there is no prompt")
+    for name, value in fields.items():
+        _CHECKS[name](name, value)
+
+
 def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
@@ -63,13 +74,7 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     Raises:
         ValueError: invalid fields.
     """
-    for name in fields:
-        if name not in FIELDS:
-            raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
-    if "prompt" not in fields:
-        raise ValueError("there is no prompt")
-    for name, value in fields.items():
-        _CHECKS[name](name, value)
+    check_fields(fields)
     changes = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
     changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
     sampling = dataclasses.replace(defaults.sampling, **changes)

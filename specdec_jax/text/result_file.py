@@ -111,6 +111,8 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
         finally:
             results.close()
     finally:
+        with contextlib.suppress(OSError):  # another process may have opened it: filelock locks no file without a name
+            os.unlink(lock.lock_file)
         lock.release()
 
 

@@ -78,8 +78,10 @@ def test_lines_come_in_order_with_what_was_asked_of_each(whole):
 @pytest.mark.parametrize("batch", [1, 8])
 def test_the_output_does_not_depend_on_the_batch_nor_on_citing(models, source, whole, tmp_path, batch, capsys):
     assert run(models, source, tmp_path / "again.jsonl", "--batch", str(batch), "--cite") == 1
-    assert "eprint = {2405.19715}" in capsys.readouterr().err, "SpecDec++, a source of survival"
-    assert (tmp_path / "again.jsonl").read_bytes() == whole
+    err = capsys.readouterr().err
+    assert "eprint = {2405.19715}" in err, "SpecDec++, a source of survival"
+    assert err.startswith("line 3 refused: not JSON: ") and err.count(" refused: ") == 5, "before any model is loaded"
+    assert (tmp_path / "again.jsonl").read_bytes() == whole and not [*tmp_path.glob(".*")], "no lock is left"
 
 
 def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tmp_path):
@@ -160,7 +162,7 @@ def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path,
     with FileLock(tmp_path / ".locked.jsonl.lock"):
         for given, output, more, why in (
             (source, source, [], "would overwrite the input"),
-            (tmp_path / "none.jsonl", out, [], "No such file"),
+            (tmp_path / "none.jsonl", out, [], "none.jsonl: No such file"),
             (source, tmp_path, [], "it is a folder"),
             (beside, out, [], "would overwrite the input"),
             (source, tmp_path / "new.jsonl", ["--system", "brief"], "messages need the chat template; it is off"),

@@ -186,7 +186,8 @@ def test_a_drafter_has_any_family_with_one_mlp_a_layer():
         assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (32, 128, 2)
         assert getattr(config, "rope_theta", 321.0) == 321.0 and getattr(config, "rms_norm_eps", 1e-3) == 1e-3
         assert training.stack(config, jnp.float32).config is config
-    why = {"mixtral": "one MLP", "qwen3_moe": "one MLP", "llama_reading": "target_layers", "llama_block": "target_layers"}
+    why = dict.fromkeys(("mixtral", "qwen3_moe"), "one MLP")
+    why |= dict.fromkeys(("llama_reading", "llama_block"), "target_layers")
     why |= {name: f"shape.family '{name}' has an encoder" for name in ("t5", "mt5")}
     assert refused.keys() == why.keys() and all(why[name] in refused[name] for name in why)
 

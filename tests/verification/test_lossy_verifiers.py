@@ -61,17 +61,9 @@ def oracle(verify, toy, warp, hyperparameters, limit=TOKENS + 1, phases=None, to
 
 
 def enumerated(verifier, hyperparameters, toys=PLAIN, warps=WARPS, **options):
-    return lossless.prove_exactly(
-        static(draft_length=DRAFTS),
-        verifier.but(**traced(hyperparameters)),
-        batches=(3,),
-        chosen=(False,),
-        toys=toys,
-        warps=warps,
-        max_draft_length=DRAFTS,
-        tokens=TOKENS,
-        **options,
-    )
+    rules = static(draft_length=DRAFTS), verifier.but(**traced(hyperparameters))
+    options |= {"batches": (3,), "chosen": (False,), "max_draft_length": DRAFTS, "tokens": TOKENS}
+    return lossless.prove_exactly(*rules, toys=toys, warps=warps, **options)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,15 +18,9 @@ from specdec_jax.text.streaming import stream
 
 def progress(console: Console, **options: Any) -> Progress:
     """A progress bar with count, elapsed and remaining time; `options` are rich's."""
-    return Progress(
-        TextColumn("{task.description:44s}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        **options,
-    )
+    description = TextColumn("{task.description:44s}", markup=False)
+    rest = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    return Progress(description, *rest, console=console, **options)
 
 
 def show_live(

@@ -32,15 +32,8 @@ KINDS = {
 def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
     """Writes the page of the `generate` command with the whole generation."""
     models, rules, decoding = command.models, command.rules, command.decoding
-    details = {
-        "prompt": prompt,
-        "target": models.target,
-        "drafter": models.drafter,
-        "policy": rules.policy,
-        "verifier": rules.verifier,
-        "temperature": f"{decoding.temperature:g}",
-        "seed": str(decoding.seed),
-    }
+    details = {"prompt": prompt, "target": models.target, "drafter": models.drafter, "policy": rules.policy}
+    details |= {"verifier": rules.verifier, "temperature": f"{decoding.temperature:g}", "seed": str(decoding.seed)}
     # Other policies than AdaEDL have no factor and other kinds of thresholds.
     factor = float(policy.hyperparameters["entropy_factor"]) if policy.name == "adaedl" else None
     drawn: dict[str, Any] = {"title": one_line(prompt), "details": details, "entropy_factor": factor}

@@ -168,21 +168,11 @@ def _sampled_on_pair(
             models = command.target, command.drafter
             pair = measured_pair(*models, policy=policy, verifier=verifier, monitor=monitor, **more)
     ids, reads = encode(pair.target, command.prompt, chat=False), pair.target.model.spec.source
+    prompt, source = (ids, None) if reads is None else ([reads.first_token], ids)
+    more = {"warp": {"temperature": command.temperature}, "policy": policy, "verifier": verifier}
+    more |= {"tokens": longest + 1, "joint": PAIR_JOINT, "sequences": sequences, "batch": min(PAIR_BATCH, sequences)}
     with stoppable(sequences) as progress:
-        return test_by_sampling(
-            pair.decoder,
-            pair.params,
-            ids if reads is None else [reads.first_token],
-            warp={"temperature": command.temperature},
-            tokens=longest + 1,
-            joint=PAIR_JOINT,
-            source=None if reads is None else ids,
-            sequences=sequences,
-            batch=min(PAIR_BATCH, sequences),
-            progress=progress,
-            policy=policy,
-            verifier=verifier,
-        )
+        return test_by_sampling(pair.decoder, pair.params, prompt, source=source, progress=progress, **more)
 
 
 @contextlib.contextmanager

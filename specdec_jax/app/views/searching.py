@@ -57,20 +57,12 @@ def search(command: Any, prompt: str) -> list[Hypothesis]:
     from specdec_jax.compilation_cache import enable
 
     enable()
-    decoding = command.decoding
-    download(command.models.target)
-    with status(f"Searching with {command.beams.beams} beams of {command.models.target}"):
-        return beam_search(
-            prompt,
-            target=command.models.target,
-            dtype=command.models.dtype,
-            width=command.beams.beams,
-            length_penalty=command.beams.length_penalty,
-            min_new_tokens=command.beams.min_new_tokens,
-            max_new_tokens=decoding.max_new_tokens,
-            chat=decoding.chat,
-            system=decoding.system,
-        )
+    models, beams, decoding = command.models, command.beams, command.decoding
+    options = {name: getattr(decoding, name) for name in ("max_new_tokens", "chat", "system")}
+    options |= {"width": beams.beams, "length_penalty": beams.length_penalty, "min_new_tokens": beams.min_new_tokens}
+    download(models.target)
+    with status(f"Searching with {beams.beams} beams of {models.target}"):
+        return beam_search(prompt, target=models.target, dtype=models.dtype, **options)
 
 
 def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: bool = True) -> None:
