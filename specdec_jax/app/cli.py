@@ -20,8 +20,14 @@ from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
-COMMANDS: dict[str, Any] = {"generate": Generate, "generate-file": GenerateFile, "chat": Chat, "doctor": Doctor}
-COMMANDS |= {"advise": Advise, "verify-lossless": VerifyLossless}
+COMMANDS: dict[str, Any] = {
+    "generate": Generate,
+    "generate-file": GenerateFile,
+    "chat": Chat,
+    "doctor": Doctor,
+    "advise": Advise,
+    "verify-lossless": VerifyLossless,
+}
 STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 

@@ -37,9 +37,12 @@ def made_up(**changes):
         },
         "monitor": {"phases": {"enter": 2.1, "leave": 2.0}},
     }
-    fields = {"hyperparameters": {"greedy": hyperparameters, "sampled": {}}, "variants": {}}
-    fields |= {"any_static_options": ANY_STATIC_OPTIONS} | changes
-    return Calibration("made up", {}, {}, figures={}, **fields)
+    fields = {
+        "hyperparameters": {"greedy": hyperparameters, "sampled": {}},
+        "variants": {},
+        "any_static_options": ANY_STATIC_OPTIONS,
+    }
+    return Calibration("made up", {}, {}, figures={}, **(fields | changes))
 
 
 def variant(kind, name, static_options, hyperparameters):

@@ -198,9 +198,15 @@ def prompt_session(toolbar: Callable[[], str]) -> PromptSession[str]:
     def new_line(event: Any) -> None:
         event.current_buffer.insert_text("\n")
 
-    shown: dict[str, Any] = {"prompt_continuation": "  ", "bottom_toolbar": lambda: toolbar(), "multiline": True}
-    options: dict[str, Any] = {"completer": _Completer(), "key_bindings": keys, "reserve_space_for_menu": 6}
-    return PromptSession(history=open_history(), **shown, **options)
+    return PromptSession(
+        history=open_history(),
+        completer=_Completer(),
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="  ",
+        bottom_toolbar=lambda: toolbar(),
+        reserve_space_for_menu=6,
+    )
 
 
 def open_history() -> History:
