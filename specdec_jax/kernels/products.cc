@@ -45,7 +45,7 @@ void* scratch(size_t bytes) {
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
 }
 
-size_t up(size_t size, size_t step) { return (size + step - 1) / step * step; }
+constexpr size_t up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 
 inline float to_float(Bf16 value) {
   uint32_t bits = static_cast<uint32_t>(value) << 16;
@@ -61,6 +61,16 @@ inline Lanes zero() { return _mm512_setzero_ps(); }
 inline Lanes load(const float* from) { return _mm512_loadu_ps(from); }
 inline Lanes add(Lanes sum, Lanes a, Lanes b) { return _mm512_fmadd_ps(a, b, sum); }
 inline float total(Lanes sum) { return _mm512_reduce_add_ps(sum); }
+inline Lanes halves_added(Lanes a, Lanes b) {  // halves of 256 bits, then of 128, as in `total`
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+inline __m128 totals(Lanes a, Lanes b, Lanes c, Lanes d) {
+  const Lanes ab = halves_added(a, b), cd = halves_added(c, d);  // two quarters of each
+  Lanes all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+  all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+  return _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), all));
+}
 inline Lanes to_lanes(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
@@ -83,7 +93,6 @@ inline Lanes power_of_two(Lanes n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
 inline void store(float* to, Lanes value) { _mm512_storeu_ps(to, value); }
-inline Lanes in_register(Lanes value) { return value; }
 #else
 using Lanes = __m256;
 constexpr size_t LANES = 8;
@@ -94,6 +103,14 @@ inline float total(Lanes sum) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline __m128 totals(Lanes a, Lanes b, Lanes c, Lanes d) {  // as `total`
+  const Lanes ab = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  const Lanes cd = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+  const Lanes two = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  const Lanes one = _mm256_add_ps(two, _mm256_movehdup_ps(two));  // a, -, c, - | b, -, d, -
+  return _mm_unpacklo_ps(_mm_shuffle_ps(_mm256_castps256_ps128(one), _mm256_castps256_ps128(one), 0x88),
+                         _mm_shuffle_ps(_mm256_extractf128_ps(one, 1), _mm256_extractf128_ps(one, 1), 0x88));
 }
 inline Lanes to_lanes(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
@@ -117,11 +134,12 @@ inline Lanes power_of_two(Lanes n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline void store(float* to, Lanes value) { _mm256_storeu_ps(to, value); }
-inline Lanes in_register(Lanes value) {  // else compilers load an input again for each use, and spill sums
-  asm("" : "+x"(value));
+#endif
+template <class Register>
+inline Register in_register(Register value) {  // else compilers load an input again for each use, and spill sums
+  asm("" : "+v"(value));
   return value;
 }
-#endif
 
 #ifdef __AMX_BF16__
 
@@ -357,8 +375,7 @@ struct By<Bf16> : By<int8_t> {
 #endif
 
 #ifdef __AVX512BF16__
-template <>
-struct By<Bf16> {
+struct InPairs {
   using Input = Bf16;
   using Weights = __m512bh;
   static constexpr size_t STEP = 32;
@@ -367,14 +384,22 @@ struct By<Bf16> {
   static Weights read(const Bf16* from) {
     return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from));
   }
-  static __m512bh input(const Bf16* x) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(x)); }
+  template <int part, bool spare>
+  static Weights read(const int8_t* from) {  // small whole numbers are exact
+    return in_register(_mm512_cvtne2ps_pbh(to_lanes(from + LANES), to_lanes(from)));
+  }
+  static __m512bh input(const Bf16* x) { return in_register(reinterpret_cast<__m512bh>(_mm512_loadu_si512(x))); }
   static Lanes sum(Lanes sum, Weights w, __m512bh x) { return _mm512_dpbf16_ps(sum, w, x); }
   static void lay(const Bf16* from, Bf16* out) { memcpy(out, from, STEP * sizeof(Bf16)); }
 };
+template <>
+struct By<Bf16> : InPairs {};
+template <>
+struct By<int8_t> : InPairs {};
 #endif
 
 constexpr size_t UNIT = 24;  // columns of a group, a multiple of every tile's: threads cut between groups
-constexpr size_t AHEAD = 512;  // bytes of a stream of weights that are fetched in advance
+constexpr size_t AHEAD = LANES == 16 ? 1024 : 512;  // bytes of a stream of weights that are fetched in advance
 
 // Adds the products of a step of x with COLUMNS columns of weights, `apart` entries apart.
 template <class W, int ROWS, int COLUMNS, int part = 0>
@@ -392,7 +417,7 @@ inline void add_step(Lanes (&sums)[COLUMNS][ROWS], const W* weights, size_t apar
 
 // COLUMNS columns, `apart` columns apart from `column` on. The next tile continues each of their streams.
 template <class W, int ROWS, int COLUMNS>
-inline void tile(const Product& p, size_t column, size_t apart, size_t row) {
+inline void tile(const Product& p, size_t column, size_t apart, size_t row, size_t ahead) {
   using How = By<W>;
   const size_t stride = up(p.depth, How::STEP), whole = p.depth / How::STEP * How::STEP;
   const W* weights = static_cast<const W*>(p.weights) + column * p.depth;
@@ -402,7 +427,7 @@ inline void tile(const Product& p, size_t column, size_t apart, size_t row) {
     for (int r = 0; r < ROWS; r++) sums[c][r] = zero();
   for (size_t k = 0; k < whole; k += How::STEP) {
     for (int c = 0; c < COLUMNS; c++) {
-      _mm_prefetch(reinterpret_cast<const char*>(weights + c * apart * p.depth + k) + AHEAD, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(weights + c * apart * p.depth + k) + ahead, _MM_HINT_T0);
     }
     add_step<W, ROWS, COLUMNS>(sums, weights + k, apart * p.depth, x + k, stride);
   }
@@ -413,36 +438,44 @@ inline void tile(const Product& p, size_t column, size_t apart, size_t row) {
     }
     add_step<W, ROWS, COLUMNS>(sums, rest[0], How::STEP, x + whole, stride);
   }
+  constexpr int SUMS = COLUMNS * ROWS;
+  float each[up(SUMS, 4)];
+  const Lanes* sum = sums[0];
+  for (int i = 0; i + 4 <= SUMS; i += 4) _mm_storeu_ps(each + i, totals(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
+  for (int i = SUMS / 4 * 4; i < SUMS; i++) each[i] = total(sum[i]);
   for (int c = 0; c < COLUMNS; c++) {
     const size_t at = column + c * apart;
     const float scale = p.scale ? p.scale[at] : 1.0f;
-    for (int r = 0; r < ROWS; r++) p.out[(row + r) * p.columns + at] = total(sums[c][r]) * scale;
+    for (int r = 0; r < ROWS; r++) p.out[(row + r) * p.columns + at] = each[c * ROWS + r] * scale;
   }
 }
 
+// The `turn`-th of `turns` passes over the columns from `begin` to `end`, which share the fetching of the next as many.
 template <class W, int ROWS>
-void group(const Product& p, size_t begin, size_t end, size_t row) {
+void group(const Product& p, size_t begin, size_t end, size_t row, size_t turn, size_t turns) {
   constexpr int WIDE = COLUMNS[ROWS];
-  const size_t apart = (end - begin) / WIDE;
-  for (size_t i = 0; i < apart; i++) tile<W, ROWS, WIDE>(p, begin + i, apart, row);
-  for (size_t column = begin + apart * WIDE; column < end; column++) tile<W, ROWS, 1>(p, column, 1, row);
+  const size_t apart = (end - begin) / WIDE, next = (end - begin) * p.depth * sizeof(W);
+  for (size_t i = 0; i < apart; i++) {
+    tile<W, ROWS, WIDE>(p, begin + i, apart, row, LANES == 16 && turns > 1 && i % turns == turn ? next : AHEAD);
+  }
+  for (size_t column = begin + apart * WIDE; column < end; column++) tile<W, ROWS, 1>(p, column, 1, row, AHEAD);
 }
 
 template <class W, int ROWS = MOST_ROWS>
-void rows(const Product& p, size_t begin, size_t end, size_t row, size_t count) {
-  if (count == ROWS) return group<W, ROWS>(p, begin, end, row);
-  if constexpr (ROWS > 1) rows<W, ROWS - 1>(p, begin, end, row, count);
+void rows(const Product& p, size_t begin, size_t end, size_t row, size_t count, size_t turn = 0, size_t turns = 1) {
+  if (count == ROWS) return group<W, ROWS>(p, begin, end, row, turn, turns);
+  if constexpr (ROWS > 1) rows<W, ROWS - 1>(p, begin, end, row, count, turn, turns);
 }
 
 template <class W>
 void multiply(const Product& p, size_t begin, size_t end) {
   if (p.rows <= MOST_ROWS) return rows<W>(p, begin, end, 0, p.rows);
   const size_t tiles = up(p.rows, MOST_ROWS) / MOST_ROWS, each = up(p.rows, tiles) / tiles;  // of rows, about equal
-  constexpr size_t CACHED = 4 * UNIT;  // columns that stay in a cache for the next tile of rows
+  constexpr size_t CACHED = (LANES == 16 ? 1 : 4) * UNIT;  // columns that stay in a cache for the next tile of rows
   for (size_t column = begin; column < end; column += CACHED) {
     const size_t last = std::min(column + CACHED, end);
     for (size_t row = 0; row < p.rows; row += each) {
-      rows<W>(p, column, last, row, std::min(p.rows - row, each));
+      rows<W>(p, column, last, row, std::min(p.rows - row, each), row / each, tiles);
     }
   }
 }
