@@ -1,0 +1,29 @@
+"""Which drafter for Qwen2.5-Coder-Instruct 1.5B: the 0.5B model, a distilled one that reads the target, or both?
+
+Command:   make coder; python -m experiments.distill configs/distill_coder_reading.py
+           D=runs/distill-coder-reading; python -m experiments.distill rank_tokens --data $D/data --out $D/drafter
+           python -m experiments.compare configs/coder_drafters.py
+Hardware:  2 x86 cores, 12 GB of memory, nothing else running
+Time:      not measured yet
+Expected:  docs/drafters.md, "A drafter for Qwen2.5-Coder"
+"""
+
+from configs.base import CompareConfig, Method
+from specdec_jax.stopping import survival
+
+SMALLER, READING = "runs/coder-0.5b.gguf", "runs/distill-coder-reading/drafter@16384"
+
+config = CompareConfig(
+    name="coder-drafters",
+    prompts="configs/prompts/demo.jsonl:2",
+    target="runs/coder-1.5b.gguf",
+    drafter=SMALLER,
+    methods=(
+        Method("plain", policy=None),
+        Method("0.5B", survival()),
+        Method("reading", survival(), drafter=READING),
+        Method("both", survival(), drafter=f"{READING},{SMALLER}"),
+    ),
+    temperatures=(0.0, 0.7),
+    max_new_tokens=64,
+)
