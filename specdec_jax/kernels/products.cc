@@ -401,6 +401,7 @@ struct By<int8_t> : InPairs {};
 #endif
 
 constexpr size_t UNIT = 24;  // columns of a group, a multiple of every tile's: threads cut between groups
+constexpr size_t CACHE_SHARE = 300 << 10;  // bytes of weights
 constexpr size_t AHEAD = LANES == 16 ? 1024 : 512;  // bytes of a stream of weights that are fetched in advance
 
 // Adds the products of a step of x with COLUMNS columns of weights, `apart` entries apart.
@@ -479,9 +480,11 @@ template <class W>
 void multiply(const Product& p, size_t begin, size_t end) {
   if (p.rows <= MOST_ROWS) return rows<W>(p, begin, end, 0, p.rows);
   const size_t tiles = up(p.rows, MOST_ROWS) / MOST_ROWS, each = up(p.rows, tiles) / tiles;  // of rows, about equal
-  constexpr size_t CACHED = (LANES == 16 ? 1 : 4) * UNIT;  // columns that stay in a cache for the next tile of rows
-  for (size_t column = begin; column < end; column += CACHED) {
-    const size_t last = std::min(column + CACHED, end);
+  // Columns that stay in the second-level cache for the next tile of rows.
+  const size_t most = LANES == 16 && p.rows <= 64 ? 1 : 4;
+  const size_t cached = std::clamp<size_t>((CACHE_SHARE / sizeof(W)) / (p.depth * UNIT), 1, most) * UNIT;
+  for (size_t column = begin; column < end; column += cached) {
+    const size_t last = std::min(column + cached, end);
     for (size_t row = 0; row < p.rows; row += each) {
       rows<W>(p, column, last, row, std::min(p.rows - row, each), row / each, tiles);
     }
