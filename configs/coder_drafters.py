@@ -4,14 +4,14 @@ Command:   make coder; python -m experiments.distill configs/distill_coder_readi
            D=runs/distill-coder-reading; python -m experiments.distill rank_tokens --data $D/data --out $D/drafter
            python -m experiments.compare configs/coder_drafters.py
 Hardware:  2 x86 cores, 12 GB of memory, nothing else running
-Time:      not measured yet
+Time:      5 minutes
 Expected:  docs/drafters.md, "A drafter for Qwen2.5-Coder"
 """
 
 from configs.base import CompareConfig, Method
 from specdec_jax.stopping import survival
 
-SMALLER, READING = "runs/coder-0.5b.gguf", "runs/distill-coder-reading/drafter@16384"
+SMALLER, READING = "runs/coder-0.5b.gguf", "runs/distill-coder-reading/drafter@8192"
 
 config = CompareConfig(
     name="coder-drafters",
@@ -22,7 +22,7 @@ config = CompareConfig(
         Method("plain", policy=None),
         Method("0.5B", survival()),
         Method("reading", survival(), drafter=READING),
-        Method("both", survival(), drafter=f"{READING},{SMALLER}"),
+        Method("both", survival(), drafter=(READING, SMALLER)),
     ),
     temperatures=(0.0, 0.7),
     max_new_tokens=64,

@@ -2,8 +2,8 @@
 
 Command:   make coder; python -m experiments.distill configs/distill_coder_reading.py
 Hardware:  2 x86 cores, 16 GB of memory, 4 GB of disk; measured on two of an AMD EPYC with AVX512-BF16
-Time:      30 minutes of writing
-Expected:  docs/drafters.md, "A drafter for Qwen2.5-Coder"
+Time:      20 minutes of writing, 13 of training, 2 of judging
+Expected:  greedy agreement 0.517 on the held-out shard; docs/drafters.md, "A drafter for Qwen2.5-Coder"
 
 Its width is a third of the target's, and it reads three of its 28 layers. Nothing is shipped of it.
 """
@@ -21,7 +21,7 @@ KINDS = ("demo", "code", "math", "summarise", "german", "instructions", "mixed")
 config = DistillConfig(
     name="distill-coder-reading",
     target="runs/coder-1.5b.gguf",
-    tokens=250_000,
+    tokens=180_000,
     held_out=tuple(f"configs/prompts/{name}.jsonl" for name in KINDS),
     short=Pool(32, 448, 512),
     long=Pool(16, 896, 1024),
@@ -31,7 +31,7 @@ config = DistillConfig(
         layers=2, width=512, heads=8, kv_heads=2, head_dim=64, hidden=1536, init="induction", reads=(14, 22, 27)
     ),
     packing=Packing(slots=(448, 896), tokens=3584, candidates=8192, sampled=1024),
-    schedule=Schedule(steps=600, rate=1e-3, warmup=50),
+    schedule=Schedule(steps=400, rate=1e-3, warmup=50),
     unroll=Unroll(share=0.25),
     intervals=Intervals(save_every=100, log_every=20),
     validation=1,

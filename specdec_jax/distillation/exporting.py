@@ -56,25 +56,20 @@ def export(
 def model_card(fields: Mapping[str, Any]) -> str:
     """A model card in Markdown.
 
-    `name` is required. `license` (apache-2.0), `base_model` (HuggingFaceTB/SmolLM2-135M-Instruct), `language`, `tags`
-    and `library_name` go to the header; `summary` (text), `target` and `parameters` (their number) follow the name;
+    `name` is required. `license`, `base_model` (a hub id) and `language` go to the header, with `tags` and
+    `library_name`; `summary` (text), `target` and `parameters` (their number) follow the name;
     `data`, `recipe`, `cost` and `notes` are text or a mapping; `figures` is text, or maps a task to {column: number,
     text or (estimate, low, high)}. Missing fields are omitted. Raises ValueError for another field.
     """
-    header: dict[str, Any] = {
-        "license": "apache-2.0",
-        "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "language": "en",
-        "library_name": "transformers",
-        "tags": ["speculative-decoding", "drafter"],
-    }
-    expected = {"name", "summary", *FACTS, *header, *SECTIONS}
+    header: dict[str, Any] = {"library_name": "transformers", "tags": ["speculative-decoding", "drafter"]}
+    in_header = ("license", "base_model", "language", *header)
+    expected = {"name", "summary", *FACTS, *in_header, *SECTIONS}
     for name in fields:
         if name not in expected:
             raise ValueError(f"a model card has no field {name!r}{nearest(name, expected)}")
     if not fields.get("name"):
         raise ValueError("a model card needs a name")
-    header |= {name: fields[name] for name in header if name in fields}
+    header |= {name: fields[name] for name in in_header if name in fields}
     lines = ["---", *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in header.items()), "---"]
     facts = _facts({name: fields[name] for name in FACTS if name in fields})
     blocks = ["\n".join(lines), f"# {fields['name']}", str(fields.get("summary", "")), facts]

@@ -90,7 +90,7 @@ def test_a_card_says_what_is_given():
     }
     given = {"name": "small", "parameters": 15_140_864, "base_model": "org/target: 1", "recipe": {"betas": (0.9, 0.95)}}
     card = model_card(given | {"figures": figures})
-    assert '"org/target: 1"' in card and "15,140,864" in card and "betas: 0.9, 0.95" in card
+    assert '"org/target: 1"' in card and "15,140,864" in card and "betas: 0.9, 0.95" in card and "license" not in card
     assert card.endswith("| qa | 0.41 [0.38, 0.44] | 0.5 |\n| math\\|1 | – | 0.25 |\n")
 
 
