@@ -1,10 +1,10 @@
-"""Which drafter for Qwen2.5-Coder-Instruct 1.5B: the 0.5B model, a distilled one that reads the target, or both?
+"""Which drafter for Qwen2.5-Coder-Instruct 1.5B: the 0.5B model, SmolLM2-135M, or one distilled to read the target?
 
 Command:   make coder; python -m experiments.distill configs/distill_coder_reading.py
            D=runs/distill-coder-reading; python -m experiments.distill rank_tokens --data $D/data --out $D/drafter
            python -m experiments.compare configs/coder_drafters.py
 Hardware:  2 x86 cores, 12 GB of memory, nothing else running
-Time:      5 minutes
+Time:      7 minutes
 Expected:  docs/drafters.md, "A drafter for Qwen2.5-Coder"
 """
 
@@ -21,6 +21,7 @@ config = CompareConfig(
     methods=(
         Method("plain", policy=None),
         Method("0.5B", survival()),
+        Method("smollm2", survival(), drafter="smollm2"),  # the 39,237 tokens that both have
         Method("reading", survival(), drafter=READING),
         Method("both", survival(), drafter=(READING, SMALLER)),
     ),

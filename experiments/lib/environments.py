@@ -21,7 +21,7 @@ STAMP = ".requirements"
 PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
 SOURCE = "llama-cpp-python"
 LLAMA_CPP = ("llama-completion", "llama-speculative-simple", "llama-speculative")
-LLAMA_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DLLAMA_CURL=OFF")
+LLAMA_FLAGS = ("-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF")
 
 
 class NoEnvironment(RuntimeError):
