@@ -8,33 +8,30 @@ Expected:  greedy agreement 0.517 on the held-out shard; docs/drafters.md, "A dr
 Its width is a third of the target's, and it reads three of its 28 layers. Nothing is shipped of it.
 """
 
-from configs.base_distillation import DistillConfig
-from specdec_jax.distillation.batches import Packing
-from specdec_jax.distillation.conversations import Pool, Temperatures
+import dataclasses
+
+from configs.distill_smollm2_reading import config as reading
+from specdec_jax.distillation.conversations import Pool
 from specdec_jax.distillation.initial import Shape
-from specdec_jax.distillation.loop import Intervals
 from specdec_jax.distillation.training import Schedule
-from specdec_jax.distillation.unrolled import Unroll
 
 KINDS = ("demo", "code", "math", "summarise", "german", "instructions", "mixed")
 
-config = DistillConfig(
+config = dataclasses.replace(
+    reading,
     name="distill-coder-reading",
     target="runs/coder-1.5b.gguf",
     tokens=180_000,
     held_out=tuple(f"configs/prompts/{name}.jsonl" for name in KINDS),
     short=Pool(32, 448, 512),
     long=Pool(16, 896, 1024),
-    temperatures=Temperatures(weights=(0.5, 0.05, 0.4, 0.05)),
+    cycle=("short", "long", "short", "long", "short"),
     hidden_layers=(14, 22, 27),
+    start_from=None,
     shape=Shape(
         layers=2, width=512, heads=8, kv_heads=2, head_dim=64, hidden=1536, init="induction", reads=(14, 22, 27)
     ),
-    packing=Packing(slots=(448, 896), tokens=3584, candidates=8192, sampled=1024),
     schedule=Schedule(steps=400, rate=1e-3, warmup=50),
-    unroll=Unroll(share=0.25),
-    intervals=Intervals(save_every=100, log_every=20),
-    validation=1,
     judge=("configs/prompts/demo.jsonl:2",),
     seed=31,
 )

@@ -45,7 +45,7 @@ void* scratch(size_t bytes) {
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
 }
 
-constexpr size_t up(size_t size, size_t step) { return (size + step - 1) / step * step; }
+size_t up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 
 inline float to_float(Bf16 value) {
   uint32_t bits = static_cast<uint32_t>(value) << 16;
@@ -401,7 +401,7 @@ struct By<int8_t> : InPairs {};
 #endif
 
 constexpr size_t UNIT = 24;  // columns of a group, a multiple of every tile's: threads cut between groups
-constexpr size_t CACHE_SHARE = 300 << 10;  // bytes of weights
+constexpr size_t CACHE_SHARE = 300 << 10;  // bytes of weights that stay in the second-level cache for the next rows
 constexpr size_t AHEAD = LANES == 16 ? 1024 : 512;  // bytes of a stream of weights that are fetched in advance
 
 // Adds the products of a step of x with COLUMNS columns of weights, `apart` entries apart.
@@ -448,7 +448,7 @@ inline void tile(const Product& p, size_t column, size_t apart, size_t row, size
   Lanes sums[COLUMNS][ROWS];
   add_up<W, ROWS, COLUMNS>(sums, p, column, apart, row, ahead);
   constexpr int SUMS = COLUMNS * ROWS;
-  float each[up(SUMS, 4)];
+  float each[SUMS];
   const Lanes* sum = sums[0];
   for (int i = 0; i + 4 <= SUMS; i += 4) _mm_storeu_ps(each + i, totals(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
   for (int i = SUMS / 4 * 4; i < SUMS; i++) each[i] = total(sum[i]);
@@ -480,8 +480,7 @@ template <class W>
 void multiply(const Product& p, size_t begin, size_t end) {
   if (p.rows <= MOST_ROWS) return rows<W>(p, begin, end, 0, p.rows);
   const size_t tiles = up(p.rows, MOST_ROWS) / MOST_ROWS, each = up(p.rows, tiles) / tiles;  // of rows, about equal
-  // Columns that stay in the second-level cache for the next tile of rows.
-  const size_t most = LANES == 16 && p.rows <= 64 ? 1 : 4;
+  const size_t most = LANES == 16 && p.rows <= 64 ? 1 : 4;  // few rows: short pieces, fetched one ahead
   const size_t cached = std::clamp<size_t>((CACHE_SHARE / sizeof(W)) / (p.depth * UNIT), 1, most) * UNIT;
   for (size_t column = begin; column < end; column += cached) {
     const size_t last = std::min(column + cached, end);

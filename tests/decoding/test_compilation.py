@@ -87,13 +87,13 @@ def program_of_layers(count):
 
 def test_layers_are_traced_once_and_share_what_is_alike():
     """One function lowered for all but the last, whose output no prefill reads; one cosine, no concatenation each."""
+    few, many = program_of_layers(2), program_of_layers(5)
+    functions = [program[0].count("func.func private @_traced_block") for program in (few, many)]
+    assert functions == ([2, 2] if jax.__version_info__ >= (0, 11) else [1, 1])  # 0.10 lowers the last as the others
     if jax.__version_info__ < (0, 11):
         pytest.xfail("XLA of jax 0.10 (Python 3.11) computes the cosine again for every layer")
-    few, many = program_of_layers(2), program_of_layers(5)
-    assert few[0].count("func.func private @_traced_block") == many[0].count("func.func private @_traced_block") == 2
-    for operation in (" cosine(", " concatenate("):
-        assert many[1].count(operation) == few[1].count(operation)
-    assert many[1].count(" cosine(") > 0
+    assert many[1].count(" cosine(") == few[1].count(" cosine(") > 0
+    assert many[1].count(" concatenate(") == few[1].count(" concatenate(")
 
 
 def test_decoders_of_one_target_share_what_reads_the_prompt():
