@@ -41,7 +41,7 @@ from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import alternate, summary
 from specdec_jax.decoding import Decoder, build_decoder, draft_loop
-from specdec_jax.decoding.rounds import finish_round, narrowest, open_round
+from specdec_jax.decoding.rounds import finish_round, log_q_buffer, narrowest, open_round
 from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
@@ -162,9 +162,9 @@ def on_host(decoder: Decoder) -> Decoder:
     def source(params: Any, state: DecodeState, context: Any) -> Any:
         return parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
 
-    @jax.jit
-    def begin(params: Any, state: DecodeState) -> Any:
-        context, uniforms, opened, log_q = open_round(parts, params, state)
+    @functools.partial(jax.jit, donate_argnums=2)
+    def begin(params: Any, state: DecodeState, log_q: Any) -> Any:
+        context, uniforms, opened = open_round(parts, params, state)
         return uniforms, *draft_loop.initial_loop(opened, parts.policy, state.policy, context, longest, log_q)
 
     @functools.partial(jax.jit, donate_argnums=4)
@@ -173,18 +173,18 @@ def on_host(decoder: Decoder) -> Decoder:
         return draft_loop.draft_one(opened, parts.policy, context, lambda step: uniforms[:, step, DRAFT], loop)
 
     @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
-    def finish(params: Any, state: DecodeState, uniforms: Any, context: Any, drafted: Any, width: int) -> DecodeState:
-        narrow, opened = parts._replace(widths=(width,)), source(params, state, context)
-        return finish_round(narrow, params, state, context, uniforms, opened, drafted)
+    def finish(params: Any, state: DecodeState, uniforms: Any, context: Any, drafted: Any, choice: int) -> DecodeState:
+        narrow, opened = parts._replace(widths=(widths[choice],)), source(params, state, context)
+        return finish_round(narrow, params, state, (context, uniforms, opened), drafted)
 
     def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
-        played = 0
+        played, log_q = 0, jax.jit(functools.partial(log_q_buffer, parts))(params, state)
         while state.done.sum() < (leave or len(state.done)) and played != rounds:
-            uniforms, context, loop = begin(params, state)
+            uniforms, context, loop = begin(params, state, log_q)
             while loop.going.any():
                 loop = draft(params, state, uniforms, context, loop)
-            width = widths[int(narrowest(widths, loop.drafted.length))]
-            state, played = finish(params, state, uniforms, context, loop.drafted, width), played + 1
+            state = finish(params, state, uniforms, context, loop.drafted, int(narrowest(widths, loop.drafted.length)))
+            played, log_q = played + 1, loop.drafted.log_q
         return state
 
     return decoder._replace(run=run)

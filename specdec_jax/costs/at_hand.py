@@ -4,8 +4,7 @@ A file is identified by everything that determines the time of a pass: both mode
 cores and their instructions, and the version of jax. One process measures, others that need the same costs wait. Costs
 measured on a busy machine are wrong. Therefore doubtful measurements are repeated once, remaining doubts are stored in
 `CostModel.doubts`, and doubtful costs are measured again by the next process, or by this one when decoding times
-contradict them (`look_at`). A later process repeats one pass, until one agrees: if it is much faster, the pair's costs
-are measured again.
+contradict them (`look_at`).
 """
 
 import contextlib
@@ -42,7 +41,6 @@ DRAFTS, SLOTS, PASSES = 7, 512, 2
 MANY_PASSES = 32  # on accelerators, where a call costs a millisecond and a pass hardly more
 FEW = 128  # slots of the second pass that measures the cost of a slot in a batch; for one row it is negligible
 SECONDS, REPEATS = 4.0, 9  # limits on time and number of alternations of programs; at least three
-FASTER = 0.8  # cached costs are doubted if a pass takes less than this share of the cached time
 SAME = 0.1  # maximum relative difference of a second measurement that confirms the first
 _disagreed: set[Path] = set()  # files measured again because decoding disagreed, once per process
 
@@ -61,8 +59,8 @@ def measured(
         drafter_of: (language model, maximum draft length) -> the drafter whose rounds are measured.
         batch: number of rows that share the passes.
     """
-    # Files of earlier versions, without "doubts", are not read.
-    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "doubts"]
+    # Files of earlier versions, which timed copies of caches with the passes, are not read.
+    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "donated"]
     mesh = mesh_here()
     shapes += [batch, FEW] if batch > 1 else []
     shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
@@ -77,8 +75,7 @@ def measured(
 
     path = file_for("costs", names, shapes)
     path_of = where(path)
-    table = once(path, load_cost_model, save_cost_model, measure)
-    return table if path is None else _confirmed(path, table, target, measure)
+    return once(path, load_cost_model, save_cost_model, measure)
 
 
 def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
@@ -171,31 +168,6 @@ def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) ->
     few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=_passes())
     times = turns({"many": many, "few": few}, REPEATS, {"many": _passes(), "few": _passes()}, seconds=2 * SECONDS)
     return max(1.0 - float(np.median(np.divide(times["few"], times["many"]))), 0.0)
-
-
-def _confirmed(
-    path: Path, costs: CostModel, target: LoadedModel, measure: Callable[[CostModel | None], CostModel]
-) -> CostModel:
-    """The costs measured by another process, or new ones if a plain pass is so much faster now that it was busy.
-
-    `look_at` cannot detect this for batches and lookups. After an agreeing pass or a new measurement no later process
-    checks again; a slower pass indicates that the machine is busy now.
-    """
-    agreed = path.with_suffix(".agreed")
-    with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
-        if path in measured_here or (agreed.exists() and agreed.stat().st_mtime >= path.stat().st_mtime):
-            return costs
-        plain_pass = target_pass(target.model, target.params, WIDTHS[0], costs.batch, SLOTS, passes=_passes())
-        times = alternate({"1": plain_pass}, REPEATS, {"1": _passes()}, seconds=SECONDS / 4)
-        share = times["1"].median / costs.plain_pass
-        if share < FASTER:
-            say("a pass takes less time than when costs were measured: the machine was busy then")
-            costs = measure(costs)
-            save_cost_model(path, costs)
-        measured_here.add(path)
-        if share <= 1 / FASTER:
-            agreed.touch()
-    return costs
 
 
 def _file_of(costs: CostModel) -> Path | None:

@@ -49,10 +49,10 @@ def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
     """Verification widths for drafts of at most `max_draft_length` tokens: the steps of the measured times.
 
     The widest holds the longest draft. A narrower one is included if it saves 3 % of the next wider pass. For doubtful
-    costs they are powers of two, as without a measurement, because a wrong table must not exclude widths.
+    costs they are powers of two, because a wrong table must not exclude widths.
     """
     if costs.doubts:
-        return default_widths(max_draft_length)
+        return (1, *default_widths(max_draft_length))
     full = max_draft_length + 1
     chosen = [full]
     for width in sorted((width for width in costs.widths if width < full), reverse=True):

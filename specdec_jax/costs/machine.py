@@ -1,9 +1,11 @@
 """Properties of the current machine: processor, cores, load, device and free memory."""
 
 import contextlib
+import math
 import os
 import platform
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ GROUPS = {  # memory limits of control groups, versions 2 and 1
     Path("/sys/fs/cgroup"): ("memory.max", "memory.current"),
     Path("/sys/fs/cgroup/memory"): ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 }
+_imported = time.monotonic(), time.process_time()
 
 
 def processor() -> str:
@@ -36,9 +39,10 @@ def cores() -> int | None:
 
 
 def load_average() -> float:
-    """The load average of the last minute; 0 if the system does not report it."""
+    """The load average of the last minute, without this process's part; 0 if the system does not report it."""
+    passed, used = time.monotonic() - _imported[0], time.process_time() - _imported[1]
     with contextlib.suppress(OSError, AttributeError):
-        return os.getloadavg()[0]
+        return max(os.getloadavg()[0] - used / passed * (1 - math.exp(-passed / 60)), 0.0)
     return 0.0
 
 

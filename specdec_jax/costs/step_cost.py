@@ -20,7 +20,7 @@ from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.prefill import target_prefill
-from specdec_jax.decoding.rounds import draft_of, empty_log_q
+from specdec_jax.decoding.rounds import empty_log_q
 from specdec_jax.decoding.sampling import DRAFT, argmax, make_warp, round_uniforms
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
@@ -41,9 +41,12 @@ class Cost(NamedTuple):
 def target_pass(
     model: LanguageModel, params: Params, width: int, batch: int, slots: int, passes: int
 ) -> Callable[[], Any]:
-    """A call that runs `passes` target passes of [batch, width] tokens over a half-full cache and waits for them."""
+    """A call that runs `passes` target passes of [batch, width] tokens over a half-full cache and waits for them.
 
-    def loop(params: Params, cache: Cache, tokens: Array) -> Array:
+    The cache is donated, as in decoding: a copy of sixteen rows' takes as long as half a pass.
+    """
+
+    def loop(params: Params, cache: Cache, tokens: Array) -> tuple[Cache, Array]:
         def one_pass(_: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
             cache, tokens = carry
             start = jnp.full((batch,), slots // 2, jnp.int32)
@@ -51,13 +54,23 @@ def target_pass(
             chosen = argmax(logits.reshape(batch * width, -1))  # keeps XLA from removing the head
             return cache, chosen.reshape(batch, width)
 
-        return lax.fori_loop(0, passes, one_pass, (cache, tokens))[1]
+        return lax.fori_loop(0, passes, one_pass, (cache, tokens))
 
-    compiled = jax.jit(loop)
     source = None if model.spec.source is None else _source(batch)
     cache = jax.jit(lambda params, source: model.init_cache(params, batch, slots, source))(params, source)
     tokens = jnp.ones((batch, width), jnp.int32)
-    return lambda: jax.block_until_ready(compiled(params, cache, tokens))
+    return _again(jax.jit(loop, donate_argnums=1), params, cache, tokens)
+
+
+def _again(compiled: Callable[..., tuple[Any, Any]], params: Params, state: Any, *arguments: Any) -> Callable[[], Any]:
+    """A call of `compiled(params, state, *arguments)`, which returns the next call's state first, and waits for it."""
+
+    def call() -> Any:
+        nonlocal state
+        state, out = jax.block_until_ready(compiled(params, state, *arguments))
+        return out
+
+    return call
 
 
 def prompt_pass(model: LanguageModel, params: Params, length: int) -> Callable[[], Any]:
@@ -79,34 +92,35 @@ def draft_round(
 ) -> Callable[[], Any]:
     """A call that drafts one round and waits for it; the entropies are not computed."""
     assert drafter.model is not None
-    begin, vocab_size = jnp.full((batch,), slots // 2, jnp.int32), drafter.model.spec.vocab_size
+    longest, vocab_size = drafter.max_draft_length, drafter.model.spec.vocab_size
+    begin = jnp.full((batch,), slots // 2, jnp.int32)
 
-    def draft(params: Params, state: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
-        source, longest = drafter.source(params, state, tokens, context), drafter.max_draft_length
+    def draft(params: Params, before: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
+        state, log_q = before
+        source = drafter.source(params, state, tokens, context)
         chance = round_uniforms(jnp.zeros((batch,), jnp.uint32), context.emitted, longest)
-        log_q = empty_log_q(source, batch, longest, vocab_size, True)
-        drafted = draft_loop.draft(
-            source, policy, policy_state, context, lambda step: chance[:, step, DRAFT], longest, log_q
-        )
-        verified = draft_of(source.close(drafted)[1])
-        return verified.tokens, verified.length, *(() if verified.log_q is None else (verified.log_q,))
+        uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
+        drafted = draft_loop.draft(source, policy, policy_state, context, uniform, longest, log_q)
+        after, to_verify = source.close(drafted)
+        return (after, drafted.log_q), to_verify.tokens
 
-    def half_full(params: Params, source: tuple[Array, Array], tokens: Array) -> Any:
-        return drafter.fill(params, drafter.init(params, batch, slots, source), tokens, begin)
+    def half_full(params: Params, read: tuple[Array, Array], tokens: Array) -> Any:
+        state = drafter.fill(params, drafter.init(params, batch, slots, read), tokens, begin)
+        source = drafter.source(params, state, tokens, context)
+        return state, empty_log_q(source, batch, longest, vocab_size, True)
 
-    compiled, tokens = jax.jit(draft), jnp.ones((batch, slots), jnp.int32)
-    state = jax.jit(half_full)(params, _source(batch), tokens)
+    tokens = jnp.ones((batch, slots), jnp.int32)
     context = RoundContext(
         length=begin,
         emitted=jnp.zeros_like(begin),
-        budget=jnp.full_like(begin, drafter.max_draft_length),
+        budget=jnp.full_like(begin, longest),
         alive=jnp.ones((batch,), bool),
         policy_seed=jnp.zeros((batch,), jnp.uint32),
         warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
         monitor=(),
     )
-    policy_state = policy.init(batch)
-    return lambda: jax.block_until_ready(compiled(params, state, tokens, policy_state, context))
+    begun = jax.jit(half_full)(params, _source(batch), tokens)
+    return _again(jax.jit(draft, donate_argnums=1), params, begun, tokens, policy.init(batch), context)
 
 
 def _source(batch: int) -> tuple[Array, Array]:

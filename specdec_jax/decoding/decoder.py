@@ -5,10 +5,10 @@ some rows are finished and can be replaced by new requests (`run(..., leave=k)`,
 state that was passed in must not be used again; parameters are arguments, never donated and never closed over.
 """
 
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.encoder_inputs import fresh_request, refuse_encoder
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
-from specdec_jax.decoding.rounds import ModelParams, Parts, decode_round
+from specdec_jax.decoding.rounds import ModelParams, Parts, Run, decode_round, log_q_buffer
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
@@ -46,14 +46,14 @@ class Decoder(NamedTuple):
     extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
-    step: Callable[[ModelParams, DecodeState], DecodeState]
+    step: Callable[[ModelParams, DecodeState], DecodeState]  # one round
     run: Callable[..., DecodeState]  # rounds=n: at most n rounds; leave=k: until k rows are finished
     score: Callable[..., Scores]
     parts: Parts
     jitted: Mapping[str, Any]
 
     def num_programs(self, *names: str) -> int:
-        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend, run or step."""
+        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend or run."""
         return sum(num_programs(self.jitted[name]) for name in names)
 
 
@@ -120,14 +120,14 @@ def build_decoder(
         warnings.warn(f"{verifier.name} verification is lossy: {differs}", LossyVerification, stacklevel=2)
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array, leave: Array) -> DecodeState:
-        def unfinished(carry: tuple[Array, DecodeState]) -> Array:
-            played, state = carry
-            return (played < rounds) & (jnp.sum(state.done.astype(jnp.int32)) < leave)
+        def unfinished(carry: tuple[Array, Run]) -> Array:
+            return (carry[0] < rounds) & (jnp.sum(carry[1][0].done.astype(jnp.int32)) < leave)
 
-        def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        def body(carry: tuple[Array, Run]) -> tuple[Array, Run]:
             return carry[0] + 1, play(parts, params, carry[1])
 
-        return by_rows(lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1])
+        begun = jnp.zeros((), jnp.int32), (state, log_q_buffer(parts, params, state))
+        return by_rows(lax.while_loop(unfinished, body, begun)[1][0])
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = common_prefix(state, fresh)
@@ -142,10 +142,9 @@ def build_decoder(
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
     options = dict(compiler_options or {})
-    jit = functools.partial(jax.jit, compiler_options=options or None)
+    jit = partial(jax.jit, compiler_options=options or None)
     jitted = {
         "run": jit(counted(run_rounds), donate_argnums=1),
-        "step": jit(counted(lambda params, state: by_rows(play(parts, params, state))), donate_argnums=1),
         "prefill": target_prefill(target, observer, prefill_chunk, tuple(options.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(options.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
@@ -256,7 +255,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         scores = jitted["score"](params, padded, warp or make_warp(len(padded), temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
-    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, score, parts, jitted)
+    return Decoder(prefill, compile_all, extend, idle, refill, partial(run, rounds=1), run, score, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:

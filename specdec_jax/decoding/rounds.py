@@ -62,36 +62,30 @@ class Verified(NamedTuple):
     taken: Any  # result of the drafter's observer, leaves [B, K+1, ...]; () without one
 
 
-def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
+Run = tuple[DecodeState, Array | None]  # a state, and the buffer for distributions of drafts (`log_q_buffer`)
+Start = tuple[RoundContext, Array, Source]  # the inputs of a draft loop; the array is of `round_uniforms`
+
+
+def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
     """One round for all unfinished rows. Shapes stay constant; the cache is rolled back by setting its length."""
+    state, log_q = run
     with jax.named_scope("draft"):
-        context, uniforms, source, log_q = open_round(parts, params, state)
+        context, uniforms, source = start = open_round(parts, params, state)
         uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-    return finish_round(parts, params, state, context, uniforms, source, drafted)
+    return finish_round(parts, params, state, start, drafted), drafted.log_q
 
 
-def open_round(
-    parts: Parts, params: ModelParams, state: DecodeState
-) -> tuple[RoundContext, Array, Source, Array | None]:
-    """The inputs of a round's draft loop: context, `round_uniforms`, the drafter's source, and the empty log_q."""
-    context, longest = round_context(parts, state), parts.drafter.max_draft_length
+def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
+    context = round_context(parts, state)
     source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-    log_q = empty_log_q(source, len(state.done), longest, parts.target.spec.vocab_size, parts.verifier.needs_log_q)
-    return context, round_uniforms(state.key, context.emitted, longest + 1), source, log_q
+    return context, round_uniforms(state.key, context.emitted, parts.drafter.max_draft_length + 1), source
 
 
-def finish_round(
-    parts: Parts,
-    params: ModelParams,
-    state: DecodeState,
-    context: RoundContext,
-    uniforms: Array,
-    source: Source,
-    drafted: Drafted,
-) -> DecodeState:
-    """Verifies, emits and commits a draft and returns the new state; `uniforms` are the `round_uniforms`."""
+def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: Start, drafted: Drafted) -> DecodeState:
+    """Verifies, emits and commits a draft and returns the new state."""
+    context, uniforms, source = start
     with jax.named_scope("draft"):
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
@@ -134,6 +128,12 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
         warp=state.warp,
         monitor=state.monitor,
     )
+
+
+def log_q_buffer(parts: Parts, params: ModelParams, state: DecodeState) -> Array | None:
+    """`empty_log_q` for the rounds of a run, which write it in turn: filling it takes as long as a draft."""
+    source, vocab_size = open_round(parts, params, state)[2], parts.target.spec.vocab_size
+    return empty_log_q(source, len(state.done), parts.drafter.max_draft_length, vocab_size, parts.verifier.needs_log_q)
 
 
 def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:

@@ -136,6 +136,16 @@ def test_a_generation_copies_no_cache(policy, dtype):
     assert memory.alias_size_in_bytes > 0.95 * memory.output_size_in_bytes
 
 
+@pytest.mark.parametrize("policy", [adaedl(), comb()])
+def test_the_distributions_of_drafts_are_written_into_one_buffer(policy):
+    """[B, K, V] is filled once a run and not once a round, which takes as long as a draft."""
+    decoder, params = tiny_pair(policy, rejection())
+    state = decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8)
+    program = jax.make_jaxpr(decoder.jitted["run"])(params, state, np.int32(9), np.int32(1)).jaxpr.eqns[0]
+    [loop] = [equation for equation in program.params["jaxpr"].jaxpr.eqns if equation.primitive.name == "while"]
+    assert (1, 3, decoder.parts.target.spec.vocab_size) in [value.aval.shape for value in loop.outvars]
+
+
 def test_nothing_is_transferred_inside_a_generation():
     decoder, params = tiny_pair(adaedl(), rejection())
     state = decoder.prefill(params, [[1, 2, 3]], max_new_tokens=8)
@@ -146,7 +156,7 @@ def test_nothing_is_transferred_inside_a_generation():
     assert int(state.statistics.num_emitted_tokens[0]) == 8
 
 
-@pytest.mark.parametrize("name", ["prefill", "run", "step", "extend", "score"])
+@pytest.mark.parametrize("name", ["prefill", "run", "extend", "score"])
 def test_compiler_options_reach_every_program(name):
     """An option that no compiler knows is refused by each."""
     decoder, params = tiny_pair(static(), rejection())
@@ -156,7 +166,6 @@ def test_compiler_options_reach_every_program(name):
     calls = {
         "prefill": lambda: refused.prefill(params, [[1, 2]], **most),
         "run": lambda: refused.run(params, state),
-        "step": lambda: refused.step(params, state),
         "extend": lambda: refused.extend(params, state, [[1, 2, 3]], **most),
         "score": lambda: refused.score(params, [[1, 2, 3]]),
     }

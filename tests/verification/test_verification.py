@@ -34,8 +34,9 @@ def case(rows, seed=0, temperature=1.0, dtype=np.float32, same=False, chosen=Fal
     drafts = np.array([[rng.choice(VOCAB, p=distribution) for distribution in row] for row in q], np.int32)
     length = rng.integers(0, K + 1, rows).astype(np.int32)
     log_q = log(q)
-    for row in range(rows):  # what the loop leaves beyond a draft
-        log_q[row, length[row] :] = -np.inf if row % 2 else np.log(1 / VOCAB)
+    for row in range(rows):  # beyond a draft is what the loop leaves, or another round left
+        left = [-np.inf, np.log(1 / VOCAB), log_q[row, length[row] :]]
+        log_q[row, length[row] :] = left[row % 3]
         drafts[row, length[row] :] = VOCAB - 1
     target = distributions(jnp.asarray(logits, dtype), make_warp(rows, temperature))
     one_hot = np.full((rows, K), chosen)
@@ -118,6 +119,7 @@ def test_the_number_of_accepted_drafts_always_has_a_distribution(name, same):
     draft, target, _ = case(3000, seed=3, same=same)
     log_prob_accepted, weights = verified(FACTORIES[name](), draft, target)
     np.testing.assert_allclose(np.exp(log_prob_accepted).sum(axis=1), 1.0, atol=2e-5)
+    weights = weights[np.arange(K + 1)[None, :] <= draft.length[:, None]]
     assert np.isfinite(weights).all() and (weights >= 0).all()
 
 

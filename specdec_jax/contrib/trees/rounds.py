@@ -19,6 +19,7 @@ from specdec_jax.decoding.phase import recorded_phase
 from specdec_jax.decoding.rounds import (
     ModelParams,
     Parts,
+    Run,
     Verified,
     append,
     apply_observed,
@@ -46,17 +47,16 @@ class _Uniforms(NamedTuple):
     siblings: Array  # [B, N] float32, for a sibling, and its child; N is 1, or 2 if the policy expands siblings
 
 
-def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> DecodeState:
-    """One round for all unfinished rows. Shapes stay constant; the cache is rolled back by setting its length.
+def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
+    """One round for all unfinished rows, as `decoding.rounds.decode_round`.
 
     Statistics count the whole tree as drafted, and accepted siblings and children as accepted; those by position and
-    the record are for the chain only, so that accepted siblings and children make the emitted tokens more than its
-    accepted drafts and last token.
+    the record are of the chain, to whose accepted drafts and last token accepted siblings and children add.
     """
-    policy, longest = parts.policy, parts.drafter.max_draft_length
+    policy, longest, (state, log_q) = parts.policy, parts.drafter.max_draft_length, run
     assert isinstance(policy, TreePolicy) and policy.beside is not None  # checked by check_parts
     with jax.named_scope("draft"):
-        context, of_chain, source, log_q = open_round(parts, params, state)
+        context, of_chain, source = open_round(parts, params, state)
         predict_beside = None
         if policy.expanded:
             slots = state.tokens.shape[1]
@@ -104,7 +104,7 @@ def decode_round(parts: Parts, params: ModelParams, state: DecodeState) -> Decod
                 num_accepted_tokens=counts.num_accepted_tokens + more[:, 1],
             ),
             record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
-        )
+        ), drafted.chain.log_q
 
 
 def _uniforms(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Uniforms:
