@@ -22,6 +22,7 @@ from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import empty_log_q
 from specdec_jax.decoding.sampling import DRAFT, argmax, make_warp, round_uniforms
+from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
 
 SOURCE = 128  # slots of an encoder's source, all filled
@@ -54,7 +55,7 @@ def target_pass(
             chosen = argmax(logits.reshape(batch * width, -1))  # keeps XLA from removing the head
             return cache, chosen.reshape(batch, width)
 
-        return lax.fori_loop(0, passes, one_pass, (cache, tokens))
+        return by_rows(lax.fori_loop(0, passes, one_pass, (cache, tokens)))
 
     source = None if model.spec.source is None else _source(batch)
     cache = jax.jit(lambda params, source: model.init_cache(params, batch, slots, source))(params, source)
@@ -64,6 +65,7 @@ def target_pass(
 
 def _again(compiled: Callable[..., tuple[Any, Any]], params: Params, state: Any, *arguments: Any) -> Callable[[], Any]:
     """A call of `compiled(params, state, *arguments)`, which returns the next call's state first, and waits for it."""
+    state = by_rows(state)  # on a mesh as it will be returned, for one compilation
 
     def call() -> Any:
         nonlocal state
@@ -102,7 +104,7 @@ def draft_round(
         uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
         drafted = draft_loop.draft(source, policy, policy_state, context, uniform, longest, log_q)
         after, to_verify = source.close(drafted)
-        return (after, drafted.log_q), to_verify.tokens
+        return by_rows((after, drafted.log_q)), to_verify.tokens
 
     def half_full(params: Params, read: tuple[Array, Array], tokens: Array) -> Any:
         state = drafter.fill(params, drafter.init(params, batch, slots, read), tokens, begin)
