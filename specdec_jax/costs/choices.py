@@ -17,7 +17,6 @@ MEASURED, ESTIMATED = "measured", "estimated"
 VARIABLE = "SPECDEC_JAX_COSTS"  # the default of `costs`: one of these words, or a file
 DRAFTS = 7  # maximum draft length for unknown or doubtful costs
 LEAST_SAVING = 0.03  # share of a pass that a narrower width must save: each is compiled, about 3 s on two cores
-BATCH_COST_FACTOR = 1.5  # factor on the cost of drafting for rules that decide by row in a batch (docs/batches.md)
 PREDICTABLE = 0.9  # acceptance rate on text that a drafter predicts well, where long drafts pay
 
 
@@ -79,17 +78,14 @@ def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -
     """The hyperparameters of a stopping policy that depend on costs and were not set explicitly.
 
     `drafter_cost` is c, `verification_times` the times of passes that verify k drafts and `verification_cost` the
-    average cost of another verified token, all in passes of plain decoding. In a batch whose rows decide separately a
-    round takes as long as the longest draft: drafting then counts `BATCH_COST_FACTOR` times.
+    average cost of another verified token, all in passes of plain decoding.
     """
     longest = max_draft_length if policy.rounds is None else costs.widths[-1] - 1  # a tree may fill the widest pass
-    waiting = BATCH_COST_FACTOR if costs.batch > 1 and not policy.joins_rows else 1.0
     times = costs.verification_times(longest)
-    times = times[0] + waiting * (times - times[0])
     decided: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),
         "verification_cost": float(times[-1] - times[0]) / max(longest, 1),
-        **({"drafter_cost": waiting * costs.ratio} if costs.ratio else {}),  # 0: a drafter without a model
+        **({"drafter_cost": costs.ratio} if costs.ratio else {}),  # 0: a drafter without a model
     }
     return {name: value for name, value in decided.items() if name in policy.hyperparameters.keys() - policy.fixed}
 
