@@ -51,7 +51,7 @@ def widths_for(costs: CostModel, max_draft_length: int) -> tuple[int, ...]:
     costs they are powers of two, because a wrong table must not exclude widths.
     """
     if costs.doubts:
-        return (1, *default_widths(max_draft_length))
+        return tuple(sorted({1, *default_widths(max_draft_length)}))
     full = max_draft_length + 1
     chosen = [full]
     for width in sorted((width for width in costs.widths if width < full), reverse=True):

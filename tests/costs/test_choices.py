@@ -32,6 +32,8 @@ FLAT = cost_model(0.05, {2: 1.0, 4: 1.0, 8: 1.01, 16: 1.02})
         (STEPS, 3, (4,)),
         (FLAT, 7, (8,)),
         (FLAT, 0, (1,)),
+        (FLAT._replace(doubts=("busy",)), 0, (1,)),
+        (FLAT._replace(doubts=("busy",)), 5, (1, 2, 4, 6)),
         (STEPS, 40, (4, 6, 12, 16, 41)),  # beyond what was measured the last step goes on
     ],
 )
