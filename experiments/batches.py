@@ -4,8 +4,8 @@ Question:  What is drafting worth at each batch, with draft lengths by row or by
 Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 0 0.7]
            python -m experiments.batches waiting TRACES...   (rows in step by replay, at several costs)
 Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
-Expected:  two cores, greedily: survival-together 1.30, 1.16 and 1.03 times plain decoding at 2, 4 and 8 rows, survival
-           by row 1.25, 0.99 and 0.93 (docs/batches.md)
+Expected:  two cores with AVX2, greedily: survival-together 1.10 times plain decoding at 2 rows, as fast as it from 4 on
+           (docs/batches.md)
 Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batch, temperature, method and repeat),
            table.md; a stopped run goes on with the same --out
 

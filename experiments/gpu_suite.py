@@ -41,7 +41,7 @@ from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import alternate, summary
 from specdec_jax.decoding import Decoder, build_decoder, draft_loop
-from specdec_jax.decoding.rounds import finish_round, log_q_buffer, narrowest, open_round
+from specdec_jax.decoding.rounds import begun, finish_round, narrowest, open_round
 from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
@@ -165,6 +165,7 @@ def on_host(decoder: Decoder) -> Decoder:
     @functools.partial(jax.jit, donate_argnums=2)
     def begin(params: Any, state: DecodeState, log_q: Any) -> Any:
         context, uniforms, opened = open_round(parts, params, state)
+        log_q = begun(parts, params, state)[1] if log_q is None else log_q
         return uniforms, *draft_loop.initial_loop(opened, parts.policy, state.policy, context, longest, log_q)
 
     @functools.partial(jax.jit, donate_argnums=4)
@@ -178,7 +179,7 @@ def on_host(decoder: Decoder) -> Decoder:
         return finish_round(narrow, params, state, (context, uniforms, opened), drafted)
 
     def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
-        played, log_q = 0, jax.jit(functools.partial(log_q_buffer, parts))(params, state)
+        played, log_q = 0, None
         while state.done.sum() < (leave or len(state.done)) and played != rounds:
             uniforms, context, loop = begin(params, state, log_q)
             while loop.going.any():

@@ -225,7 +225,7 @@ def constrain(x: jax.Array, *axes: Any) -> jax.Array:
 
 
 def by_rows(tree: Any) -> Any:
-    """Inside a program: arrays [B, ...] with rows over `data`; other axes are left to the compiler."""
+    """Arrays [B, ...] with rows over `data`; other axes are left as they are, inside a program to the compiler."""
     return jax.tree.map(lambda leaf: constrain(leaf, DATA, *[ANY] * (leaf.ndim - 1)), tree)
 
 

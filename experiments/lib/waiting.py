@@ -47,7 +47,6 @@ MACHINES = (  # the first two as measured for SmolLM2 and the reading drafter, b
     Machine("as earlier products had", 4, cost_model(0.077, {1: 1, 2: 1.37, 4: 2.04, 6: 2.48, 8: 3.1})),
     Machine("1 % a token", 4, cost_model(0.1, {width: 0.99 + 0.01 * width for width in range(1, 9)})),
     Machine("2 % a token", 16, cost_model(0.1, {width: 0.98 + 0.02 * width for width in range(1, 9)})),
-    Machine("8 % a token", 16, cost_model(0.06, {width: 0.92 + 0.08 * width for width in range(1, 9)})),
 )
 
 

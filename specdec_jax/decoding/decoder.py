@@ -20,7 +20,7 @@ from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.encoder_inputs import fresh_request, refuse_encoder
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
-from specdec_jax.decoding.rounds import ModelParams, Parts, Run, decode_round, log_q_buffer
+from specdec_jax.decoding.rounds import ModelParams, Parts, Run, begun, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.scoring import Scores, padded_text, score_text
@@ -53,7 +53,7 @@ class Decoder(NamedTuple):
     jitted: Mapping[str, Any]
 
     def num_programs(self, *names: str) -> int:
-        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend or run."""
+        """Number of programs traced so far for these functions: prefill, prefill_drafter, extend, run or step."""
         return sum(num_programs(self.jitted[name]) for name in names)
 
 
@@ -123,11 +123,11 @@ def build_decoder(
         def unfinished(carry: tuple[Array, Run]) -> Array:
             return (carry[0] < rounds) & (jnp.sum(carry[1][0].done.astype(jnp.int32)) < leave)
 
-        def body(carry: tuple[Array, Run]) -> tuple[Array, Run]:
-            return carry[0] + 1, play(parts, params, carry[1])
+        one_more = lambda carry: (carry[0] + 1, play(parts, params, carry[1]))  # noqa: E731
+        return by_rows(lax.while_loop(unfinished, one_more, (jnp.int32(0), begun(parts, params, state)))[1][0])
 
-        begun = jnp.zeros((), jnp.int32), (state, log_q_buffer(parts, params, state))
-        return by_rows(lax.while_loop(unfinished, body, begun)[1][0])
+    def one_round(params: ModelParams, state: DecodeState) -> DecodeState:
+        return by_rows(play(parts, params, begun(parts, params, state))[0])
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = common_prefix(state, fresh)
@@ -145,6 +145,7 @@ def build_decoder(
     jit = partial(jax.jit, compiler_options=options or None)
     jitted = {
         "run": jit(counted(run_rounds), donate_argnums=1),
+        "step": jit(counted(one_round), donate_argnums=1),
         "prefill": target_prefill(target, observer, prefill_chunk, tuple(options.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(options.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
@@ -255,7 +256,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         scores = jitted["score"](params, padded, warp or make_warp(len(padded), temperature=1.0), chunk)
         return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
 
-    return Decoder(prefill, compile_all, extend, idle, refill, partial(run, rounds=1), run, score, parts, jitted)
+    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, score, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:

@@ -62,7 +62,7 @@ class Verified(NamedTuple):
     taken: Any  # result of the drafter's observer, leaves [B, K+1, ...]; () without one
 
 
-Run = tuple[DecodeState, Array | None]  # a state, and the buffer for distributions of drafts (`log_q_buffer`)
+Run = tuple[DecodeState, Array | None]  # a state, and the buffer for distributions of drafts (`begun`)
 Start = tuple[RoundContext, Array, Source]  # the inputs of a draft loop; the array is of `round_uniforms`
 
 
@@ -74,7 +74,7 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-    return finish_round(parts, params, state, start, drafted), drafted.log_q
+    return finish_round(parts, params, state, start, drafted), log_q if drafted.log_q is None else drafted.log_q
 
 
 def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
@@ -130,10 +130,10 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
     )
 
 
-def log_q_buffer(parts: Parts, params: ModelParams, state: DecodeState) -> Array | None:
-    """`empty_log_q` for the rounds of a run, which write it in turn: filling it takes as long as a draft."""
-    source, vocab_size = open_round(parts, params, state)[2], parts.target.spec.vocab_size
-    return empty_log_q(source, len(state.done), parts.drafter.max_draft_length, vocab_size, parts.verifier.needs_log_q)
+def begun(parts: Parts, params: ModelParams, state: DecodeState) -> Run:
+    """With `empty_log_q` for the rounds of a run, which write it in turn: filling it takes as long as a draft."""
+    source, sizes = open_round(parts, params, state)[2], (parts.drafter.max_draft_length, parts.target.spec.vocab_size)
+    return state, empty_log_q(source, len(state.done), *sizes, parts.verifier.needs_log_q)
 
 
 def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:

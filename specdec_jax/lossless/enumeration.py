@@ -131,8 +131,8 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     vocab, count, longest = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.longest
     text = np.full((count, 2 + longest), vocab - 1, np.int32)
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
-    log_q = np.full((count, longest, vocab), -np.inf)  # beyond a draft's end the loop leaves one of two values:
-    log_q[1::2] = -np.log(vocab)  # nothing, or distributions of tokens that other rows drafted
+    log_q = np.full((count, longest, vocab), -np.inf)  # beyond a draft's end the loop leaves one of two things:
+    log_q[1::2] = -np.log(vocab)  # nothing, or distributions of other rows or rounds
     none = np.zeros(count, np.int32)
     rounds = setting.policy.rounds
     extra = () if rounds is None else rounds.without_extras(setting, count)

@@ -131,8 +131,8 @@ def build_pair(
             `costs`, 7 if they are estimated or doubtful, but at least that of a static policy.
         dtype: bfloat16, float16, float32 or int8 for models given by name; auto: that of a loaded target, else
             bfloat16 (`measure_costs` chooses the faster of bfloat16 and float32).
-        verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated or
-            doubtful.
+        verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated
+            (from 2) or doubtful (from 1).
         costs: costs of passes, for policies that weigh them: a CostModel, or a file from `experiments.step_cost`. None
             or "estimated": c by the bytes that both models read.
 

@@ -221,6 +221,14 @@ def test_a_lookup_alone_is_free_too():
     assert np.all(state.record.threshold[0, :rounds] == 0.0) and state.record.drafted[0, :rounds].max() == MOST
 
 
+def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
+    """The buffer for a second drafter's distributions stays in the loop's carry where no round fills it."""
+    draws = table()
+    chooses = draws.replace(source=lambda *arguments: draws.source(*arguments)._replace(chosen=True))
+    state = decode(multi_drafter([prompt_lookup(MOST), chooses]), (None, GOOD), temperature=0.0)
+    assert state.statistics.num_emitted_tokens.tolist() == [NEW, NEW]
+
+
 def test_who_finds_nothing_hands_over_in_the_same_round():
     """To the best of those with a model; at this prior the lookup is believed in until it has drafted."""
     joined = multi_drafter([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
