@@ -39,7 +39,7 @@ def cores() -> int | None:
 
 
 def load_average() -> float:
-    """The load average of the last minute, without this process's part; 0 if the system does not report it."""
+    """The load average of the last minute, less this process's mean use; 0 if the system does not report it."""
     passed, used = time.monotonic() - _imported[0], time.process_time() - _imported[1]
     with contextlib.suppress(OSError, AttributeError):
         return max(os.getloadavg()[0] - used / passed * (1 - math.exp(-passed / 60)), 0.0)
