@@ -34,9 +34,8 @@ def case(rows, seed=0, temperature=1.0, dtype=np.float32, same=False, chosen=Fal
     drafts = np.array([[rng.choice(VOCAB, p=distribution) for distribution in row] for row in q], np.int32)
     length = rng.integers(0, K + 1, rows).astype(np.int32)
     log_q = log(q)
-    for row in range(rows):  # beyond a draft is what the loop leaves, or another round left
-        left = [-np.inf, np.log(1 / VOCAB), log_q[row, length[row] :]]
-        log_q[row, length[row] :] = left[row % 3]
+    for row in range(rows):  # what the loop leaves beyond a draft
+        log_q[row, length[row] :] = -np.inf if row % 2 else np.log(1 / VOCAB)
         drafts[row, length[row] :] = VOCAB - 1
     target = distributions(jnp.asarray(logits, dtype), make_warp(rows, temperature))
     one_hot = np.full((rows, K), chosen)
@@ -102,6 +101,18 @@ def test_a_chosen_draft_has_its_own_distribution_whatever_log_q_holds(name):
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
+def test_what_another_round_left_beyond_a_draft_changes_nothing(name):
+    """Rounds write their distributions into one buffer."""
+    draft, target, _ = case(200, seed=7)
+    beyond = np.arange(K)[None, :, None] >= draft.length[:, None, None]
+    left = draft._replace(log_q=jnp.where(beyond, case(200, seed=8)[0].log_q, draft.log_q))
+    (chances, weights), (expected, by_weights) = (verified(FACTORIES[name](), each, target) for each in (left, draft))
+    np.testing.assert_array_equal(chances, expected)
+    reached = np.arange(K + 1)[None, :] <= draft.length[:, None]
+    np.testing.assert_array_equal(weights[reached], by_weights[reached])
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
 def test_verifiers_are_their_papers_in_float64(name):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         compare(name, 100, 1e-12, seed=1, dtype=np.float64)
@@ -119,7 +130,6 @@ def test_the_number_of_accepted_drafts_always_has_a_distribution(name, same):
     draft, target, _ = case(3000, seed=3, same=same)
     log_prob_accepted, weights = verified(FACTORIES[name](), draft, target)
     np.testing.assert_allclose(np.exp(log_prob_accepted).sum(axis=1), 1.0, atol=2e-5)
-    weights = weights[np.arange(K + 1)[None, :] <= draft.length[:, None]]
     assert np.isfinite(weights).all() and (weights >= 0).all()
 
 
