@@ -105,7 +105,7 @@ def draft_round(
         drafted = draft_loop.draft(source, policy, policy_state, context, uniform, longest, log_q)
         after, to_verify = source.close(drafted)
         after = drafter.commit(params, after, tokens, context.length)  # each call drafts the same
-        return by_rows((after, log_q if drafted.log_q is None else drafted.log_q)), to_verify.tokens
+        return by_rows((after, drafted.log_q)), to_verify.tokens
 
     def half_full(params: Params, read: tuple[Array, Array], tokens: Array) -> Any:
         state = drafter.fill(params, drafter.init(params, batch, slots, read), tokens, begin)

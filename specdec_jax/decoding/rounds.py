@@ -74,7 +74,7 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-    return finish_round(parts, params, state, start, drafted), log_q if drafted.log_q is None else drafted.log_q
+    return finish_round(parts, params, state, start, drafted), drafted.log_q
 
 
 def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
@@ -138,9 +138,10 @@ def begun(parts: Parts, params: ModelParams, state: DecodeState) -> Run:
 
 def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:
     """[B, K, V] float32 for the drafts' distributions; None if the verifier needs none or all tokens are chosen."""
-    if not needs_log_q or (source.chosen is True and source.otherwise is None):
-        return None
-    return jnp.full((batch, max_draft_length, vocab_size), -jnp.inf, jnp.float32)
+    while source.chosen is True and source.otherwise is not None:
+        source = source.otherwise(jnp.ones((batch,), bool))
+    drawn = needs_log_q and source.chosen is not True
+    return jnp.full((batch, max_draft_length, vocab_size), -jnp.inf, jnp.float32) if drawn else None
 
 
 def draft_of(drafted: Drafted) -> Draft:

@@ -104,7 +104,7 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
                 num_accepted_tokens=counts.num_accepted_tokens + more[:, 1],
             ),
             record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
-        ), log_q if drafted.chain.log_q is None else drafted.chain.log_q
+        ), drafted.chain.log_q
 
 
 def _uniforms(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Uniforms:
