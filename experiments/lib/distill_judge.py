@@ -72,7 +72,7 @@ def drafts_table(config: DistillConfig, folder: Path, target: LoadedModel, draft
     lines = []
     for name, model in models.items():
         if isinstance(model.config, LlamaReadingConfig):
-            drafts = by_draft(config, folder, target, model.config, model.params)
+            drafts = by_draft(config, ShardFolder(folder / "data"), target, model.config, model.params)
             for figure in ("agreement", "acceptance"):
                 lines.append([name, figure, *(f"{each[figure]:.3f}" for each in drafts)])
     heads = ["drafter", "held out, by draft", *map(str, range(1, config.unroll.steps + 1))]

@@ -21,7 +21,7 @@ from experiments.lib.run_folder import environment, write_text
 from specdec_jax.contrib.block.llama_block import LlamaBlockConfig, block_config, with_block
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.distillation import loop
-from specdec_jax.distillation.batches import Batch, BatchOrder, Corpus
+from specdec_jax.distillation.batches import BatchOrder, Corpus
 from specdec_jax.distillation.initial import drafter_config, initial_params
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import TrainState, build_step, build_validation, init_state, judged_params
@@ -38,8 +38,6 @@ from specdec_jax.text.json_lines import json_lines
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "chunk", "dtype", "seed")
-
-
 Figures = dict[str, float]
 
 
@@ -56,10 +54,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     """Trains to the last step of the schedule, from the newest checkpoint there is."""
     training, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
     state, drafter, step, order = begin(config, target, training)
-    validate = None
-    if held_out is not None:
-        batches = BatchOrder(held_out, config.packing, 0)
-        validate = _validation(config, target, drafter, [batches.at(i) for i in range(VALIDATION_BATCHES)])
+    validate = None if held_out is None else _validation(config, target, drafter, held_out)
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
     if is_first():
@@ -184,8 +179,8 @@ def curve(where: Path) -> Figure:
     return figure
 
 
-def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, batches: list[Batch]) -> Any:
-    measure = _by_draft(config, target, drafter, batches, config.unroll)
+def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, held_out: Corpus) -> Any:
+    measure = _by_draft(config, target, drafter, held_out, config.unroll)
 
     def validate(state: TrainState) -> dict[str, float]:
         first, *later = measure(judged_params(state))
@@ -195,17 +190,17 @@ def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, batche
     return validate
 
 
-def by_draft(config: DistillConfig, folder: Path, target: LoadedModel, drafter: Any, params: Any) -> list[Figures]:
+def by_draft(config: DistillConfig, data: ShardFolder, target: LoadedModel, drafter: Any, params: Any) -> list[Figures]:
     """Figures of each draft of a round along the text held out, if the drafts before it were accepted."""
-    _, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
+    _, held_out = corpora(config, data, target.model.spec.vocab_size)
     if held_out is None:
         return []
-    order, unroll = BatchOrder(held_out, config.packing, 0), Unroll(config.unroll.steps, 1.0)
-    batches = [order.at(i) for i in range(VALIDATION_BATCHES)]
-    return _by_draft(config, target, drafter, batches, unroll)(params)
+    return _by_draft(config, target, drafter, held_out, Unroll(config.unroll.steps, 1.0))(params)
 
 
-def _by_draft(config: DistillConfig, target: LoadedModel, drafter: Any, batches: list[Batch], unroll: Unroll) -> Any:
+def _by_draft(config: DistillConfig, target: LoadedModel, drafter: Any, held_out: Corpus, unroll: Unroll) -> Any:
+    order = BatchOrder(held_out, config.packing, 0)
+    batches = [order.at(index) for index in range(VALIDATION_BATCHES)]
     settings, target_params = _settings(dataclasses.replace(config, unroll=unroll), target)
     measure = build_validation(drafter, config.loss, **settings)
 

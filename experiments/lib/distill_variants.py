@@ -25,12 +25,11 @@ from rich.console import Console
 from configs.base_distillation import DistillConfig, VariantsConfig
 from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import config_command
-from experiments.lib.distill_train import as_model, begin
+from experiments.lib.distill_train import Begun, as_model, begin, by_draft, corpora
 from experiments.lib.distill_write import bar
 from experiments.lib.run_folder import write_text
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
-from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
@@ -57,26 +56,26 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         enable()
         use_mesh(config.base.mesh)
         target = load_model(config.base.target, dtype=config.base.dtype)
-        shards = list(data)
-        if any(shard.top.shape[1] != config.base.labels for shard in shards):
-            raise ValueError(f"{data.path} has other labels per position than the config (labels={config.base.labels})")
-        corpus = Corpus(shards[held:], target.model.spec.vocab_size)
-        texts, tasks = held_out_texts(shards[:held], config.texts)
+        texts, tasks = held_out_texts([data.load(index, hidden=False) for index in range(held)], config.texts)
         path = out / RESULTS
         rows = [row for _, row in json_lines(path)] if path.is_file() else []
         done = {row["variant"] for row in rows}
-        missing = [name for name in config.only or config.variants if name not in done]
-        variants = {name: dataclasses.replace(config.base, **config.variants[name]) for name in missing}
-        paces = measure_paces(out / PACES, variants, corpus, target, console)
+        every = {name: dataclasses.replace(config.base, **changes) for name, changes in config.variants.items()}
+        variants = {name: every[name] for name in config.only or every if name not in done}
+        longest = max((variant.unroll for variant in every.values()), key=lambda unroll: unroll.steps)
+        paces = measure_paces(out / PACES, variants, data, target, console)
         for name, variant in variants.items():
             steps = max(int(config.seconds / paces[name]), 10)
-            drafter, facts = train(name, variant, steps, corpus, target, console)
+            drafter, facts = train(name, variant, steps, data, target, console)
             facts["seconds"] = round(steps * paces[name], 1)
             figures = by_task(judge(target, drafter, texts), tasks)
             whole = figures[MACRO]
             facts |= {"agreement": list(whole.agreement)}
             facts |= {f"acceptance_{temperature:g}": list(share) for temperature, share in whole.acceptance.items()}
             facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
+            if variant.shape.reads:
+                unrolled = dataclasses.replace(variant, unroll=longest)
+                facts["by_draft"] = by_draft(unrolled, data, target, drafter.config, drafter.params)
             rows.append({"variant": name, **facts})
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
@@ -87,14 +86,14 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
 
 
 def measure_paces(
-    path: Path, variants: Mapping[str, DistillConfig], corpus: Corpus, target: LoadedModel, console: Console
+    path: Path, variants: Mapping[str, DistillConfig], data: ShardFolder, target: LoadedModel, console: Console
 ) -> dict[str, float]:
     """Seconds per step of every variant (median of TIMED steps), kept in `path`; later runs time only new variants."""
     paces = json.loads(path.read_text()) if path.is_file() else {}
     missing = [name for name in variants if name not in paces]
     with bar(console, "timing", len(missing), 0, unit="variants") as update:
         for at, name in enumerate(missing):
-            (state, _, step, order), seconds, shapes = begin(variants[name], target, corpus), [], set()
+            (state, _, step, order), seconds, shapes = _begun(variants[name], target, data), [], set()
             for index in itertools.count():
                 batch, began = order.at(index), time.monotonic()
                 state, metrics = step(state, batch)
@@ -110,12 +109,16 @@ def measure_paces(
     return paces
 
 
+def _begun(config: DistillConfig, target: LoadedModel, data: ShardFolder) -> Begun:
+    return begin(config, target, corpora(config, data, target.model.spec.vocab_size)[0])
+
+
 def train(
-    name: str, config: DistillConfig, steps: int, corpus: Corpus, target: LoadedModel, console: Console
+    name: str, config: DistillConfig, steps: int, data: ShardFolder, target: LoadedModel, console: Console
 ) -> tuple[LoadedModel, dict[str, Any]]:
     """Trains a variant for so many steps."""
     config = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10))
-    state, drafter, step, order = begin(config, target, corpus)
+    state, drafter, step, order = _begun(config, target, data)
     with bar(console, name, steps, 0, unit="steps") as update:
         for at in range(steps):
             state, metrics = step(state, order.at(at))
@@ -148,12 +151,13 @@ def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """One row per variant."""
-    cells = []
+    """One row per variant; `by draft` is the greedy agreement of each draft of a round, of drafters that read."""
+    heads, cells = ["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0", "by draft"], []
     for row in rows:
         shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
+        shares.append(", ".join(f"{draft['agreement']:.3f}" for draft in row.get("by_draft", ())))
         cells.append([row["variant"], f"{row['parameters'] / 1e6:.1f} M", str(row["steps"]), *shares])
-    return markdown(["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0"], cells)
+    return markdown(heads, cells)
 
 
 main = config_command("distill compare", compare, __doc__)

@@ -214,10 +214,16 @@ def test_values_out_of_range_are_named(place, tmp_path, capsys, arguments, said)
 
 
 VARIANTS = """
+import dataclasses
 from configs.base_distillation import VariantsConfig
 from specdec_jax.distillation import losses
+from specdec_jax.distillation.unrolled import Unroll
 base = config
-config = VariantsConfig(base=base, seconds=0.2, texts=4, variants={"plain": {}, "hybrid": {"loss": losses.lk_hybrid()}})
+shape, whole = dataclasses.replace(base.shape, reads=(1, 2)), dataclasses.replace(base.packing, candidates=0)
+reading = {"labels": 0, "packing": whole, "shape": shape}
+variants = {"two": reading | {"unroll": Unroll(2)}, "three": reading}
+variants |= {"plain": {}, "hybrid": {"loss": losses.lk_hybrid()}}
+config = VariantsConfig(base=base, seconds=0.2, texts=4, variants=variants)
 """
 
 
@@ -229,7 +235,9 @@ def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, m
     assert compare_distillation.main([*command, "--only", "hybrid"]) == 0
     assert compare_distillation.main(command) == 0
     rows = [json.loads(line) for line in (place / "variants" / "results.jsonl").read_text().splitlines()]
-    assert [row["variant"] for row in rows] == ["hybrid", "plain"] and all(row["steps"] >= 10 for row in rows)
+    assert [row["variant"] for row in rows] == ["hybrid", "two", "three", "plain"]
+    assert all(row["steps"] >= 10 for row in rows)
+    assert [len(row.get("by_draft", ())) for row in rows] == [0, 3, 3, 0] and rows[1]["by_draft"][2]["acceptance"] > 0
     assert all(0 <= row["agreement"][0] <= 1 and 0 < row["acceptance_0.7"][0] <= 1 for row in rows)
     assert "| hybrid | 0.0 M |" in (place / "variants" / "table.md").read_text()
     with pytest.raises(SystemExit):
