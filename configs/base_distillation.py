@@ -168,6 +168,8 @@ class VariantsConfig:
             for key in changes:
                 if key not in fields:
                     raise ValueError(f"variant {name!r} changes {key!r}, which is no field{nearest(key, fields)}")
+                if key in ("validation", "target"):
+                    raise ValueError(f"variant {name!r} changes {key!r}: all are judged along the same text")
         for name in self.only:
             if name not in self.variants:
                 raise ValueError(f"no variant {name!r} in this config{nearest(name, list(self.variants))}")

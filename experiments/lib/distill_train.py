@@ -48,12 +48,12 @@ class Begun(NamedTuple):
     drafter: Any  # the drafter's configuration
     step: Callable[..., Any]
     order: BatchOrder
+    held_out: Corpus | None
 
 
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Trains to the last step of the schedule, from the newest checkpoint there is."""
-    training, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
-    state, drafter, step, order = begin(config, target, training)
+    state, drafter, step, order, held_out = begin(config, target, ShardFolder(folder / "data"))
     validate = None if held_out is None else _validation(config, target, drafter, held_out)
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
@@ -108,15 +108,14 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
     return Corpus(shards[held:], vocab_size, places), Corpus(shards[:held], vocab_size, places) if held else None
 
 
-def begin(config: DistillConfig, target: LoadedModel, corpus: Corpus) -> Begun:
+def begin(config: DistillConfig, target: LoadedModel, data: ShardFolder) -> Begun:
     """The training run of a config before its first step."""
+    corpus, held_out = corpora(config, data, target.model.spec.vocab_size)
     state, drafter = initial_state(config, target, corpus.counts)
     settings, target_params = _settings(config, target)
-    step, order = (
-        build_step(drafter, config.schedule, config.loss, **settings),
-        BatchOrder(corpus, config.packing, config.seed),
-    )
-    return Begun(state, drafter, lambda state, batch: step(state, batch, target_params), order)
+    step = build_step(drafter, config.schedule, config.loss, **settings)
+    order = BatchOrder(corpus, config.packing, config.seed)
+    return Begun(state, drafter, lambda state, batch: step(state, batch, target_params), order, held_out)
 
 
 def _settings(config: DistillConfig, target: LoadedModel) -> tuple[dict[str, Any], Any]:

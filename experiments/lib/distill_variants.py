@@ -25,12 +25,13 @@ from rich.console import Console
 from configs.base_distillation import DistillConfig, VariantsConfig
 from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import config_command
-from experiments.lib.distill_train import Begun, as_model, begin, by_draft, corpora
+from experiments.lib.distill_train import as_model, begin, by_draft
 from experiments.lib.distill_write import bar
 from experiments.lib.run_folder import write_text
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.shards import Shard, ShardFolder
+from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.locks import locked
@@ -48,8 +49,9 @@ ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
 def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
     """Trains and judges what is missing, and prints the table."""
     refuse_encoders("distill compare", config.base.target)
-    data, out = ShardFolder(config.data), Path(config.out)
-    held = config.base.validation
+    data, out, held = ShardFolder(config.data), Path(config.out), config.base.validation
+    every = {name: dataclasses.replace(config.base, **changes) for name, changes in config.variants.items()}
+    drafts = max((variant.unroll.steps for variant in every.values() if variant.shape.reads), default=0)
     if len(data.entries) <= held:
         raise ValueError(f"{data.path} holds {len(data.entries)} shards; {held} are held out and some must be left")
     with locked(out):
@@ -60,9 +62,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         path = out / RESULTS
         rows = [row for _, row in json_lines(path)] if path.is_file() else []
         done = {row["variant"] for row in rows}
-        every = {name: dataclasses.replace(config.base, **changes) for name, changes in config.variants.items()}
         variants = {name: every[name] for name in config.only or every if name not in done}
-        longest = max((variant.unroll for variant in every.values()), key=lambda unroll: unroll.steps)
         paces = measure_paces(out / PACES, variants, data, target, console)
         for name, variant in variants.items():
             steps = max(int(config.seconds / paces[name]), 10)
@@ -74,7 +74,8 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
             facts |= {f"acceptance_{temperature:g}": list(share) for temperature, share in whole.acceptance.items()}
             facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
             if variant.shape.reads:
-                unrolled = dataclasses.replace(variant, unroll=longest)
+                steps = min(drafts, getattr(drafter.config, "block_size", drafts))
+                unrolled = dataclasses.replace(variant, unroll=Unroll(steps))
                 facts["by_draft"] = by_draft(unrolled, data, target, drafter.config, drafter.params)
             rows.append({"variant": name, **facts})
             with open(path, "a", encoding="utf-8") as file:
@@ -88,29 +89,30 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
 def measure_paces(
     path: Path, variants: Mapping[str, DistillConfig], data: ShardFolder, target: LoadedModel, console: Console
 ) -> dict[str, float]:
-    """Seconds per step of every variant (median of TIMED steps), kept in `path`; later runs time only new variants."""
+    """Seconds per step of every variant, kept in `path`; later runs time only new variants."""
     paces = json.loads(path.read_text()) if path.is_file() else {}
     missing = [name for name in variants if name not in paces]
     with bar(console, "timing", len(missing), 0, unit="variants") as update:
         for at, name in enumerate(missing):
-            (state, _, step, order), seconds, shapes = _begun(variants[name], target, data), [], set()
-            for index in itertools.count():
-                batch, began = order.at(index), time.monotonic()
-                state, metrics = step(state, batch)
-                jax.block_until_ready(metrics)
-                if batch.tokens.shape in shapes:  # the first step of a row length compiles
-                    seconds.append(time.monotonic() - began)
-                shapes.add(batch.tokens.shape)
-                if len(seconds) == TIMED:
-                    break
-            paces[name] = float(np.median(seconds))
+            paces[name] = pace(variants[name], data, target)
             update(at + 1)
             write_text(path, json.dumps(paces, indent=1) + "\n")
     return paces
 
 
-def _begun(config: DistillConfig, target: LoadedModel, data: ShardFolder) -> Begun:
-    return begin(config, target, corpora(config, data, target.model.spec.vocab_size)[0])
+def pace(config: DistillConfig, data: ShardFolder, target: LoadedModel) -> float:
+    """The median of TIMED steps, seconds, without the first one of each row length, which compiles."""
+    (state, _, step, order, _), seconds, shapes = begin(config, target, data), [], set()
+    for index in itertools.count():
+        batch, began = order.at(index), time.monotonic()
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        if batch.tokens.shape in shapes:
+            seconds.append(time.monotonic() - began)
+        shapes.add(batch.tokens.shape)
+        if len(seconds) == TIMED:
+            break
+    return float(np.median(seconds))
 
 
 def train(
@@ -118,7 +120,7 @@ def train(
 ) -> tuple[LoadedModel, dict[str, Any]]:
     """Trains a variant for so many steps."""
     config = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10))
-    state, drafter, step, order = _begun(config, target, data)
+    state, drafter, step, order, _ = begin(config, target, data)
     with bar(console, name, steps, 0, unit="steps") as update:
         for at in range(steps):
             state, metrics = step(state, order.at(at))
@@ -151,7 +153,7 @@ def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """One row per variant; `by draft` is the greedy agreement of each draft of a round, of drafters that read."""
+    """One row per variant; `by draft`: agreement of each draft of a round on the text of all writers, if it reads."""
     heads, cells = ["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0", "by draft"], []
     for row in rows:
         shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]

@@ -3,7 +3,7 @@
 Question:  At how many positions would this drafter's token be the target's, and what does that promise?
 Command:   python -m experiments.distill judge --drafter FOLDER [--prompts demo.jsonl spec_bench.jsonl:4]
 Time:      about 3 s a prompt and temperature on 2 cores
-Expected:  the built-in drafter on the demo: 0.67 greedy; docs/distillation.md has the tables
+Expected:  the built-in drafter on the demo: 0.67 greedy; docs/drafters.md has a table
 Output:    runs/judge-<time>/ with manifest.json, results.jsonl (a line a file, temperature and task) and table.md
 """
 

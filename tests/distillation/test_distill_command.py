@@ -218,12 +218,11 @@ import dataclasses
 from configs.base_distillation import VariantsConfig
 from specdec_jax.distillation import losses
 from specdec_jax.distillation.unrolled import Unroll
-base = config
-shape, whole = dataclasses.replace(base.shape, reads=(1, 2)), dataclasses.replace(base.packing, candidates=0)
+shape, whole = dataclasses.replace(config.shape, reads=(1, 2)), dataclasses.replace(config.packing, candidates=0)
 reading = {"labels": 0, "packing": whole, "shape": shape}
 variants = {"two": reading | {"unroll": Unroll(2)}, "three": reading}
 variants |= {"plain": {}, "hybrid": {"loss": losses.lk_hybrid()}}
-config = VariantsConfig(base=base, seconds=0.2, texts=4, variants=variants)
+config = VariantsConfig(base=config, seconds=0.2, texts=4, variants=variants)
 """
 
 
@@ -245,9 +244,10 @@ def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, m
     assert "'revers'" in capsys.readouterr().err
 
 
-def test_a_variant_of_a_field_there_is_not_is_named():
-    with pytest.raises(ValueError, match="'shpe'.*did you mean 'shape'"):
-        VariantsConfig(base=None, variants={"x": {"shpe": 1}})
+def test_a_variant_of_a_field_that_is_unknown_or_that_judging_needs_is_named():
+    for key, message in (("shpe", "'shpe'.*did you mean 'shape'"), ("validation", "'x' changes 'validation'")):
+        with pytest.raises(ValueError, match=message):
+            VariantsConfig(base=None, variants={"x": {key: 1}})
 
 
 @pytest.mark.seldom

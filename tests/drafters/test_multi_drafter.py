@@ -222,7 +222,7 @@ def test_a_lookup_alone_is_free_too():
 
 
 def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
-    """The buffer for a second drafter's distributions stays in the loop's carry where no round fills it."""
+    """A second drafter without distributions: no round fills a buffer, and the loop carries none."""
     draws = table()
     chooses = draws.replace(source=lambda *arguments: draws.source(*arguments)._replace(chosen=True))
     state = decode(multi_drafter([prompt_lookup(MOST), chooses]), (None, GOOD), temperature=0.0)
