@@ -94,8 +94,7 @@ def merged(params: Params, hidden: Array, reads: Array, dtype: Any) -> Array:
 
 def stand_in(params: Params, hidden: Array, dtype: Any) -> Array:
     """The drafter's last hidden states [B, T, D] as features that replace the target's, [B, T, P] float32."""
-    normed = hidden * lax.rsqrt(jnp.mean(jnp.square(hidden.astype(jnp.float32)), axis=-1, keepdims=True) + 1e-6)
-    added = layers.project(normed.astype(hidden.dtype), params[OWN]["kernel"], dtype)
+    added = layers.project(hidden, params[OWN]["kernel"], dtype)
     return jnp.concatenate([added, jnp.zeros_like(added)], axis=-1)
 
 
