@@ -5,13 +5,14 @@ Command:   python -m experiments.distill configs/distill_smollm2_reading.py --st
            python -m experiments.distill compare configs/distill_reading_variants.py
 Hardware:  2 x86 cores, 8 GB of memory; measured on two of an AMD EPYC with AVX2
 Time:      6 minutes of writing, then 8 a variant
-Expected:  docs/distillation.md, "Drafters that read the target": three or four, the same
+Expected:  docs/distillation.md, "Drafters that read the target": three or four, the same; `nla` accepts more
 """
 
 import dataclasses
 
 from configs.base_distillation import VariantsConfig
 from configs.distill_smollm2_reading import config as base
+from specdec_jax.distillation.losses import nla
 
 config = VariantsConfig(
     base=base,
@@ -19,5 +20,6 @@ config = VariantsConfig(
     texts=60,
     data="runs/distill-reading-small/data",
     out="runs/distill-reading-variants",
-    variants={f"{steps} drafts": {"unroll": dataclasses.replace(base.unroll, steps=steps)} for steps in (2, 3, 4)},
+    variants={f"{steps} drafts": {"unroll": dataclasses.replace(base.unroll, steps=steps)} for steps in (2, 3, 4)}
+    | {"nla": {"loss": nla}},
 )

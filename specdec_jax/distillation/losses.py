@@ -23,6 +23,11 @@ def forward_kl(log_p: Array, log_q: Array) -> Array:
     return jnp.sum(jnp.where(p > 0, p * (_finite(log_p) - _finite(log_q)), 0.0), axis=-1)
 
 
+def nla(log_p: Array, log_q: Array) -> Array:
+    """Negative log acceptance, -log sum(min(p, q)), nats (LK losses, arXiv 2602.23881)."""
+    return -jnp.log(jnp.sum(jnp.exp(jnp.minimum(lax.stop_gradient(log_p), _finite(log_q))), axis=-1))
+
+
 def lk_hybrid(eta: float = 3.0) -> Loss:
     """w KL(p || q) + (1 - w) (1 - a), where a = sum(min(p, q)) is the acceptance rate and w = exp(-eta mean(a)).
 

@@ -5,21 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.distillation.losses import coarse_distributions, forward_kl, lk_hybrid
+from specdec_jax.distillation.losses import coarse_distributions, forward_kl, lk_hybrid, nla
 
 pytestmark = pytest.mark.slow
 
 N, OUTCOMES = 5, 7
 rng = np.random.default_rng(0)
 P_LOGITS, Q_LOGITS = (rng.normal(size=(N, OUTCOMES)) * 1.5 for _ in range(2))
+RATE = 0.5  # eta of the hybrid
 
 
 def softmax(logits):
     weight = np.exp(logits - logits.max(-1, keepdims=True))
     return weight / weight.sum(-1, keepdims=True)
-
-
-RATE = 0.5  # eta of the hybrid
 
 
 def naive_hybrid(p, q, frozen):
@@ -30,6 +28,7 @@ def naive_hybrid(p, q, frozen):
 
 NAIVE = {
     "forward_kl": (forward_kl, lambda p, q, _: (p * np.log(p / q)).sum(-1)),
+    "nla": (nla, lambda p, q, _: -np.log(np.minimum(p, q).sum(-1))),
     "lk_hybrid": (lk_hybrid(RATE), naive_hybrid),
 }
 
