@@ -11,7 +11,7 @@ from rich.console import Console
 from configs.base import describe
 from configs.base_distillation import DistillConfig
 from experiments.lib.cells import markdown
-from experiments.lib.distill_train import as_model, by_draft, initial_state
+from experiments.lib.distill_train import as_model, by_draft, corpora, initial_state
 from experiments.lib.judged import as_json, encoded, figures_along, report, step_cost, task_of, written
 from experiments.lib.options import LoadedPair
 from experiments.lib.prompts import every_nth, load_prompts
@@ -69,10 +69,11 @@ def drafts_table(config: DistillConfig, folder: Path, target: LoadedModel, draft
     models = {config.name: drafter}
     if config.start_from is not None:
         models[config.start_from] = load_model(config.start_from, dtype=config.dtype, share_from=math.inf)
+    _, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
     lines = []
     for name, model in models.items():
         if isinstance(model.config, LlamaReadingConfig):
-            drafts = by_draft(config, ShardFolder(folder / "data"), target, model.config, model.params)
+            drafts = by_draft(config, target, model, held_out)
             for figure in ("agreement", "acceptance"):
                 lines.append([name, figure, *(f"{each[figure]:.3f}" for each in drafts)])
     heads = ["drafter", "held out, by draft", *map(str, range(1, config.unroll.steps + 1))]

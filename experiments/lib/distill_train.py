@@ -189,12 +189,11 @@ def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, held_o
     return validate
 
 
-def by_draft(config: DistillConfig, data: ShardFolder, target: LoadedModel, drafter: Any, params: Any) -> list[Figures]:
+def by_draft(config: DistillConfig, target: LoadedModel, model: LoadedModel, held_out: Corpus | None) -> list[Figures]:
     """Figures of each draft of a round along the text held out, if the drafts before it were accepted."""
-    _, held_out = corpora(config, data, target.model.spec.vocab_size)
     if held_out is None:
         return []
-    return _by_draft(config, target, drafter, held_out, Unroll(config.unroll.steps, 1.0))(params)
+    return _by_draft(config, target, model.config, held_out, Unroll(config.unroll.steps, 1.0))(model.params)
 
 
 def _by_draft(config: DistillConfig, target: LoadedModel, drafter: Any, held_out: Corpus, unroll: Unroll) -> Any:

@@ -30,6 +30,7 @@ from experiments.lib.distill_write import bar
 from experiments.lib.run_folder import write_text
 from experiments.lib.terminal import Whole
 from specdec_jax.compilation_cache import enable
+from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.shards import Shard, ShardFolder
 from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.distillation.writing import BY_ASSISTANT
@@ -66,7 +67,7 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         paces = measure_paces(out / PACES, variants, data, target, console)
         for name, variant in variants.items():
             steps = max(int(config.seconds / paces[name]), 10)
-            drafter, facts = train(name, variant, steps, data, target, console)
+            drafter, facts, held_out = train(name, variant, steps, data, target, console)
             facts["seconds"] = round(steps * paces[name], 1)
             figures = by_task(judge(target, drafter, texts), tasks)
             whole = figures[MACRO]
@@ -74,9 +75,8 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
             facts |= {f"acceptance_{temperature:g}": list(share) for temperature, share in whole.acceptance.items()}
             facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
             if variant.shape.reads:
-                steps = min(drafts, getattr(drafter.config, "block_size", drafts))
-                unrolled = dataclasses.replace(variant, unroll=Unroll(steps))
-                facts["by_draft"] = by_draft(unrolled, data, target, drafter.config, drafter.params)
+                unroll = Unroll(min(drafts, getattr(drafter.config, "block_size", drafts)))
+                facts["by_draft"] = by_draft(dataclasses.replace(variant, unroll=unroll), target, drafter, held_out)
             rows.append({"variant": name, **facts})
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
@@ -117,10 +117,10 @@ def pace(config: DistillConfig, data: ShardFolder, target: LoadedModel) -> float
 
 def train(
     name: str, config: DistillConfig, steps: int, data: ShardFolder, target: LoadedModel, console: Console
-) -> tuple[LoadedModel, dict[str, Any]]:
-    """Trains a variant for so many steps."""
+) -> tuple[LoadedModel, dict[str, Any], Corpus | None]:
+    """Trains a variant for so many steps: the drafter, facts of its training, and the text held out."""
     config = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10))
-    state, drafter, step, order, _ = begin(config, target, data)
+    state, drafter, step, order, held_out = begin(config, target, data)
     with bar(console, name, steps, 0, unit="steps") as update:
         for at in range(steps):
             state, metrics = step(state, order.at(at))
@@ -133,7 +133,7 @@ def train(
         "positions": steps * config.packing.tokens,
         "training_acceptance": float(metrics.acceptance),
     }
-    return model, facts
+    return model, facts, held_out
 
 
 def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list[int], list[int]]], list[str]]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.distillation.losses import Loss, coarse_distributions
+from specdec_jax.distillation.losses import Loss, acceptance, coarse_distributions
 from specdec_jax.models.layers import soft_cap
 from specdec_jax.types import Array
 
@@ -59,23 +59,19 @@ def build_head_loss(
 
     def scanned(hidden, embedding, correction, labels: Labels):
         size = math.gcd(chunk, hidden.shape[0])
-        parts = hidden.shape[0] // size
 
         def cut(array: Array) -> Array:
-            return array.reshape(parts, size, *array.shape[1:])
+            return array.reshape(-1, size, *array.shape[1:])
 
         def body(total, part):
             gradient = jax.value_and_grad(of_chunk, argnums=(0, 1), has_aux=True)
             (_, sums), (to_hidden, to_embedding) = gradient(part[0], embedding, correction, part[1])
             return jax.tree.map(jnp.add, total, (to_embedding, sums)), to_hidden
 
-        zero = jnp.zeros((), jnp.float32)
-        start = (jnp.zeros_like(embedding), Sums(zero, zero, zero, zero, zero))
+        start = (jnp.zeros_like(embedding), Sums(*jnp.zeros(len(Sums._fields), jnp.float32)))
         (to_embedding, sums), to_hidden = lax.scan(body, start, (cut(hidden), jax.tree.map(cut, labels)))
-        weight = sums.weight if axis is None else lax.psum(sums.weight, axis)
-        scale = 1.0 / jnp.maximum(weight, 1e-6)
-        value = (sums.loss * scale, sums)
-        return value, (to_hidden.reshape(hidden.shape) * scale, to_embedding * scale)
+        scale = 1.0 / jnp.maximum(sums.weight if axis is None else lax.psum(sums.weight, axis), 1e-6)
+        return (sums.loss * scale, sums), (to_hidden.reshape(hidden.shape) * scale, to_embedding * scale)
 
     @jax.custom_vjp
     def head_loss(hidden, embedding, correction, labels):
@@ -93,7 +89,7 @@ def _sums(value: Array, log_q: Array, distributions: tuple[Array, Array], labels
     weight = labels.weight
     first = jnp.argmax(labels.log_prob, axis=-1) if labels.top is None else labels.top[:, 0]
     best = (jnp.argmax(log_q, axis=-1) == first).astype(jnp.float32)
-    accepted = jnp.sum(jnp.minimum(jnp.exp(distributions[0]), jnp.exp(distributions[1])), axis=-1)
+    accepted = acceptance(*distributions)
     surprise = -jnp.take_along_axis(log_q, labels.following[:, None], axis=1)[:, 0]
     return Sums(value, jnp.sum(weight), jnp.sum(best * weight), jnp.sum(accepted * weight), jnp.sum(surprise * weight))
 

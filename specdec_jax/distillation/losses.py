@@ -16,6 +16,11 @@ LEAST = -60.0  # nats; keeps divergences finite where q is 0 and p is not
 LEAST_REST = 1e-6  # minimum probability outside the labels, because of rounding
 
 
+def acceptance(log_p: Array, log_q: Array) -> Array:
+    """The acceptance rate of rejection sampling, sum(min(p, q)) over outcomes (arXiv 2211.17192)."""
+    return jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
+
+
 def forward_kl(log_p: Array, log_q: Array) -> Array:
     """KL(p || q), mass-covering: the sum of p (log p - log q) over outcomes, nats (DistillSpec, arXiv 2310.08461)."""
     log_p = lax.stop_gradient(log_p)
@@ -25,7 +30,7 @@ def forward_kl(log_p: Array, log_q: Array) -> Array:
 
 def nla(log_p: Array, log_q: Array) -> Array:
     """Negative log acceptance, -log sum(min(p, q)), nats (LK losses, arXiv 2602.23881)."""
-    return -jnp.log(jnp.sum(jnp.exp(jnp.minimum(lax.stop_gradient(log_p), _finite(log_q))), axis=-1))
+    return -jnp.log(acceptance(lax.stop_gradient(log_p), _finite(log_q)))
 
 
 def lk_hybrid(eta: float = 3.0) -> Loss:
@@ -40,8 +45,7 @@ def lk_hybrid(eta: float = 3.0) -> Loss:
         raise ValueError(f"eta must be positive, got {eta!r}")
 
     def loss(log_p: Array, log_q: Array) -> Array:
-        p, q = jnp.exp(lax.stop_gradient(log_p)), jnp.exp(_finite(log_q))
-        rate = jnp.sum(jnp.minimum(p, q), axis=-1)
+        rate = acceptance(lax.stop_gradient(log_p), _finite(log_q))
         weight = jnp.exp(-eta * lax.stop_gradient(jnp.mean(rate)))
         return weight * forward_kl(log_p, log_q) + (1.0 - weight) * (1.0 - rate)
 
