@@ -7,7 +7,6 @@ misspelt one fails at its line and a fork's own policy needs no registration.
 import dataclasses
 import difflib
 import hashlib
-import importlib
 import json
 import re
 import runpy
@@ -224,21 +223,6 @@ def describe(value: Any) -> Any:
     if callable(value):
         return f"{value.__module__}:{value.__qualname__}"
     return repr(value)
-
-
-def rebuild(described: Any) -> Any:
-    """The strategy that `describe` described.
-
-    Raises:
-        ImportError, AttributeError, TypeError, ValueError: its factory is gone, or takes other options now.
-    """
-    if isinstance(described, list):
-        return [rebuild(entry) for entry in described]
-    if not isinstance(described, Mapping) or "strategy" not in described:
-        return described
-    module, name = described["strategy"].split(":")
-    options = {key: rebuild(value) for key, value in described["options"].items()}
-    return getattr(importlib.import_module(module), name)(**options, **described["hyperparameters"])
 
 
 def config_hash(config: Any) -> str:

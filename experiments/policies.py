@@ -4,7 +4,7 @@ Question:  Which rule makes decoding fastest, where, and how much of what could 
            and on a machine of another c, a drafter step over a target pass? With --groups: with which drafter?
 Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py "at_least(minimum=2, policy=svip)"]
            [--set threshold=0.1:0.9:9] [--over static adaedl] [--costs cost_model.json | --ratio 0.1 --slope 0.01]
-           python -m experiments.policies TRACES... --ratios 0.05 0.1 [--measured RUN_FOLDER]
+           python -m experiments.policies TRACES... --ratios 0.05 0.1
            python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
            python -m experiments.policies headroom LOGS... (what rules gain on public logs, and how wrong advice is)
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
@@ -23,9 +23,9 @@ for rules that read these distributions (specdec_jax/metrics/foresight.py). Of S
 accepted lengths alone, rules that read distributions are left out.
 
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
-text, and `measured`, with the target's time by width of --costs. --measured compares run folders of experiments.compare
-with what a replay of the same rules predicts. --groups: NAME:TRACES:COSTS each, traces of one target with several
-drafters on the same prompts, and a cost_model.json or a number c, with which the target's passes are those of --costs.
+text, and `measured`, with the target's time by width of --costs. --groups: NAME:TRACES:COSTS each, traces of one target
+with several drafters on the same prompts, and a cost_model.json or a number c, with which the target's passes are those
+of --costs.
 """
 
 import itertools
@@ -44,7 +44,6 @@ from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, PARENTHESES, at_temperature, emphasised, interval, markdown
 from experiments.lib.commands import command, with_studies
-from experiments.lib.measured import measured_points, points_table
 from experiments.lib.plots import INK, RULE_COLOURS, rule_colours
 from experiments.lib.rules import COMPARED, RULES, STATIC, Rule, headings, rule
 from experiments.lib.trace_runs import (
@@ -87,8 +86,6 @@ class Policies(TraceOptions):
     """Settings are chosen for each task, or one for all."""
     ratios: tuple[float, ...] = ()
     """Values of c, a drafter step over a pass of plain decoding; one table row each."""
-    measured: tuple[str, ...] = ()
-    """With --ratios: run folders of experiments.compare to check the prediction against."""
     groups: tuple[str, ...] = ()
     """NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c."""
 
@@ -106,8 +103,6 @@ class Policies(TraceOptions):
             raise ValueError(f"--ratios says c, and --costs how long wider passes take: leave out --ratio {self.ratio}")
         if not all(0 < ratio < 10 for ratio in self.ratios):
             raise ValueError(f"ratios must be numbers above 0 and below 10, got {self.ratios}")
-        if self.measured and not self.ratios:
-            raise ValueError("--measured is compared with --ratios: give both")
 
 
 def study(options: Policies, console: Console) -> None:
@@ -340,8 +335,6 @@ NOTE_MACHINES = (
 def by_machine(options: Policies, console: Console) -> None:
     """Speed-ups by rule of machines of several c, or of several drafters: a table a temperature and kind of machine."""
     sources = grouped(options) if options.groups else on_machines(options)
-    traces = {source.temperature: source.trace for source in sources}
-    points = [point for path in options.measured for point in measured_points(path, traces, options.machine())]
     run = runs.open_traces("policies", options, console, sources=sources)
     played = variants_of(tuple(dict.fromkeys((STATIC, *(options.rules or COMPARED)))), options.settings)
     references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
@@ -368,9 +361,8 @@ def by_machine(options: Policies, console: Console) -> None:
         for name in (*played, ORACLE)
     }
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
-    figure = tables.lines_figure(lines, axes, styles, columns=len(traces), ticks=TICKS, log=True)
-    if points:
-        blocks += ["## Measured and predicted", points_table(points, options.machine())]
+    temperatures = {source.temperature for source in sources}
+    figure = tables.lines_figure(lines, axes, styles, columns=len(temperatures), ticks=TICKS, log=True)
     write(run, "Speed-ups by machine" if options.ratios else "Drafters", blocks, NOTE_MACHINES, speedups=figure)
 
 

@@ -63,6 +63,7 @@ def test_a_row_says_what_was_decoded_in_the_columns_of_the_page(finished):
     assert plain["num_emitted_tokens"] == static["num_emitted_tokens"] == 8
     assert plain["num_drafts"] == 0 < static["num_accepted_tokens"] <= static["num_draft_tokens"]
     assert sum(static["accepted_at"]) == static["num_accepted_tokens"] and len(static["accepted_at"]) == 2
+    assert static["policy_hyperparameters"] == {"draft_length": 2} and static["monitor_hyperparameters"] == {}
     assert plain["seconds"] > 0 and plain["text"] and plain["category"] == "a"
     assert all(row["equals_plain"] is None for row in rows(finished[1]) if row["temperature"] > 0)
 
