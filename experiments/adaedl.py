@@ -1,16 +1,14 @@
-"""AdaEDL's own questions, on recorded traces: its tables, its entropy factor, its lambda, and long texts.
+"""AdaEDL's own questions, on recorded traces: its tables, its entropy factor, and its lambda.
 
 Question:  tables: does the published order of methods hold here, as ratios to plain decoding, by draft length?
            factor: does gamma in `1 - sqrt(gamma * H) < lambda` matter, and does fitting it while decoding help?
            lambda: what does Algorithm 1, which moves lambda, bring over the best fixed lambda and over its own start?
-           long: over 20,000 tokens from one state, where does lambda go, and when is its start forgotten?
-Command:   python -m experiments.adaedl tables|factor|lambda|long TRACES... [--costs cost_model.json]
+Command:   python -m experiments.adaedl tables|factor|lambda TRACES... [--costs cost_model.json]
 Time:      a minute each for 84 prompts and three temperatures on 2 cores; --smoke seconds
 Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive rules hold their speed as L grows, but
            the best static length is faster than AdaEDL. factor: at lambda 0.7 the smallest is the fastest, by 6 to
            24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
-           half a percent of the best fixed lambda. long: starts are forgotten after 1,000 to 1,500 rounds where the
-           checked token is kept, after 6,000 or more as published
+           half a percent of the best fixed lambda
 Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and, but for factor, a picture; a
            stopped run goes on where it was with the same --out
 
@@ -18,12 +16,11 @@ Rules are replayed with measured costs, not timed; settings are those that were 
 of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a
 drafter of 115 M parameters on an A100 over plain decoding there, at the best lambda of 0.3 to 0.9. adaedl-keep is ours:
 the distribution that fails its check still gives its token. Other models, prompts and machines: compare orders and
-shapes, not values. `long` carries the rule's state from text to text (specdec_jax.replay.long says what is exact).
+shapes, not values.
 """
 
-import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,9 +34,8 @@ from experiments.lib.commands import subcommands
 from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceFiles, TraceOptions, Variant, variant, write
+from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant, write
 from experiments.lib.trace_tables import share
-from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.update_every import update_every
 
@@ -295,127 +291,8 @@ NOTE_LAMBDA = (
 )
 
 
-@dataclass(frozen=True)
-class Long(TraceFiles):
-    """Follow lambda over a long run from several starts."""
-
-    tokens: int = 20_000
-    """Length of the run."""
-    starts: tuple[float, ...] = (0.05, 0.3, 0.5, 0.7, 0.9)
-    """Values of lambda to begin with."""
-    rules: tuple[str, ...] = ("adaedl", "adaedl-keep")
-    """Rules with a threshold, of experiments/lib/rules.py."""
-    within: float = 0.01
-    """Starts are forgotten when all lambdas stay this near to each other."""
-    max_draft_length: int = 16
-    """Longest draft."""
-
-    def check(self) -> None:
-        """Raises ValueError where options are invalid."""
-        super().check()
-        if self.tokens < 1 or len(self.starts) < 2 or not all(0 <= start <= 0.99 for start in self.starts):
-            raise ValueError(f"tokens must be positive and two or more starts lie in [0, 0.99], got {self.starts}")
-        for name in self.rules:
-            if "threshold" not in rule(name).grid:
-                raise ValueError(f"rule {name!r} has no threshold to start with")
-
-
-def long_texts(options: Long, console: Console) -> None:
-    """All starts of each rule over the texts of a trace in random order, the state carried from text to text."""
-    sources = [source._replace(tasks={ALL: source.tasks[ALL]}) for source in runs.read_sources(options)]
-    run = runs.open_traces("adaedl-long", options, console, sources=sources)
-    tokens = min(options.tokens, SMOKE_TOKENS) if options.smoke else options.tokens
-    whats = {f"{name} from {start:g}": (name, at) for name in options.rules for at, start in enumerate(options.starts)}
-
-    @functools.cache
-    def long_run(group: str, temperature: float, name: str) -> LongRun:
-        """All starts of a rule over one trace."""
-        (source,) = (source for source in sources if source[:2] == (group, temperature))
-        entry, longest = rule(name), options.max_draft_length
-        published = entry.hyperparameters([dict(entry.policy.given)], source.costs, longest)
-        hyperparameters = {key: float(value[0]) for key, value in published.items()}
-        hyperparameters |= {"threshold": np.array(options.starts)}
-        order = text_order(source.trace, tokens, options.seed)
-        return long_replay(source.trace, entry.policy, hyperparameters, order, max_draft_length=longest)
-
-    def measure(source: Source, setting: str) -> Mapping[str, Row]:
-        name, at = whats[setting]
-        figures = figures_of(long_run(*source[:2], name), at, options.within)
-        return {ALL: {"rule": name, "start": options.starts[at], **figures}}
-
-    rows = runs.fill(run, tuple(whats), measure)
-    lines, courses = [], {}
-    for source, title in tables.sections(run):
-        for name in options.rules:
-            mine = [row for row in runs.by_source(rows, source) if row["rule"] == name]
-            title_of_rule, end = f"{name}, {title.lower()}", mine[0]["forgotten_tokens"]
-            rounds = [row["forgotten_rounds"] for row in mine]
-            when = ["never", NONE] if end is None else [str(end), f"{min(rounds)} to {max(rounds)}"]
-            late = ("threshold", "deviation", "acceptance", "undrafted")
-            threshold, deviation, taken, undrafted = (np.mean([row[f"late_{name}"] for row in mine]) for name in late)
-            ends = [f"{row['course_threshold'][-1]:.3f}" for row in mine]
-            lines.append(
-                [title_of_rule, *when, f"{threshold:.3f} ±{deviation:.3f}", share(taken), share(undrafted), *ends]
-            )
-            courses[title_of_rule] = {
-                f"from {row['start']:g}": (row["course_tokens"], row["course_threshold"]) for row in mine
-            }
-    about = f"{rows[0]['tokens']} tokens from one state; all lambdas within {options.within:g}: forgotten."
-    heads = ["rule", "forgotten after tokens", "rounds", "late lambda", "acceptance", "no draft"]
-    table = markdown([*heads, *(f"from {start:g}" for start in options.starts)], lines)
-    shades = np.linspace(0, 1, len(options.starts))
-    styles = {
-        f"from {start:g}": {"color": (0.15 + 0.7 * shade, 0.35, 0.75 - 0.6 * shade)}
-        for start, shade in zip(options.starts, shades, strict=True)
-    }
-    figure = tables.lines_figure(courses, ("tokens", "lambda"), styles)
-    write(run, "Long runs", [f"{tables.about_traces(run)} {about}", table], NOTE_LONG, course=figure)
-
-
-SMOKE_TOKENS, POINTS = 600, 50  # points of a stored course
-NOTE_LONG = (
-    "Forgotten: from then on all lambdas stay within that of each other at every position of the text. Late: the "
-    "second half of the tokens, all starts; lambda with its standard deviation over rounds; acceptance: accepted over "
-    "drafted tokens; no draft: rounds without any. From: lambda at the end, by start."
-)
-
-
-def text_order(trace: Trace, tokens: int, seed: int) -> list[int]:
-    """Texts that hold at least that many tokens: all in random order, again and again."""
-    rng, rounds = np.random.default_rng(seed), -(-tokens // int(trace.length.sum()))
-    order = np.concatenate([rng.permutation(trace.num_texts) for _ in range(rounds)])
-    return order[: np.searchsorted(np.cumsum(trace.length[order]), tokens) + 1].tolist()
-
-
-def figures_of(run: LongRun, row: int, within: float) -> dict[str, Any]:
-    """A start's rounds, when it was forgotten, means over its second half, and the course of lambda."""
-    count, end = int(run.rounds[row]), forgotten(run, within)
-    position, edges = run.position[row, :count], np.linspace(0, run.tokens, POINTS + 1).astype(int)[1:]
-    late = np.flatnonzero(position >= run.tokens / 2)
-    drafted, accepted, threshold = (leaf[row, late] for leaf in (run.drafted, run.accepted, run.threshold))
-    return {
-        "tokens": run.tokens,
-        "rounds": count,
-        "forgotten_tokens": end,
-        "forgotten_rounds": None if end is None else int((position < end).sum()),
-        "late_threshold": float(np.mean(threshold)),
-        "late_deviation": float(np.std(threshold)),
-        "late_acceptance": float(accepted.sum() / max(drafted.sum(), 1)),
-        "late_undrafted": float(np.mean(drafted == 0)),
-        "course_tokens": edges,
-        "course_threshold": at_positions(run, run.threshold, edges - 1)[row],
-    }
-
-
 main = subcommands(
-    "adaedl",
-    {
-        "tables": (Tables, paper_tables),
-        "factor": (Factor, factor),
-        "lambda": (Lambda, moving_lambda),
-        "long": (Long, long_texts),
-    },
-    __doc__,
+    "adaedl", {"tables": (Tables, paper_tables), "factor": (Factor, factor), "lambda": (Lambda, moving_lambda)}, __doc__
 )
 
 if __name__ == "__main__":

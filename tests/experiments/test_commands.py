@@ -64,9 +64,9 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
         ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
         ("batches", "waiting --smoke --factors 0", "factors must be above 0"),
         ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
-        ("adaedl", "", "error: name one of tables, factor, lambda, long first"),
-        ("adaedl", "tabels", "error: name one of tables, factor, lambda, long first"),
-        ("adaedl", "--smoke", "error: name one of tables, factor, lambda, long first"),
+        ("adaedl", "", "error: name one of tables, factor, lambda first"),
+        ("adaedl", "tabels", "error: name one of tables, factor, lambda first"),
+        ("adaedl", "--smoke", "error: name one of tables, factor, lambda first"),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_written(

@@ -13,10 +13,7 @@ from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.trace_runs import speedup
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.costs.step_cost import Cost
-from specdec_jax.replay.long import LongRun, at_positions, forgotten, long_replay
-from specdec_jax.replay.replay import replay
-from specdec_jax.replay.trace import save_trace, select
-from specdec_jax.stopping import adaedl
+from specdec_jax.replay.trace import save_trace
 
 pytestmark = pytest.mark.slow
 
@@ -101,73 +98,6 @@ def test_drafters_have_their_own_costs(tmp_path):
     assert f"| small | 0.050 | {greedy:.3f} ±" in (out / "table.md").read_text()
 
 
-def adaedl_by_hand(trace, order, threshold, longest, keep=False):
-    """(position, drafted, accepted, passes, threshold) of every round, the state carried from text to text."""
-    rounds, acceptance, before = [], 0.9, 0
-    for text in order:
-        at, end = 0, int(trace.length[text])
-        while at < end:
-            drafted = passes = taken = 0
-            budget = min(longest, int(trace.limit[text]) - at - 1)
-            missed, failed = False, budget == 0
-            while not failed and drafted < budget:
-                place = at + taken
-                hit = not missed and trace.accepted[text, place]
-                tail = trace.tails[trace.tail_of[text, place], drafted - taken] if not hit else trace.path[text, place]
-                failed, passes = 1 - np.sqrt(0.2 * tail[0]) < threshold, passes + 1
-                if not failed or keep:
-                    drafted, taken, missed = drafted + 1, taken + hit, missed or not hit
-            rounds.append((before + at, drafted, min(taken, end - at), passes, threshold))
-            if drafted:
-                acceptance = 0.5 * acceptance + 0.5 * taken / drafted
-                step = 0.01 if acceptance < 0.9 else -0.01 if taken != longest else 0.0
-                threshold = min(max(0.9 * threshold + 0.1 * (threshold + step), 0.0), 0.99)
-            at += min(taken + 1, end - at)
-        before += end
-    return np.array(rounds)
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_long_replay_carries_lambda_from_text_to_text(keep):
-    trace, order = made_up_trace(texts=6), [4, 1, 1, 5]
-    run = long_replay(
-        trace, adaedl(keep_checked_token=keep), {"threshold": np.array([0.2, 0.6])}, order, max_draft_length=5
-    )
-    for row, start in enumerate((0.2, 0.6)):
-        rounds = adaedl_by_hand(trace, order, start, 5, keep)
-        assert run.rounds[row] == len(rounds)
-        for name, column in zip(("position", "drafted", "accepted", "passes"), rounds.T, strict=False):
-            np.testing.assert_array_equal(getattr(run, name)[row, : len(rounds)], column)
-        np.testing.assert_allclose(run.threshold[row, : len(rounds)], rounds[:, 4], atol=2e-5)
-    alone = long_replay(trace, adaedl(), {"threshold": 0.2}, [4], max_draft_length=5)
-    usual = replay(select(trace, [4]), adaedl(), {"threshold": 0.2}, max_draft_length=5, record=True).record
-    np.testing.assert_array_equal(alone.drafted, usual[0, :, : alone.rounds[0], 0])
-    assert run.tokens == trace.length[order].sum() and np.nanmean(run.entropy) > 0
-
-
-def test_starts_are_forgotten_where_thresholds_stay_together():
-    position = np.array([[0, 3, 6, 8], [0, 5, 8, -1]])
-    thresholds = np.array([[0.9, 0.5, 0.305, 0.3], [0.3, 0.3, 0.3, np.nan]])
-    nothing = np.zeros_like(position)
-    run = LongRun(position, nothing, nothing, nothing, nothing.astype(float), thresholds, 10)
-    np.testing.assert_array_equal(at_positions(run, run.threshold, np.array([2, 3, 9]))[0], [0.9, 0.5, 0.3])
-    assert forgotten(run) == 6 and forgotten(run, 0.001) == 8 and forgotten(run, 0.7) == 0
-    assert forgotten(run._replace(threshold=thresholds + [[0.1], [0]])) is None
-
-
-def test_a_long_run_says_where_lambda_goes(ran):
-    _, rows = ran(study, "long", "--starts", "0.3", "0.7", "--rules", "adaedl-keep")
-    assert len(rows) == 2 * 2
-    trace = made_up_traces()[0.0]
-    order = study.text_order(trace, 600, 0)
-    assert trace.length[order].sum() >= 600 > trace.length[order[:-1]].sum() and set(order) == set(range(12))
-    rounds = adaedl_by_hand(trace, order, 0.3, LONGEST, keep=True)
-    row = next(r for r in rows if (r["temperature"], r["start"]) == (0.0, 0.3))
-    late = rounds[rounds[:, 0] >= row["tokens"] / 2]
-    assert row["rounds"] == len(rounds) and row["late_threshold"] == pytest.approx(late[:, 4].mean(), abs=2e-5)
-    assert row["late_acceptance"] == pytest.approx(late[:, 2].sum() / late[:, 1].sum())
-
-
 NO_TRACES = "name traces that python -m experiments.record wrote, or give --smoke"
 
 
@@ -203,8 +133,6 @@ NO_TRACES = "name traces that python -m experiments.record wrote, or give --smok
         (study, "tables --smoke --starts 1.5", "threshold must lie in [0, 0.99]"),
         (study, "tables --smoke --starts", "--starts needs one lambda or more"),
         (study, "tables --smoke --max-draft-length 7", "max_draft_length must be 16 or more"),
-        (study, "long --smoke --rules static", "'static' has no threshold"),
-        (study, "long --smoke --starts 0.5", "starts"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, command, words, message):

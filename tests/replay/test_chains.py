@@ -12,7 +12,6 @@ from specdec_jax.costs.cost_model import flat
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
-from specdec_jax.replay.long import long_replay
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
@@ -138,10 +137,9 @@ def test_chains_are_kept_joined_and_selected(greedy_trace, tmp_path):
         load_trace(tmp_path / "torn.npz")
 
 
-def test_the_oracle_and_long_runs_read_chains(greedy_trace):
+def test_the_oracle_reads_chains(greedy_trace):
     best = oracle(greedy_trace).total_speedup(flat(0.1, MOST))
     for policy, hyperparameters in RULES.values():
         if policy.rounds is not None:
             continue
         assert replay(greedy_trace, policy, hyperparameters).total_speedup(flat(0.1, MOST)) <= best + 1e-9
-    assert long_replay(greedy_trace, static(), {"draft_length": 3}).drafted.max() == 3

@@ -13,7 +13,6 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model
 from specdec_jax.lossless import toys
 from specdec_jax.monitors import phases
-from specdec_jax.replay.long import long_replay
 from specdec_jax.replay.phase_path import phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.stopping import adaedl, draft_and_verify, phase_length, static, survival, update_every
@@ -91,8 +90,6 @@ def test_the_greedy_texts_have_both_phases_and_other_phases_are_seen(greedy_trac
         replay(greedy_trace, policy)
     with pytest.raises(ValueError, match="phases of another trace"):
         replay(greedy_trace, policy, phases=phases_there[:-1])
-    with pytest.raises(ValueError, match="knows no phases"):
-        long_replay(greedy_trace, policy)
 
 
 def by_top_p(state, distribution, token, drafted, context):
@@ -112,9 +109,8 @@ def test_rules_read_the_recorded_warp(greedy_trace):
 
 def test_a_rule_that_joins_rows_is_not_replayed(greedy_trace):
     for policy in (survival(together=True), update_every(policy=survival(together=True))):
-        for play in (replay, long_replay):
-            with pytest.raises(ValueError, match="decides for the rows of a batch together"):
-                play(greedy_trace, policy)
+        with pytest.raises(ValueError, match="decides for the rows of a batch together"):
+            replay(greedy_trace, policy)
 
 
 def test_the_greedy_texts_end_in_both_ways_and_are_rejected_now_and_then(greedy_trace):
