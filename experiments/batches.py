@@ -2,7 +2,6 @@
 
 Question:  What is drafting worth at each batch, with draft lengths by row or by what the whole batch gains?
 Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 0 0.7]
-           python -m experiments.batches waiting TRACES...   (rows in step by replay, at several costs)
 Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
 Expected:  two cores with AVX2, greedily: survival-together 1.10 times plain decoding at 2 rows, as fast as it from 4 on
            (docs/batches.md)
@@ -26,9 +25,8 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib import waiting
 from experiments.lib.cells import at_temperature, interval, markdown
-from experiments.lib.commands import command, with_studies
+from experiments.lib.commands import command
 from experiments.lib.options import Models, Output, check_least
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
@@ -173,7 +171,7 @@ def _table(config: Batches, rates: Rates, methods: list[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-main = with_studies(command(Batches, batches, __doc__, "python -m experiments.batches"), waiting=waiting.main)
+main = command(Batches, batches, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

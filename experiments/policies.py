@@ -373,7 +373,7 @@ def on_machines(options: Policies) -> list[Source]:
         for kind in KINDS:
             for ratio in options.ratios:
                 step = costs._replace(drafter_step=ratio * costs.plain_pass)
-                machine = flat(ratio, options.longest) if kind == "flat" else step
+                machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
                 group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
                 sources.append(source._replace(group=group, costs=machine, tasks=tasks))
     return sources
@@ -405,8 +405,8 @@ def grouped(options: Policies) -> list[Source]:
             if not 0 < ratio < 10:
                 raise ValueError(f"c must lie above 0 and below 10, got {costs} in {text!r}")
             model = shared._replace(drafter_step=ratio * shared.plain_pass)
-        model.pass_times(options.longest)
-        by_drafter = runs.load_traces([traces], options.longest, tokens=options.tokens)
+        model.pass_times(options.max_draft_length)
+        by_drafter = runs.load_traces([traces], options.max_draft_length, tokens=options.tokens)
         sources = [runs.source_of(of, t, trace, model) for of, each in by_drafter.items() for t, trace in each.items()]
         groups[name] = [source._replace(group=name) for source in of_one_drafter(sources)]
     return [source for sources in groups.values() for source in sources]

@@ -155,7 +155,7 @@ def test_the_trace_study_answers_and_goes_on(folder, tmp_path, capsys):
 OLDER = {"gather_texts"}  # run in a checkout of an earlier commit
 NAMED = re.compile(r"experiments\.([a-z]\w*)")
 STUDIES = {"adaedl": "tables|factor|lambda", "distill": "judge|compare|rank_tokens"}
-STUDIES |= {"batches": "waiting", "step_cost": "precision", "policies": "headroom", "entropy": "siblings"}
+STUDIES |= {"step_cost": "precision", "policies": "headroom", "entropy": "siblings"}
 
 
 def test_every_command_that_documents_name_exists():

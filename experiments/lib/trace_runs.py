@@ -53,11 +53,8 @@ class TraceFiles(Output, Smoke):
     """Seed of the halves of the prompts."""
     tokens: int | None = None
     """Only the first tokens of every text, as if generation had ended there."""
-
-    @property
-    def longest(self) -> int:
-        """The longest draft that a trace must be able to follow."""
-        return getattr(self, "max_draft_length", 1)
+    max_draft_length: int = 16
+    """Longest draft."""
 
     @property
     def named(self) -> bool:
@@ -70,10 +67,8 @@ class TraceFiles(Output, Smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
         if self.tokens is not None and self.tokens < 1:
             raise ValueError(f"tokens must be 1 or more, got {self.tokens}")
-
-    def machine(self) -> CostModel:
-        """The costs by which time is counted."""
-        return costs_or_default(None)
+        if self.max_draft_length < 1:
+            raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
 
 
 @dataclass(frozen=True)
@@ -86,14 +81,10 @@ class TraceOptions(TraceFiles):
     """Instead of --costs: c, a drafter step over a target pass."""
     slope: float = 0.0
     """With --ratio: what one more verified token costs, in target passes."""
-    max_draft_length: int = 16
-    """Longest draft."""
 
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
         super().check()
-        if self.max_draft_length < 1:
-            raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
         if self.ratio is None and self.slope or self.slope < 0:
             raise ValueError(f"slope must be 0 or more and goes with --ratio, got {self.slope} and {self.ratio}")
 
@@ -228,7 +219,7 @@ def drafter_of(trace: Trace) -> str:
 
 
 def read_sources(
-    options: TraceFiles, made_up: Traces | None = None, group: Callable[[Trace], str] = drafter_of
+    options: TraceOptions, made_up: Traces | None = None, group: Callable[[Trace], str] = drafter_of
 ) -> list[Source]:
     """The traces by group and temperature. Raises as `load_traces`, and for bad options."""
     options.check()
@@ -236,7 +227,7 @@ def read_sources(
     if options.smoke:
         groups = made_up or {"made up": made_up_traces()}
     else:
-        groups = load_traces(options.traces, options.longest, group, options.tokens)
+        groups = load_traces(options.traces, options.max_draft_length, group, options.tokens)
     return [source_of(name, t, trace, costs) for name, traces in groups.items() for t, trace in traces.items()]
 
 
@@ -295,7 +286,7 @@ def sweep(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
 
     def rows(source: Source, setting: str) -> dict[str, Row]:
         compared = variants[setting]
-        result = compared.replay(source, run.options.longest)
+        result = compared.replay(source, run.options.max_draft_length)
         return {
             task: row_of(source, texts, result, compared.settings, run.options.seed)
             for task, texts in source.tasks.items()

@@ -62,7 +62,6 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
         ("accelerators", "--batches -1", "batches must be 1 or more, got (-1,)"),
         ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
         ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
-        ("batches", "waiting --smoke --factors 0", "factors must be above 0"),
         ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
         ("adaedl", "", "error: name one of tables, factor, lambda first"),
         ("adaedl", "tabels", "error: name one of tables, factor, lambda first"),
