@@ -6,7 +6,7 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
            [--set threshold=0.1:0.9:9] [--over static adaedl] [--costs cost_model.json | --ratio 0.1 --slope 0.01]
            python -m experiments.policies TRACES... --ratios 0.05 0.1
            python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
-           python -m experiments.policies headroom LOGS... (what rules gain on public logs, and how wrong advice is)
+           python -m experiments.policies headroom LOGS... (what rules gain on public logs)
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
 Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 240 Spec-Bench questions, greedy: adaedl 1.44,
            the best static length 1.61, survival 1.71, oracle 2.10

@@ -1,24 +1,22 @@
-"""How much could rules gain on public logs and on our traces, and how wrong is advice that is taken from them?
+"""How much could rules gain on public logs and on our traces?
 
 Question:  Between the best static length and the oracle: how much is there, by data set, drafter and c, and how much of
-           it do rules get? With --sweep: does a speed-up predicted from other settings agree with a measured one?
+           it do rules get?
 Command:   python -m experiments.policies headroom LOGS TRACES... [--ratios 0.05 0.1 0.2]
            [--slopes 0.02 0.05] [--out FOLDER]
-           python -m experiments.policies headroom --sweep data.json
-Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; docs/spec_bundle/public/raw_data/data.json of SpecForge
-Time:      about four minutes of one core for SpecDecode-Bench and six traces, seconds for a sweep
-Expected:  docs/headroom.md and docs/advice.md have the tables
+Data:      data/llama3.1-8B of SpecDecode-Bench's simulator
+Time:      about four minutes of one core for SpecDecode-Bench and six traces
+Expected:  docs/headroom.md has the tables
 Output:    runs/headroom-<time>/ with manifest.json, results.jsonl (a line a log, machine, task and rule), table.md and
-           headroom.png; a stopped run goes on with the same --out. --sweep prints a table
+           headroom.png; a stopped run goes on with the same --out
 
 On a flat machine verification is free in its width, and a drafter step costs c passes; n-gram lookup costs nothing, and
 each of its drafts the slope. Settings of rules are chosen on the other half of the texts, by data set. Of logs that
 hold accepted lengths alone, rules that read distributions are left out.
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -32,22 +30,19 @@ from experiments.lib.cells import at_temperature, markdown
 from experiments.lib.commands import command
 from experiments.lib.plots import INK, plain_axes
 from experiments.lib.rules import STATIC, rule
-from experiments.lib.terminal import Whole
 from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Source, TraceFiles, drafter_of, variant
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.published import costs_named
-from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.replay.readers import DRAFTERS, kind_of, read_exact
 
 LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
 READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")
 LOOKUP = "n-gram lookup"
-CHAINS = (3, 5, 7)  # draft lengths of SpecBundle's chains
 
 
 @dataclass(frozen=True)
 class Headroom(TraceFiles):
-    """Head-room by log, or the error of advice on a published sweep."""
+    """Head-room by log."""
 
     ratios: tuple[float, ...] = (0.05, 0.1, 0.2)
     """c of model drafters, on a flat machine."""
@@ -55,17 +50,10 @@ class Headroom(TraceFiles):
     """Cost of a verified token in passes, for lookup drafters."""
     max_draft_length: int = 15
     """Longest draft."""
-    sweep: Path | None = None
-    """SpecBundle's data.json."""
 
 
 def headroom(options: Headroom, console: Console) -> None:
-    """Replays what is missing and writes the run folder; or prints the table of a sweep."""
-    if options.sweep is not None:
-        if options.traces:
-            raise ValueError(f"--sweep needs no logs, got {options.traces}")
-        console.print(Whole(sweep_table(read_sweep(options.sweep))))
-        return
+    """Replays what is missing and writes the run folder."""
     sources = sources_of(options)
     run = runs.open_traces("headroom", options, console, sources=sources)
     rows: list[runs.Row] = []
@@ -171,81 +159,6 @@ def picture(lines: Sequence[Line]) -> Figure:
         plain_axes(axes, title)
     figure.supxlabel("over the best static length: oracle (ring), best rule (dot, 95 %)", fontsize=9)
     return figure
-
-
-class Measured(NamedTuple):
-    """A chain's throughput in a sweep."""
-
-    target: str
-    drafter: str
-    batch: int
-    benchmark: str
-    drafts: int
-    tokens: float  # a round
-    speedup: float  # over plain decoding
-
-
-def read_sweep(path: Path) -> list[Measured]:
-    """The chains of SpecBundle's data.json. Raises ValueError for another file."""
-    points = []
-    try:
-        for target, benchmarks in json.loads(path.read_text(encoding="utf-8")).items():
-            for name, entry in benchmarks.items():
-                for result in entry["results"]:
-                    plain, *drafters = result["metrics"]
-                    if result["topk"] != 1:
-                        continue
-                    where = result["batch_size"], name, result["steps"]
-                    for each in [drafter for drafter in drafters if drafter["output_throughput"]]:
-                        speedup = each["output_throughput"] / plain["output_throughput"]
-                        points.append(Measured(target, each["Name"], *where, each["accept_length"], speedup))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no sweep of SpecBundle ({type(error).__name__}: {error})") from None
-    return points
-
-
-def sweep_table(measured: Sequence[Measured]) -> str:
-    """Errors of speed-ups predicted from others, and the loss from choosing by them; one row per prediction method."""
-    groups: dict[tuple[str, str, int], list[Measured]] = defaultdict(list)
-    for entry in measured:
-        groups[entry[:3]].append(entry)
-    errors: dict[str, list[float]] = defaultdict(list)
-    lost: dict[str, list[float]] = defaultdict(list)
-    for mine in groups.values():
-        for benchmark in {entry.benchmark for entry in mine}:
-            here = {entry.drafts: entry for entry in mine if entry.benchmark == benchmark}
-            others = [entry for entry in mine if entry.benchmark != benchmark]
-            if len(here) < len(CHAINS) or len(others) < 2 * len(CHAINS):
-                continue
-            for name, guessed in predictions(here, others).items():
-                errors[name] += [abs(guessed[k] / here[k].speedup - 1) for k in guessed]
-                options = {0: 1.0} | {k: here[k].speedup for k in CHAINS}
-                chosen = max({0: 1.0} | guessed, key=({0: 1.0} | guessed).__getitem__)
-                lost[name].append(1 - options[chosen] / max(options.values()))
-            for length in CHAINS:
-                options = {0: 1.0} | {k: here[k].speedup for k in CHAINS}
-                lost[f"always {length}"].append(1 - options[length] / max(options.values()))
-    cells = []
-    for name, regrets in lost.items():
-        of = 100 * np.array(errors[name])
-        middle = [f"{np.median(of):.1f} %", f"{np.quantile(of, 0.9):.1f} %"] if len(of) else ["–", "–"]
-        regret = 100 * np.array(regrets)
-        cells.append([name, *middle, f"{regret.mean():.2f} %", f"{regret.max():.1f} %", f"{len(regret)}"])
-    return markdown(["predicted from", "median error", "90 %", "lost by its choice", "at most", "cells"], cells)
-
-
-def predictions(here: Mapping[int, Measured], others: Sequence[Measured]) -> dict[str, dict[int, float]]:
-    """Speed-ups by draft length, each way: costs always from the other data sets, tokens per round as stated."""
-    drafts = np.array([entry.drafts for entry in others])
-    times = np.array([entry.tokens / entry.speedup for entry in others])
-    design = np.stack([np.ones(len(drafts)), drafts], axis=1) / times[:, None]  # relative errors
-    fixed, step = np.linalg.lstsq(design, np.ones(len(drafts)), rcond=None)[0]
-    tokens = {"the measured tokens a round": {k: here[k].tokens for k in CHAINS}}
-    for chain in CHAINS:
-        grid = np.linspace(0, 1, 2001)
-        rate = grid[int(np.argmin(np.abs(expected_tokens(grid, chain) - here[chain].tokens)))]
-        tokens[f"the tokens at {chain} drafts, one acceptance rate"] = {k: expected_tokens(rate, k) for k in CHAINS}
-    return {name: {k: float(totals[k] / (fixed + step * k)) for k in CHAINS} for name, totals in tokens.items()}
 
 
 main = command(Headroom, headroom, __doc__, "python -m experiments.policies headroom")
