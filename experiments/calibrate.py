@@ -1,6 +1,6 @@
 """Learn a pair's thresholds once: percentiles, what tells rejected tokens, phases, every rule's best setting.
 
-Question:  Which hyperparameters suit this pair of models, and do those learnt on one task serve the others?
+Question:  Which hyperparameters suit this pair of models?
 Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
 Time:      twelve minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
 Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/entropy_aware.md
@@ -25,15 +25,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib.calibrate_hyperparameters import (
-    CARRIED,
-    carry_over,
-    figures_of,
-    hyperparameters_of,
-    prior_gain,
-    variants_of,
-)
-from experiments.lib.cells import interval, markdown
+from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
+from experiments.lib.cells import markdown
 from experiments.lib.commands import command
 from experiments.lib.options import Output, Served
 from experiments.lib.plots import panels
@@ -101,8 +94,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         for kind, trace in traces.items():
             hyperparameters[kind] = hyperparameters_of(kind, trace, lenience[kind]["bound"], costs, longest)
             variants[kind] = variants_of(kind, trace, hyperparameters[kind], costs, longest)
-            figures[kind] |= {"lenience": lenience[kind], "carry_over": carry_over(trace, costs, longest)}
-            figures[kind]["prior_gain"] = prior_gain(kind, trace, costs, longest)
+            figures[kind]["lenience"] = lenience[kind]
     content = {
         "format": FORMAT,
         **{
@@ -189,9 +181,6 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
     }
 
 
-SCORES = ("threshold", "youden", "youden_elsewhere", "best_elsewhere")
-
-
 def report(content: Mapping[str, Any]) -> str:
     """All tables as Markdown."""
     about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
@@ -223,43 +212,18 @@ def report(content: Mapping[str, Any]) -> str:
             words = [f"{key} {' '.join(f'{number:.3g}' for number in each)}" for key, each in numbers.items()]
             lines.append([name, ", ".join(words) or "the defaults"])
         parts.append(markdown(["strategy", "hyperparameters"], lines).replace("---:", "---"))
-        parts += _carried(figures["carry_over"]) if figures["carry_over"] else []
     return "\n\n".join(parts) + "\n"
 
 
 def _sentences(figures: Mapping[str, Any]) -> str:
     cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
-    text = (
+    return (
         f"{figures['acceptance']:.0%} of tokens would be accepted. A drafter entropy above {cut['threshold']:.2f} nats "
         f"indicates rejected ones best (Youden's J {cut['youden']:.2f}, area {cut['area']:.2f}); the running entropy "
         f"alone separates less (J {slow['youden']:.2f}, area {slow['area']:.2f}). AdaEDL's factor nearest to what was "
         f"accepted: {figures['entropy_factor']:.2f}. Lenience down to {bound['bound']:g} keeps the mean total "
         f"variation a token under {bound['max_deviation']:g}."
     )
-    if figures["prior_gain"] is None:
-        return text
-    gain = interval(figures["prior_gain"], ".3f", "({}–{})")
-    return f"{text} `survival` with a prior learnt on other texts is {gain} times as fast as with the built-in one."
-
-
-def _carried(rows: list[dict[str, Any]]) -> list[str]:
-    """Thresholds and rule settings chosen on one task and evaluated on the others."""
-    thresholds = [
-        markdown(
-            ["learnt on", "threshold", "J there", "J elsewhere", "best J elsewhere"],
-            [[row["task"], *(f"{row[name][score]:.2f}" for score in SCORES)] for row in rows],
-        )
-        for name in ("entropy", "running_entropy")
-    ]
-    speeds = [[row["task"], *(f"{row[name]['of_best']:.3f}" for name in CARRIED)] for row in rows]
-    return [
-        "Learnt on one task and judged on the others, thresholds by Youden's J. The drafter's entropy:",
-        thresholds[0],
-        "The running entropy, by which phases are separated:",
-        thresholds[1],
-        "Rules' speed at the setting learnt there, as a share of the best single setting's elsewhere:",
-        markdown(["learnt on", *CARRIED], speeds),
-    ]
 
 
 def picture(content: Mapping[str, Any]) -> Figure:

@@ -1,26 +1,23 @@
-"""What a calibration learns from a trace: figures to look at, phases, the best setting of every rule, and how far
-these carry over to other texts."""
+"""What a calibration learns from a trace: figures to look at, phases, and the best setting of every rule."""
 
 from typing import Any
 
 import numpy as np
 
-from experiments.lib.rules import LENGTHS, RULES, Rule, rule
-from experiments.lib.trace_runs import faster, replay_rule, texts_by_task
+from experiments.lib.rules import LENGTHS, RULES, Rule
+from experiments.lib.trace_runs import replay_rule
 from specdec_jax import stopping
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.prior import fit_prior
-from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate, youden
+from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
 from specdec_jax.replay.phase_path import running_entropy
-from specdec_jax.replay.trace import FEATURES, Trace, select
+from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.text.strategies import build
 
 HYSTERESIS = 0.25  # in standard deviations of the running entropy, on either side of the threshold
 UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
 PHASE = {"minimum_length": 8, "decay": 0.9}
-CARRIED = ("static", "adaedl", "max-confidence", "cumulative-confidence")  # rules whose settings are carried over
 CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 
 
@@ -119,63 +116,3 @@ def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phas
     settings = entry.settings()
     seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
     return settings[int(np.argmin(seconds))]
-
-
-def carry_over(trace: Trace, costs: CostModel, longest: int) -> list[dict[str, Any]]:
-    """One row per task: settings fitted on it alone, evaluated on all other tasks against their best."""
-    settings = {name: rule(name).settings() for name in CARRIED}
-    seconds = {
-        name: replay_rule(trace, rule(name), costs, longest, tried).seconds(costs) for name, tried in settings.items()
-    }
-    entropies = {"entropy": trace.path[..., FEATURES.index("entropy")], "running_entropy": running_entropy(trace)}
-    rows = []
-    for task, texts in texts_by_task(trace).items():
-        rest = np.setdiff1d(np.arange(trace.num_texts), texts)
-        if rest.size == 0 or any(_of_one_kind(trace, half) for half in (texts, rest)):
-            continue  # nothing to learn, or nothing to judge on
-        row: dict[str, Any] = {"task": task, "texts": len(texts)}
-        row |= {name: _separation(trace, values, texts, rest) for name, values in entropies.items()}
-        for name, by_setting in seconds.items():
-            here, there = by_setting[:, texts].sum(axis=1), by_setting[:, rest].sum(axis=1)
-            chosen = int(np.argmin(here))
-            row[name] = {"setting": settings[name][chosen], "of_best": float(there.min() / there[chosen])}
-        rows.append(row)
-    return rows
-
-
-def prior_gain(kind: str, trace: Trace, costs: CostModel, longest: int) -> Interval | None:
-    """How many times faster `survival` is with a prior learnt on the other half of the texts than with its default.
-
-    None where a half accepts nothing, or everything: there is nothing to learn.
-    """
-    half = np.random.default_rng(0).permutation(trace.num_texts) % 2
-    halves = [np.flatnonzero(half == which) for which in (0, 1)]
-    if any(_of_one_kind(trace, texts) for texts in halves):
-        return None
-    priors = [fit_prior(select(trace, texts)) for texts in halves]
-    policies = [stopping.survival(), *(stopping.survival(**{kind: list(prior)}) for prior in priors)]
-    built_in, of_first, of_second = (
-        replay_rule(trace, Rule("survival", policy), costs, longest).seconds(costs)[0] for policy in policies
-    )
-    return faster(np.where(half == 0, of_second, of_first), built_in)
-
-
-def _of_one_kind(trace: Trace, texts: np.ndarray) -> bool:
-    """Whether these texts accept all drafts, or none."""
-    accepted = trace.accepted[texts].sum()
-    return bool(accepted == 0 or accepted == trace.length[texts].sum())
-
-
-def _separation(trace: Trace, values: np.ndarray, task: np.ndarray, rest: np.ndarray) -> dict[str, float]:
-    """The threshold learnt on a task's texts: how well it separates there and in the rest, and the best of the rest."""
-    both = []
-    for texts in (task, rest):
-        there = np.isfinite(values[texts]) & (np.arange(values.shape[1])[None, :] < trace.length[texts][:, None])
-        both.append((values[texts][there], trace.accepted[texts][there]))
-    learnt = separate(*both[0])
-    return {
-        "threshold": learnt.threshold,
-        "youden": learnt.youden,
-        "youden_elsewhere": youden(*both[1], learnt.threshold),
-        "best_elsewhere": separate(*both[1]).youden,
-    }

@@ -47,13 +47,6 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
     return Separation(float(sorted_values[best]), float(gain[best]), float(area))
 
 
-def youden(values: np.ndarray, accepted: np.ndarray, threshold: float) -> float:
-    """Youden's J of a given threshold."""
-    _check_both(accepted)
-    above = values > threshold
-    return float(above[~accepted].mean() - above[accepted].mean())
-
-
 def percentiles(values: np.ndarray) -> dict[str, float]:
     """The percentiles PERCENTILES, by number."""
     values_at = np.percentile(values, PERCENTILES)
