@@ -23,16 +23,18 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
 from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.commands import config_command
-from experiments.lib.plots import speedup_figure
+from experiments.lib.plots import RULE_COLOURS
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
-from experiments.lib.summary import against_table, doubts_of_rows, methods_tables, summarise
+from experiments.lib.summary import MethodSummary, against_table, doubts_of_rows, methods_tables, summarise
 from experiments.lib.terminal import publish
+from experiments.lib.trace_tables import Point, dots_figure
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.live import progress, show_live
 from specdec_jax.compilation_cache import describe_cache, enable
@@ -298,7 +300,18 @@ def _report(
         blocks += quality_tables(rows, config.against if config.against in names else names[0])
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     text = "\n\n".join([*blocks, *doubtful, about, equality, ""])
-    publish(folder, text, console, speedup=speedup_figure(rows, title))
+    publish(folder, text, console, speedup=picture(summaries, title))
+
+
+def picture(summaries: Iterable[MethodSummary], title: str) -> Figure:
+    """The mean speed-up of every method with its interval, a panel a temperature."""
+    panels: dict[str, list[Point]] = {}
+    for summary in summaries:
+        points = panels.setdefault(at_temperature(summary.temperature), [])
+        points.append((summary.method, *summary.speedup.mean))
+    figure = dots_figure(panels, "mean speed-up over plain decoding, with its 95 % interval over prompts", RULE_COLOURS)
+    figure.suptitle(title, fontsize=10)
+    return figure
 
 
 def equality_summary(rows: Iterable[dict[str, Any]]) -> str:

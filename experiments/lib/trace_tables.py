@@ -179,7 +179,8 @@ def dots_figure(panels: Mapping[str, Sequence[Point]], label: str, marked: Mappi
             colour = marked.get(name, INK)
             axes.plot([low, high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
             axes.plot([estimate], [place], "o", color=colour, ms=4.5)
-            axes.annotate(f"{estimate:.2f}", (high, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+            end = estimate if np.isnan(high) else high  # of a single prompt there is no interval
+            axes.annotate(f"{estimate:.2f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
         axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
         axes.set_yticks(range(len(points)), [name for name, *_ in points], fontsize=8)
         for tick, (name, *_) in zip(axes.get_yticklabels(), points, strict=True):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from refusals import refusals
 
-from experiments.lib.plots import speedup_figure
+from experiments.compare import picture
 from experiments.lib.summary import doubts_of_rows, summarise
 from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
 
@@ -72,10 +72,15 @@ def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
 
 def test_the_picture_has_a_panel_a_temperature_and_the_numbers():
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
-    greedy, sampled = speedup_figure(rows).axes
-    assert [text.get_text() for text in greedy.texts] == ["1.00", "3.00 [2.00–4.00]"]
+    figure = picture(summarise(rows), "title")
+    greedy, sampled = figure.axes
+    assert [text.get_text() for text in greedy.texts] == ["1.00", "3.00"]
     assert [text.get_text() for text in sampled.texts] == ["1.00", "4.00"]
-    assert [patch.get_width() for patch in sampled.patches] == pytest.approx([1.0, 4.0])
+    assert [label.get_text() for label in greedy.get_yticklabels()] == ["plain", "fast"]
+    assert [greedy.get_title(), sampled.get_title()] == ["greedy", "temperature 0.8"]
+    assert greedy.lines[2].get_xdata() == pytest.approx([2.0, 4.0])  # the interval
+    assert [line.get_xdata()[0] for line in sampled.lines[1::2]] == pytest.approx([1.0, 4.0])
+    assert [text.xy[0] for text in sampled.texts] == pytest.approx([1.0, 4.0])  # of one prompt, which has no interval
 
 
 def test_intervals_of_means_and_totals_by_prompt():
