@@ -1,15 +1,14 @@
-"""What do a model's weights in fewer bits change, and what do they save?
+"""What do a model's weights in fewer bits change, and how much memory do they save?
 
 Question:  Of a model with its weights in several dtypes: how far are the next distributions from those of the first
-           dtype, how much memory do the weights take, and how long is a pass?
+           dtype, and how much memory do the weights take? (step_cost --dtypes bfloat16 int8: how long is a pass?)
 Command:   python -m experiments.step_cost precision [--target smollm2] [--dtypes bfloat16 int8 float32]
 Time:      5 minutes on 2 cores; seconds with --smoke (a tiny random model)
 Expected:  SmolLM2's weights take 135.4 MB in int8, 269.0 MB in bfloat16; other figures in docs/models.md
 Output:    runs/precision-<time>/ with manifest.json, results.jsonl (a line a dtype) and table.md
 
 Distributions are compared along prompts and the answers that the first dtype writes to them greedily, at the positions
-of the answers. Passes of all dtypes and widths run in turn, --repeats times; a ratio is that of two passes of one turn.
-All dtypes are in memory at once.
+of the answers. All dtypes are in memory at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
+from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.options import Output, Smoke, check_least
 from experiments.lib.prompts import load_prompts
@@ -28,7 +27,6 @@ from experiments.lib.smoke import tiny_pair
 from experiments.lib.terminal import publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import summary, target_pass, turns
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.metrics.agreement import changes_along
@@ -37,8 +35,7 @@ from specdec_jax.metrics.judging import answers
 from specdec_jax.sharding import bytes_here
 from specdec_jax.text.generation import encode
 
-PASSES = 4  # passes per timed run
-TINY: dict[str, Any] = {"target": "tiny", "widths": (1, 2), "max_new_tokens": 8, "limit": 2, "repeats": 3}
+TINY: dict[str, Any] = {"target": "tiny", "max_new_tokens": 8, "limit": 2}
 
 
 @dataclass(frozen=True)
@@ -55,19 +52,13 @@ class PrecisionStudy(Output, Smoke):
     """Only the first prompts."""
     max_new_tokens: int = 128
     """Most tokens of an answer."""
-    widths: tuple[int, ...] = (1, 2, 4, 8)
-    """Tokens of a pass."""
-    slots: int = 512
-    """Cache slots of a timed pass, half of them full."""
-    repeats: int = 15
-    """Timed runs of each program."""
     mesh: str | None = None
     """Several devices, such as model=4, that share the weights."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens", "repeats")
-        if len(set(self.dtypes)) < max(2, len(self.dtypes)) or not self.widths or min(self.widths) < 1:
-            raise ValueError(f"there must be two dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
+        check_least(self, 1, "max_new_tokens")
+        if len(set(self.dtypes)) < max(2, len(self.dtypes)):
+            raise ValueError(f"there must be two dtypes or more, each once, got {self.dtypes}")
         for dtype in self.dtypes:
             precision(dtype)
 
@@ -93,11 +84,9 @@ def study(config: PrecisionStudy, console: Console) -> None:
         with console.status("Comparing distributions"):
             texts = list(zip(tokens, texts, strict=True))
             changes = {dtype: compared(first, model, texts) for dtype, model in models.items()}
-        with console.status("Measuring passes"):
-            seconds = timed(config, models)
         for dtype, model in models.items():
             row = {"dtype": dtype, "device": device(), "bytes": bytes_here(model.params), "texts": len(prompts)}
-            folder.append(row | changes[dtype] | seconds[dtype])
+            folder.append(row | changes[dtype])
     publish(folder, report(config, folder.rows()), console)
 
 
@@ -115,30 +104,12 @@ def compared(first: LoadedModel, other: LoadedModel, texts: Sequence[tuple[list[
     return figures | {"largest_change": largest, "tokens": sum(len(answer) for _, answer in texts)}
 
 
-def timed(config: PrecisionStudy, models: Mapping[str, LoadedModel]) -> dict[str, Any]:
-    """Seconds of a pass by width, and the ratio to the first dtype's: medians and quartiles, by dtype."""
-    programs = {
-        f"{dtype} {width}": target_pass(model.model, model.params, width, 1, config.slots, passes=PASSES)
-        for dtype, model in models.items()
-        for width in config.widths
-    }
-    times = turns(programs, config.repeats, dict.fromkeys(programs, PASSES))
-    result: dict[str, Any] = {dtype: {"seconds": {}, "ratio": {}} for dtype in models}
-    for dtype in models:
-        for width in config.widths:
-            seconds, reference = np.array(times[f"{dtype} {width}"]), np.array(times[f"{config.dtypes[0]} {width}"])
-            result[dtype]["seconds"][str(width)] = list(summary(seconds))
-            result[dtype]["ratio"][str(width)] = list(summary(seconds / reference))
-    return result
-
-
 def report(config: PrecisionStudy, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Both tables as Markdown."""
+    """The table as Markdown."""
     first, reference = rows[0], config.dtypes[0]
     about = (
         f"{config.target} on {first['device']}: against {reference} along {first['tokens']:,} tokens of answers to "
-        f"{first['texts']} prompts (means over prompts, 95 %), and passes of {config.repeats} alternating runs "
-        f"(medians, quartiles; {config.slots} slots)."
+        f"{first['texts']} prompts (means over prompts, 95 %)."
     )
     heads = ["weights", "MB", f"KL divergence from {reference}, nats a token", "same most probable token"]
     lines = []
@@ -148,15 +119,7 @@ def report(config: PrecisionStudy, rows: Sequence[Mapping[str, Any]]) -> str:
         cells = cells if row["dtype"] != reference else ["–"] * 4
         lines.append([row["dtype"], f"{row['bytes'] / 1e6:.1f}", *cells])
     changed = markdown([*heads, "change of a logit, mean", "largest"], lines)
-    lines = []
-    for row in rows:
-        times = [[1e3 * value for value in row["seconds"][str(width)]] for width in config.widths]
-        lines.append([f"{row['dtype']}, ms", *(interval(time, ".2f", PARENTHESES) for time in times)])
-        if row["dtype"] != reference:
-            ratios = [interval(row["ratio"][str(width)], ".2f", PARENTHESES) for width in config.widths]
-            lines.append([f"over {reference}", *ratios])
-    passes = markdown(["a pass", *(f"{width} tokens" for width in config.widths)], lines)
-    return "\n\n".join([about, changed, passes]) + "\n"
+    return f"{about}\n\n{changed}\n"
 
 
 main = command(PrecisionStudy, study, __doc__, "python -m experiments.step_cost precision")
