@@ -6,7 +6,7 @@ Command:   python -m experiments.accelerators [--chips tpu-v5e h100] [--pairs sm
 Time:      1 to 3 minutes a program of the built-in pair on 2 cores; making the environments takes 2 minutes (TPU,
            1.6 GB) and 7 (GPU, 6 GB) the first time; --small is 2 minutes
 Expected:  docs/accelerators.md has the tables
-Output:    runs/accelerators-<time>/ with manifest.json, results.jsonl (a line a program), table.md, rounds.png, a cost
+Output:    runs/accelerators-<time>/ with manifest.json, results.jsonl (a line a program), table.md, a cost
            model for each TPU and pair (costs-tpu-v5e-smollm2.json) and the programs' texts; a stopped run goes on where
            it was with the same --out
 
@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib.cells import markdown
@@ -36,7 +35,6 @@ from experiments.lib.chip_programs import CHIPS, TARGETS
 from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.environments import NoEnvironment, python_of
 from experiments.lib.options import check_least
-from experiments.lib.plots import COLOURS, plain_axes
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
@@ -124,9 +122,7 @@ def study(config: Accelerators, console: Console) -> int:
         model = estimated_costs(row, config.max_draft_length)
         if model is not None and row["batch"] == 1:
             save_cost_model(folder.path / f"costs-{row['chip']}-{row['pair']}.json", model)
-    shown = any(row["program"] == "run" and not row["error"] for row in rows)
-    pictures = {"rounds": picture(rows)} if shown else {}
-    publish(folder, report(rows, config.max_draft_length), console, **pictures)
+    publish(folder, report(rows, config.max_draft_length), console)
     if not config.small:
         return 0
     budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
@@ -243,29 +239,6 @@ def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
         seconds, arguments = f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB"
         lines.append([name, "yes", seconds, arguments, donated, memory, ", ".join(trips) or captured, passed])
     return markdown(head, lines)
-
-
-def picture(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Where a sampled round goes: cycles on TPUs, kernels on GPUs, by what is computed; a bar a part."""
-    runs = [row for row in rows if row["program"] == "run" and not row["error"]]
-    figure = Figure(figsize=(8.4, 0.9 + 2.0 * len(runs)), dpi=150, layout="constrained")
-    kinds = sorted({kind for row in runs for counts in row["kinds"].values() for kind in counts})
-    colours = dict(zip(kinds, [*COLOURS, "#8C564B", "#7F7F00"], strict=False))
-    for axes, row in zip(figure.subplots(len(runs), 1, squeeze=False)[:, 0], runs, strict=True):
-        parts = [part for part in sorted(row["kinds"]) if part not in ("other", "prefill")]
-        is_tpu = CHIPS[row["chip"]].platform == "tpu"
-        scale = 1e6 / CHIPS[row["chip"]].clock if is_tpu else 1
-        for place, part in enumerate(parts):
-            left = 0.0
-            for kind, count in row["kinds"][part].items():
-                axes.barh(place, count * scale, left=left, color=colours[kind], height=0.7)
-                left += count * scale
-        axes.set_yticks(range(len(parts)), parts, fontsize=8)
-        plain_axes(axes, f"{row['chip']}, {row['pair']}, batch {row['batch']}")
-        axes.set_xlabel("microseconds, the compiler's estimate" if is_tpu else "kernels", fontsize=8)
-    handles = [figure.axes[0].barh(0, 0, color=colours[kind], label=kind) for kind in kinds]
-    figure.legend(handles, kinds, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    return figure
 
 
 def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:

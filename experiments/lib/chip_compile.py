@@ -41,7 +41,6 @@ PARTS = {  # part of a round: what the names of its operations hold; the first t
     "commit": "/commit/",
 }
 ON_HOST = {"kWhile": "whiles", "kConditional": "conditionals"}  # thunks that wait for a predicate on the host
-KINDS = ("attention", "mlp", "head", "draft_distribution", "draft_stop", "draft_draw")  # innermost scopes
 THUNK = re.compile(r"^(\s*)(\d+): (k\w+)")
 
 
@@ -87,19 +86,6 @@ def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, in
                 counts = parts.setdefault(part, {}).setdefault(path, Counter())
                 counts.update(ops=1, cycles=operation.cycles)
     return {part: {path: dict(counts) for path, counts in paths.items()} for part, paths in parts.items()}
-
-
-def by_kind(operations: Iterable[Operation]) -> dict[str, dict[str, int]]:
-    """part -> what the model or the decoder does there -> cycles, or operations where there are none."""
-    parts: dict[str, Counter[str]] = {}
-    for operation in operations:
-        part, rest = part_of(operation.op_name)
-        if on_path(rest, "sampled"):
-            kind = next((scope for scope in KINDS if f"/{scope}/" in f"{rest}/"), None)
-            other = "embedding and rest" if "pass" in rest else "distribution and rest"
-            kind = other if kind is None else kind.removeprefix("draft_")
-            parts.setdefault(part, Counter())[kind] += operation.cycles or 1
-    return {part: dict(counts) for part, counts in parts.items()}
 
 
 def hlo_operations(text: str) -> list[Operation]:
@@ -173,9 +159,8 @@ def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dic
         operations = hlo_operations(text)
     else:
         operations, report["thunks"] = read_thunks(dump)
-    tables = {"parts": by_part(operations), "kinds": by_kind(operations)}
     names = {f"verify {place}": f"verify {width} tokens" for place, width in enumerate(widths)}
-    return report | {key: {names.get(part, part): counts for part, counts in t.items()} for key, t in tables.items()}
+    return report | {"parts": {names.get(part, part): counts for part, counts in by_part(operations).items()}}
 
 
 COMMAND = "experiments.lib.chip_compile"
