@@ -45,6 +45,7 @@ AXES = "speed-up over plain decoding"
 LENGTHS = (3, 7, 16)
 METHODS, KEPT = ("static", "max-confidence", "adaedl"), "adaedl-keep"
 OURS = (*METHODS, KEPT)
+TRIED = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9)  # lambdas to start from; the paper's are 0.3 and more
 SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"}
 TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
 
@@ -84,17 +85,11 @@ PUBLISHED: dict[tuple[str, float], Published] = {
 class Tables(TraceOptions):
     """Compare replays with AdaEDL's published tables."""
 
-    starts: tuple[float, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9)
-    """Lambdas to start from; the paper's are 0.3 and more."""
-
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
         super().check()
         if self.max_draft_length < max(LENGTHS):
             raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
-        if not self.starts:
-            raise ValueError("--starts needs one lambda or more")
-        rule("adaedl").policy.init(len(self.starts), threshold=np.array(self.starts))  # raises for values out of range
 
 
 def paper_tables(options: Tables, console: Console) -> None:
@@ -103,7 +98,7 @@ def paper_tables(options: Tables, console: Console) -> None:
     if not any(map(tasks_of_sets, sources)):
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
     run = runs.open_traces("adaedl-tables", options, console, sources=sources)
-    starts = [{"threshold": start} for start in options.starts]
+    starts = [{"threshold": start} for start in TRIED]
     settings = {f"{method}, {length}": [{"draft_length": length}] if method == "static" else starts
                 for length in LENGTHS for method in OURS}  # fmt: skip
     rows = runs.sweep(run, {
@@ -190,22 +185,13 @@ def fastest(rows: Sequence[Row], method: str) -> Row:
 
 
 FITTED, PAPER, PAPER_LAMBDA = "fitted", "0.2", 0.7
+FACTORS = (0.05, 0.1, float(PAPER), 0.5, 1.0)  # the paper's gamma
 KINDS = {"published": (PAPER_LAMBDA,), "chosen": LAMBDAS}
 
 
-@dataclass(frozen=True)
-class Factor(TraceOptions):
-    """Sweep AdaEDL's entropy factor."""
-
-    factors: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0)
-    """The paper's gamma; 0.2, which all are compared with, is always among them."""
-
-
-def factor(options: Factor, console: Console) -> None:
+def factor(options: TraceOptions, console: Console) -> None:
     """Factors at the published lambda and at the lambda chosen for each, and the factor that is fitted online."""
-    factors = sorted({*options.factors, float(PAPER)})
-    rule("adaedl").policy.init(len(factors), entropy_factor=np.array(factors))  # raises for values out of range
-    rules = {f"{value:g}": (rule("adaedl"), {"entropy_factor": value}) for value in factors}
+    rules = {f"{value:g}": (rule("adaedl"), {"entropy_factor": value}) for value in FACTORS}
     rules[FITTED] = rule("adaptive-gamma"), {}
     two = {f"{n}, made up": {1.0: made_up_trace(1.0, boost=boost)} for n, boost in (("worse", 0.0), ("better", 0.7))}
     run = runs.open_traces("adaedl-factor", options, console, made_up=two)
@@ -246,17 +232,9 @@ ROUNDS = {f"updated every {n}th round": {"rounds": n} for n in (4, 16)}
 TUNED = (FIXED, DYNAMIC, *ROUNDS, STEEP)
 
 
-@dataclass(frozen=True)
-class Lambda(TraceOptions):
-    """Compare fixed and moving lambdas of AdaEDL."""
-
-    keep_checked_token: bool = False
-    """AdaEDL whose checked token is kept (ours) instead of the published rule."""
-
-
-def moving_lambda(options: Lambda, console: Console) -> None:
+def moving_lambda(options: TraceOptions, console: Console) -> None:
     """A fixed lambda, Algorithm 1, ten times its step, and updates every 4th and 16th round; chosen, and by start."""
-    entry = rule("adaedl-keep" if options.keep_checked_token else "adaedl")
+    entry = rule("adaedl")
     slow = Rule("update-every", update_every(policy=entry.policy))
     kinds = {name: (entry, fixed) for name, fixed in MOVES.items()} | {n: (slow, fixed) for n, fixed in ROUNDS.items()}
     variants: dict[str, Variant] = {
@@ -267,7 +245,7 @@ def moving_lambda(options: Lambda, console: Console) -> None:
             variants[f"{name} from {start:g}"] = variant(entry, [fixed | {"threshold": start}])
     run = runs.open_traces("adaedl-lambda", options, console)
     rows = runs.sweep(run, variants)
-    blocks = [tables.about(run), f"The checked token is {'kept' if options.keep_checked_token else 'discarded'}."]
+    blocks = [tables.about(run)]
     lines, per_text = {}, lambda row: f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in tables.sections(run):
         here = runs.by_source(rows, source)
@@ -291,9 +269,8 @@ NOTE_LAMBDA = (
 )
 
 
-main = subcommands(
-    "adaedl", {"tables": (Tables, paper_tables), "factor": (Factor, factor), "lambda": (Lambda, moving_lambda)}, __doc__
-)
+STUDIES = {"tables": (Tables, paper_tables), "factor": (TraceOptions, factor), "lambda": (TraceOptions, moving_lambda)}
+main = subcommands("adaedl", STUDIES, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

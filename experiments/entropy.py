@@ -3,7 +3,7 @@
 Question:  Does 1 - sqrt(0.2 H) lie below the chance that a token is accepted, where does it not and by how much? Which
            factor fits, pair by pair, and is the cross-entropy 1.4 times the entropy, as gamma = 0.2 assumes? What does
            AdaEDL bring with 0.2, with the fitted factor, and with a lambda chosen for the pair?
-Command:   python -m experiments.entropy TRACES... [--entropy-factor 0.2] [--costs cost_model.json]
+Command:   python -m experiments.entropy TRACES... [--costs cost_model.json]
            python -m experiments.entropy siblings TRACES... for the second candidate and the third
            traces of each pair by: python -m experiments.record --target ... --drafter ... --out runs/PAIR
 Time:      half a minute a pair and temperature on 2 cores; --smoke needs no trace
@@ -49,6 +49,7 @@ from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import FEATURES
 
 BOUND = "bound"
+FACTOR = 0.2  # the paper's gamma
 PUBLISHED, FITTED, CHOSEN = "adaedl, 0.2", "adaedl, fitted", "adaedl, lambda chosen"
 GAINS = ((FITTED, PUBLISHED), ("survival", FITTED), ("survival", CHOSEN))
 EDGES = (0.0, 0.05, 0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))  # nats
@@ -61,8 +62,6 @@ PANELS, POINTS = 4, 60  # in the figure: panels side by side, points of a curve
 class Entropy(TraceOptions):
     """Compare AdaEDL's bound with the acceptance it bounds."""
 
-    entropy_factor: float = 0.2
-    """The paper's gamma."""
     bins: int = 8
     """Bins of entropy, with equally many tokens each."""
 
@@ -70,8 +69,6 @@ class Entropy(TraceOptions):
         """Raises ValueError where options are invalid."""
         super().check()
         check_least(self, 2, "bins")
-        if not 0 < self.entropy_factor < float("inf"):
-            raise ValueError(f"entropy_factor must be above 0, got {self.entropy_factor}")
 
 
 class Positions(NamedTuple):
@@ -100,7 +97,7 @@ def study(options: Entropy, console: Console) -> None:
     blocks = [tables.about(run), *pairs_tables(run, rows, comparisons)]
     for source, title in titled(run):
         here = {row["task"]: row for row in runs.by_source(comparisons, source)}
-        blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here, options.entropy_factor)]
+        blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here)]
     write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
 
@@ -131,7 +128,7 @@ def variants() -> dict[str, Variant]:
         factor = fitted_entropy_factor(seen.entropy, seen.accepted)
         return variant(adaedl, [{"entropy_factor": factor}]).replay(source, longest)
 
-    published = variant(adaedl, [{"entropy_factor": 0.2}])
+    published = variant(adaedl, [{"entropy_factor": FACTOR}])
     chosen = variant(adaedl, [{"threshold": value} for value in (0.0, *THRESHOLDS)])
     return {PUBLISHED: published, FITTED: Variant(fitted), CHOSEN: chosen} | {
         name: variant(rule(name)) for name in ("static", "survival")
@@ -159,7 +156,7 @@ def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
 
     def describe(chosen: Any) -> dict[str, Any]:
         part = Positions(*(column[chosen] for column in seen))
-        return described(part, len(seen.text), options.entropy_factor, known_cross)
+        return described(part, len(seen.text), known_cross)
 
     return {
         "positions": len(seen.text),
@@ -171,11 +168,11 @@ def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
     }
 
 
-def described(seen: Positions, of: int, factor: float, known_cross: bool) -> dict[str, Any]:
+def described(seen: Positions, of: int, known_cross: bool) -> dict[str, Any]:
     """Statistics of a bin: share, bound, acceptance, and how often and how far acceptance is below the bound."""
     if not len(seen.text):
         return {"share": 0.0}
-    bound = np.maximum(1.0 - np.sqrt(factor * seen.entropy), 0.0)
+    bound = np.maximum(1.0 - np.sqrt(FACTOR * seen.entropy), 0.0)
     below = seen.acceptance < bound - 1e-6
     return {
         "share": len(seen.text) / of,
@@ -248,10 +245,10 @@ def edges_table(row: Row) -> str:
     return markdown(["entropy, nats", "positions", "bound", "acceptance", "below", "by", "CE/H"], lines)
 
 
-def fits_table(rows: Mapping[str, Row], factor: float) -> str:
+def fits_table(rows: Mapping[str, Row]) -> str:
     """By task: bound against acceptance, factors that fit, and the stable-entropy assumption."""
     head = ["task", "positions", "bound", "acceptance", "below", "factor", "moments", f"covers {COVERED:.0%}"]
-    head += [f"CE/H ({tables.number(1 + 2 * factor)} assumed)", "of positions: median", "quartiles", "10–90 %"]
+    head += [f"CE/H ({tables.number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
     lines = []
     for task, row in rows.items():
         whole, fitted, ratio, spread = row["whole"], row["fits"], row["ratio"], [NONE] * 4
@@ -266,8 +263,7 @@ def fits_table(rows: Mapping[str, Row], factor: float) -> str:
 
 def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     """Acceptance by entropy, and AdaEDL's bound with both factors."""
-    factor = run.options.entropy_factor
-    names = ("accepted", f"1 - sqrt({factor:g} H)", "1 - sqrt(factor H), fitted")
+    names = ("accepted", f"1 - sqrt({FACTOR:g} H)", "1 - sqrt(factor H), fitted")
     looks = ({"marker": "o"}, {"ls": "--"}, {"ls": ":"})
     styles = {name: {"color": COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))}
     lines = {}
@@ -275,7 +271,7 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
         (comparison,) = runs.by_source(comparisons, source, ALL)
         entropy = [bin_["entropy"] for bin_ in comparison["fine"]]
         smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
-        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (factor, comparison["fits"]["squares"][0])]
+        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (FACTOR, comparison["fits"]["squares"][0])]
         taken = entropy, [Interval(*bin_["accepted"]) for bin_ in comparison["fine"]]
         columns = taken, *((smooth.tolist(), bound.tolist()) for bound in bounds)
         lines[title.replace(", ", "\n")] = dict(zip(names, columns, strict=True))

@@ -66,13 +66,10 @@ class Record(Output, Served):
     batch: int = 16
     """Number of texts per batch."""
     seed: int = 0
-    """Prompt i of P is sampled, accepted and continued with seed + i, its k-th further answer with seed + i + k P."""
-    seeds: int = 1
-    """Answers to every sampled prompt. Experiments on the trace treat each as an independent text: their intervals are
-    over answers, and the halves of a choice share prompts."""
+    """Prompt i is sampled, accepted and continued with seed + i."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens", "max_draft_length", "batch", "seeds")
+        check_least(self, 1, "max_new_tokens", "max_draft_length", "batch")
         check_sampling(self)
 
 
@@ -103,9 +100,9 @@ def record(config: Record, console: Console) -> list[Path]:
 def _record_one(
     config: Record, pair: LoadedPair, encoded: Sequence[Asked], temperature: float, path: Path, console: Console
 ) -> None:
-    """Writes the trace of one temperature, in the prompts' order, seed by seed; similar lengths form a batch."""
-    count, where = len(encoded) * (config.seeds if temperature > 0 else 1), path.parent / PARTS
-    order = sorted(range(count), key=lambda index: len(encoded[index % len(encoded)].tokens))
+    """Writes the trace of one temperature, in the prompts' order; similar lengths form a batch."""
+    count, where = len(encoded), path.parent / PARTS
+    order = sorted(range(count), key=lambda index: len(encoded[index].tokens))
     groups = [order[first : first + config.batch] for first in range(0, count, config.batch)]
     parts = {_name(encoded, members, temperature): members for members in groups}
 
@@ -125,16 +122,16 @@ def _record_one(
 
 def _name(encoded: Sequence[Asked], members: Sequence[int], temperature: float) -> str:
     """The file of a part."""
-    content = repr([(member, encoded[member % len(encoded)].tokens) for member in members])
+    content = repr([(member, encoded[member].tokens) for member in members])
     return f"{temperature:g}-{hashlib.sha256(content.encode()).hexdigest()[:12]}.npz"
 
 
 def _batch(
     config: Record, pair: LoadedPair, encoded: Sequence[Asked], members: Sequence[int], temperature: float
 ) -> Trace:
-    """Answers of some prompts, and their trace; member m is prompt m % P at its m // P-th seed."""
+    """Answers of some prompts, by index, and their trace."""
     target, drafter = pair
-    in_batch = [encoded[member % len(encoded)] for member in members]
+    in_batch = [encoded[member] for member in members]
     tokens = [entry.tokens for entry in in_batch]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in members]

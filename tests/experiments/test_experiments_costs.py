@@ -128,10 +128,6 @@ NO_TRACES = "name traces that python -m experiments.record wrote, or give --smok
         (policies, "--groups one:.:none.json", "no cost model"),
         (policies, "--smoke --costs costs.json", "is not a cost model"),
         (study, "lambda --smoke --max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
-        (study, "factor --smoke --factors 0", "entropy_factor must lie in (0, inf)"),
-        (entropy, "--smoke --entropy-factor -1", "entropy_factor must be above 0, got -1"),
-        (study, "tables --smoke --starts 1.5", "threshold must lie in [0, 0.99]"),
-        (study, "tables --smoke --starts", "--starts needs one lambda or more"),
         (study, "tables --smoke --max-draft-length 7", "max_draft_length must be 16 or more"),
     ],
 )

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 COMMANDS = {
     "policies": (policies, ("policies.png",), ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),
     "lambda": (adaedl, ("lambdas.png",), ()),
-    "factor": (adaedl, (), ("--factors", "0.05", "0.2")),
+    "factor": (adaedl, (), ()),
     "tables": (adaedl, ("paper.png",), ()),
     "entropy": (entropy, ("entropy.png",), ("--bins", "5")),
 }
@@ -177,7 +177,7 @@ def test_the_bound_is_compared_with_the_overlap(finished):
 def test_positions_below_the_bound_are_counted():
     taken = np.array([0.5, 0.9, 0.6, 0.0])
     found = entropy.Positions(np.array([0, 0, 1, 1]), np.array([0.2, 0.2, 1.25, 9.0]), taken, taken > 0.5, np.ones(4))
-    whole = entropy.described(found, 4, 0.2, True)
+    whole = entropy.described(found, 4, True)
     assert whole["below"] == 0.25 and whole["by"] == pytest.approx(0.3)  # the bound: 0.8, 0.8, 0.5 and 0, not negative
     means = [whole["bound"], whole["acceptance"][0], whole["accepted"][0]]
     assert means == pytest.approx([2.1 / 4, 0.5, 0.5])
@@ -192,9 +192,8 @@ def test_the_papers_figures_stand_beside_ours(finished):
     seconds = totals(trace, lambda: Static(7), 7, texts)[0]
     assert value(row[1]) == pytest.approx(over_plain(trace, seconds, texts), abs=0.006)
     (mine,) = [row for row in rows_of(finished("tables")) if (row["what"], row["task"]) == ("adaedl, 3", "all")]
-    starts = json.loads((finished("tables") / "manifest.json").read_text())["config"]["starts"]
     everything = range(trace.num_texts)
-    chosen, seconds = on_the_other_half(trace, everything, starts, lambda start: twins.AdaEDL(threshold=start), 3)
+    chosen, seconds = on_the_other_half(trace, everything, adaedl.TRIED, lambda start: twins.AdaEDL(threshold=start), 3)
     assert [setting["threshold"] for setting in mine["settings"]] == chosen
     np.testing.assert_allclose(mine["seconds"], seconds)
     gains = cells((finished("tables") / "table.md").read_text(), "summarization, temperature 0.7")

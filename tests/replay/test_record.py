@@ -101,15 +101,3 @@ def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
         one, other = load_trace(out / name), load_trace(recorded / name)
         for field in ("path", "accepted", "tails", "tokens", "overlap"):
             np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
-
-
-@pytest.mark.seldom
-def test_more_seeds_are_more_answers_to_the_same_prompts(place, recorded):
-    path, options = place
-    out = path / "seeds"
-    assert record.main([*options, "--temperatures", "0", "0.9", "--seeds", "2", "--out", str(out)]) == 0
-    assert load_trace(out / "trace-0.npz").num_texts == len(TEXTS)
-    both, first = load_trace(out / "trace-0.9.npz"), load_trace(recorded / "trace-0.9.npz")
-    assert both.about["ids"] == first.about["ids"] * 2 and len(set(both.seed.tolist())) == 2 * len(TEXTS)
-    np.testing.assert_array_equal(both.tokens[: len(TEXTS)], first.tokens)
-    assert (both.tokens[len(TEXTS) :] != first.tokens).any()
