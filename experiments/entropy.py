@@ -22,7 +22,6 @@ at temperatures 0 (raw distributions) and 1. All pairs are given the costs of on
 acceptance. The factor is fitted to the tokens it is then judged on, which favours it a little: it is one number.
 """
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,9 +51,7 @@ BOUND = "bound"
 FACTOR = 0.2  # the paper's gamma
 PUBLISHED, FITTED, CHOSEN = "adaedl, 0.2", "adaedl, fitted", "adaedl, lambda chosen"
 GAINS = ((FITTED, PUBLISHED), ("survival", FITTED), ("survival", CHOSEN))
-EDGES = (0.0, 0.05, 0.25, 0.5, 1.0, 2.0, 4.0, float("inf"))  # nats
 LEAST = 0.01  # nats; a ratio to less entropy says nothing
-COVERED = 0.9
 PANELS, POINTS = 4, 60  # in the figure: panels side by side, points of a curve
 
 
@@ -97,7 +94,7 @@ def study(options: Entropy, console: Console) -> None:
     blocks = [tables.about(run), *pairs_tables(run, rows, comparisons)]
     for source, title in titled(run):
         here = {row["task"]: row for row in runs.by_source(comparisons, source)}
-        blocks += [f"## {title}", edges_table(here[ALL]), fits_table(here)]
+        blocks += [f"## {title}", fits_table(here)]
     write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
 
@@ -107,10 +104,9 @@ NOTES = (
     "static length and the chosen lambda are those that were fastest on the other half of the prompts. Acceptance: "
     "expected, mean over positions with a 95 % bootstrap interval over texts. Below: share of positions whose expected "
     "acceptance is under the bound, and by how much it is there; greedy, where a position's acceptance is 0 or 1, "
-    "every rejection where the bound is above 0 counts. Factors: nearest to what was accepted (by squares, the bound "
-    "cut at 0), at which mean bound and mean acceptance agree (moments), and the one whose bound "
-    f"{COVERED:.0%} of the positions keep to. CE/H: cross-entropy over entropy, total over total; each position's has "
-    f"at least {LEAST} nats of entropy; {NONE} where the trace does not know it. Bold where an interval excludes 0."
+    "every rejection where the bound is above 0 counts. Factor: nearest to what was accepted (by squares, the bound "
+    "cut at 0). CE/H: cross-entropy over entropy, total over total; each position's has at least "
+    f"{LEAST} nats of entropy; {NONE} where the trace does not know it. Bold where an interval excludes 0."
 )
 
 
@@ -147,42 +143,31 @@ def positions_of(source: Source, texts: np.ndarray) -> Positions:
 
 
 def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
-    """A row: bins by entropy, of given edges and of equally many tokens, all positions, fits, ratio of entropies."""
+    """A row: bins by entropy of equally many tokens, all positions, the fitted factor, ratio of entropies."""
     seen, warp = positions_of(source, texts), source.trace.about.get("warp") or {}
     whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
     known_cross = source.temperature in (0.0, 1.0) and whole  # at one temperature, nothing cut off
-    edges = np.clip(np.searchsorted(EDGES, seen.entropy, side="right") - 1, 0, len(EDGES) - 2)
     order = np.array_split(np.argsort(seen.entropy, kind="stable"), min(options.bins, len(seen.text)))
-
-    def describe(chosen: Any) -> dict[str, Any]:
-        part = Positions(*(column[chosen] for column in seen))
-        return described(part, len(seen.text), known_cross)
-
     return {
         "positions": len(seen.text),
-        "bins": [describe(edges == index) for index in range(len(EDGES) - 1)],
-        "fine": [describe(indices) for indices in order],
-        "whole": describe(slice(None)),
-        "fits": fits(seen),
+        "fine": [described(Positions(*(column[indices] for column in seen))) for indices in order],
+        "whole": described(seen),
+        "factor": list(entropy_factor_interval(seen.entropy, seen.accepted, seen.text)),
         "ratio": ratios(seen) if known_cross else None,
     }
 
 
-def described(seen: Positions, of: int, known_cross: bool) -> dict[str, Any]:
-    """Statistics of a bin: share, bound, acceptance, and how often and how far acceptance is below the bound."""
-    if not len(seen.text):
-        return {"share": 0.0}
+def described(seen: Positions) -> dict[str, Any]:
+    """Statistics of a bin: bound, acceptance, and how often and how far acceptance is below the bound."""
     bound = np.maximum(1.0 - np.sqrt(FACTOR * seen.entropy), 0.0)
     below = seen.acceptance < bound - 1e-6
     return {
-        "share": len(seen.text) / of,
         "entropy": seen.entropy.mean(),
         "bound": bound.mean(),
         "acceptance": list(mean_over_texts(seen, seen.acceptance)),
         "accepted": list(mean_over_texts(seen, seen.accepted)),
         "below": below.mean(),
         "by": float((bound - seen.acceptance)[below].mean()) if below.any() else 0.0,
-        "cross_ratio": float(seen.cross.sum() / seen.entropy.sum()) if known_cross and seen.entropy.sum() > 0 else None,
     }
 
 
@@ -190,18 +175,6 @@ def mean_over_texts(seen: Positions, values: np.ndarray) -> Interval:
     """The mean over positions, its interval over texts."""
     texts, index = np.unique(seen.text, return_inverse=True)
     return ratio_of_totals(np.bincount(index, values, len(texts)), np.bincount(index, minlength=len(texts)))
-
-
-def fits(seen: Positions) -> dict[str, Any]:
-    """Factors that fit: by squares, by moments, and the one that covers most positions; intervals over texts."""
-    top, bottom = (np.bincount(seen.text, values) for values in (1.0 - seen.acceptance, np.sqrt(seen.entropy)))
-    some = seen.entropy > 0
-    needed = (1.0 - seen.acceptance[some]) ** 2 / seen.entropy[some]
-    return {
-        "squares": list(entropy_factor_interval(seen.entropy, seen.accepted, seen.text)),
-        "moments": [value**2 for value in ratio_of_totals(top[bottom > 0], bottom[bottom > 0])],
-        "covers": float(np.quantile(needed, COVERED)),
-    }
 
 
 def ratios(seen: Positions) -> dict[str, Any]:
@@ -223,7 +196,7 @@ def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> l
         about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
         speed = [interval(runs.speedup(row)) for row in here.values()]
         more = [tables.percent_more(runs.gain(here[first], here[other])) for first, other in GAINS]
-        lines.append([title, *about, interval(comparison["fits"]["squares"], ".3f"), *speed, *more])
+        lines.append([title, *about, interval(comparison["factor"], ".3f"), *speed, *more])
         bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in comparison["fine"])])
     return [
         markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines),
@@ -232,32 +205,18 @@ def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> l
     ]
 
 
-def edges_table(row: Row) -> str:
-    """Acceptance and bound by entropy."""
-    edges = itertools.pairwise(EDGES)
-    names = [f"{low:g}–{high:g}" if high < np.inf else f"{low:g} and more" for low, high in edges]
-    lines = []
-    for name, bin_ in [*zip(names, row["bins"], strict=True), ("all", row["whole"])]:
-        if bin_["share"] > 0:
-            ratio = bin_["cross_ratio"]
-            values = [f"{bin_['bound']:.2f}", interval(bin_["acceptance"]), share(bin_["below"]), f"{bin_['by']:.2f}"]
-            lines.append([name, f"{bin_['share']:.1%}", *values, NONE if ratio is None else f"{ratio:.2f}"])
-    return markdown(["entropy, nats", "positions", "bound", "acceptance", "below", "by", "CE/H"], lines)
-
-
 def fits_table(rows: Mapping[str, Row]) -> str:
-    """By task: bound against acceptance, factors that fit, and the stable-entropy assumption."""
-    head = ["task", "positions", "bound", "acceptance", "below", "factor", "moments", f"covers {COVERED:.0%}"]
+    """By task: bound against acceptance, the factor that fits, and the stable-entropy assumption."""
+    head = ["task", "positions", "bound", "acceptance", "below", "by", "factor"]
     head += [f"CE/H ({tables.number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
     lines = []
     for task, row in rows.items():
-        whole, fitted, ratio, spread = row["whole"], row["fits"], row["ratio"], [NONE] * 4
+        whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 4
         if ratio is not None:
             q = [f"{value:.2f}" for value in ratio["quantiles"]]
             spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
         values = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"]), share(whole["below"])]
-        factors = [interval(fitted["squares"]), interval(fitted["moments"]), f"{fitted['covers']:.2f}"]
-        lines.append([task, *values, *factors, *spread])
+        lines.append([task, *values, f"{whole['by']:.2f}", interval(row["factor"]), *spread])
     return markdown(head, lines)
 
 
@@ -271,7 +230,7 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
         (comparison,) = runs.by_source(comparisons, source, ALL)
         entropy = [bin_["entropy"] for bin_ in comparison["fine"]]
         smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
-        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (FACTOR, comparison["fits"]["squares"][0])]
+        bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (FACTOR, comparison["factor"][0])]
         taken = entropy, [Interval(*bin_["accepted"]) for bin_ in comparison["fine"]]
         columns = taken, *((smooth.tolist(), bound.tolist()) for bound in bounds)
         lines[title.replace(", ", "\n")] = dict(zip(names, columns, strict=True))

@@ -163,21 +163,21 @@ def test_the_bound_is_compared_with_the_overlap(finished):
     trace, text = made_up_trace(1.0), section(finished("entropy"), "one pair, temperature 1")
     within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
     entropy, overlap = trace.path[..., 0][within].astype(float), trace.overlap[within].astype(float)
-    some = (entropy >= 1) & (entropy < 2)
     line = np.maximum(1 - np.sqrt(0.2 * entropy), 0)
-    row = cells(text, "1–2")
-    assert value(row[0]) == pytest.approx(100 * some.mean(), abs=0.06)
-    assert value(row[1]) == pytest.approx(line[some].mean(), abs=0.006)
-    assert value(row[2]) == pytest.approx(overlap[some].mean(), abs=0.006)
-    assert value(row[5]) == pytest.approx(1.2, abs=0.006)  # so it was made up
-    factor = (np.sum(1 - overlap) / np.sum(np.sqrt(entropy))) ** 2
-    assert value(cells(text, "all", table=1)[5]) == pytest.approx(factor, abs=0.006)
+    below = overlap < line - 1e-6
+    row = cells(text, "all")
+    assert value(row[0]) == len(entropy)
+    assert value(row[1]) == pytest.approx(line.mean(), abs=0.006)
+    assert value(row[2]) == pytest.approx(overlap.mean(), abs=0.006)
+    assert value(row[3]) == pytest.approx(100 * below.mean(), abs=0.6)
+    assert value(row[4]) == pytest.approx((line - overlap)[below].mean() if below.any() else 0, abs=0.006)
+    assert value(row[6]) == pytest.approx(1.2, abs=0.006)  # so it was made up
 
 
 def test_positions_below_the_bound_are_counted():
     taken = np.array([0.5, 0.9, 0.6, 0.0])
     found = entropy.Positions(np.array([0, 0, 1, 1]), np.array([0.2, 0.2, 1.25, 9.0]), taken, taken > 0.5, np.ones(4))
-    whole = entropy.described(found, 4, True)
+    whole = entropy.described(found)
     assert whole["below"] == 0.25 and whole["by"] == pytest.approx(0.3)  # the bound: 0.8, 0.8, 0.5 and 0, not negative
     means = [whole["bound"], whole["acceptance"][0], whole["accepted"][0]]
     assert means == pytest.approx([2.1 / 4, 0.5, 0.5])
@@ -228,7 +228,7 @@ def test_acceptance_by_entropy_of_a_pair_by_a_plain_loop(finished):
     found = {row["what"]: row for row in rows}
     fine = [(part["entropy"], part["accepted"][0]) for part in found["bound"]["fine"]]
     np.testing.assert_allclose(fine, wanted)
-    factor = found["bound"]["fits"]["squares"][0]
+    factor = found["bound"]["factor"][0]
     assert 0.15 < factor < 0.27  # made with 0.2
     seconds = totals(trace, lambda: twins.AdaEDL(gamma=factor))[0]
     assert np.sum(found[entropy.FITTED]["seconds"]) == pytest.approx(seconds)
