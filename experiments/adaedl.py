@@ -30,7 +30,7 @@ from rich.console import Console
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, interval, markdown
-from experiments.lib.commands import subcommands
+from experiments.lib.commands import command, with_studies
 from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
@@ -269,8 +269,11 @@ NOTE_LAMBDA = (
 )
 
 
-STUDIES = {"tables": (Tables, paper_tables), "factor": (TraceOptions, factor), "lambda": (TraceOptions, moving_lambda)}
-main = subcommands("adaedl", STUDIES, __doc__)
+PROGRAM = "python -m experiments.adaedl"
+papers = command(Tables, paper_tables, __doc__, f"{PROGRAM} tables")
+lambdas = command(TraceOptions, moving_lambda, __doc__, f"{PROGRAM} lambda")
+factors = command(TraceOptions, factor, __doc__, f"{PROGRAM} factor")
+main = with_studies(papers, tables=papers, factor=factors, **{"lambda": lambdas})
 
 if __name__ == "__main__":
     sys.exit(main())

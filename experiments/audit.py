@@ -40,7 +40,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from experiments.lib.cells import NONE, markdown
-from experiments.lib.commands import exit_codes, parsed, terminal
+from experiments.lib.commands import command
 from experiments.lib.options import check_least
 from experiments.lib.peer_processes import Failed
 from experiments.lib.run_folder import RunFolder
@@ -97,14 +97,8 @@ class Audit(Sided):
             raise ValueError(f"--write makes a new folder, got {self.write!r}")
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Samples and reports; 1 where something is biased that should not be, or the other way round."""
-    return audit(parsed(Audit, __doc__, arguments), terminal())
-
-
 def audit(config: Audit, console: Console) -> int:
-    """Samples what is missing and writes the run folder."""
+    """Samples what is missing and writes the run folder; 1 where the wrong ones are biased."""
     target, drafter = tiny_pair()
     if config.write is not None:
         console.print(*export(Path(config.write), target, drafter, "F32").values(), sep="\n")
@@ -293,6 +287,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     heads = ["method", "samples", "chi-square / degrees (tokens)", "p", "seen from", "greedy: differ (gap)"]
     return markdown([*heads, "bfloat16", "verdict"], cells)
 
+
+main = command(Audit, audit, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

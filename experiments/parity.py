@@ -17,7 +17,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from experiments.lib.cells import markdown
-from experiments.lib.commands import exit_codes, parsed, terminal
+from experiments.lib.commands import command
 from experiments.lib.environments import BesideTorch, run_script
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
 from experiments.lib.run_folder import RunFolder
@@ -72,14 +71,8 @@ class Parity(BesideTorch):
             raise ValueError(f"--reference is of the small models, and --models asks for {self.models[0]!r}")
 
 
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compares and reports; 1 where logits differ, 2 on invalid input."""
-    return parity(parsed(Parity, __doc__, arguments), terminal())
-
-
 def parity(config: Parity, console: Console) -> int:
-    """Compares what is missing and writes the run folder."""
+    """Compares what is missing and writes the run folder; 1 where logits differ."""
     if (python := config.python(console, "compared")) is None:
         return 0
     folder = RunFolder.create("parity", config, config.out)
@@ -240,6 +233,8 @@ def _largest(first: np.ndarray, other: np.ndarray) -> float:
     gap = np.where(same, 0.0, np.abs(np.where(same, 0.0, first) - np.where(same, 0.0, other)))
     return float(np.nan_to_num(gap, nan=np.inf).max())
 
+
+main = command(Parity, parity, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

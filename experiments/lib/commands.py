@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
 import tyro
@@ -62,14 +62,17 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
 def command(
     kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None
 ) -> Callable[..., int]:
-    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`; 0, or 2 on invalid input."""
+    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`.
+
+    Its exit code is the number that `run` returns, 0 where that is something else, and 2 on invalid input.
+    """
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
         config = parsed(kind, doc, arguments, program)
         use_mesh(getattr(config, "mesh", None))
-        run(config, terminal())
-        return 0
+        ended = run(config, terminal())
+        return ended if isinstance(ended, int) else 0
 
     return main
 
@@ -83,28 +86,6 @@ def with_studies(main: Callable[..., int], **studies: Callable[..., int]) -> Cal
         return studies[words[0]](words[1:]) if words and words[0] in studies else main(words)
 
     return run
-
-
-def subcommands(
-    experiment: str, studies: Mapping[str, tuple[Any, Callable[[Any, Console], Any]]], doc: str | None
-) -> Callable[..., int]:
-    """The `main` of an experiment of several studies, `python -m experiments.EXPERIMENT STUDY ...`; as `command`.
-
-    Args:
-        studies: by name, the dataclass of its options and what is run with one and a console.
-    """
-    program, names = f"python -m experiments.{experiment}", "|".join(studies)
-
-    @exit_codes()
-    def main(words: Sequence[str]) -> int:
-        if words and words[0] in ("-h", "--help"):
-            print(f"usage: {program} {names} ...; {program} {next(iter(studies))} --help\n\n{described(doc)}")
-            return 0
-        wrong = f", got {words[0]!r}" if words else ""
-        raise ValueError(f"name one of {', '.join(studies)} first{wrong}: {program} {names} ...")
-
-    mains = {name: command(kind, run, doc, f"{program} {name}") for name, (kind, run) in studies.items()}
-    return with_studies(main, **mains)
 
 
 def terminal() -> Console:

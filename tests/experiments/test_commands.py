@@ -63,9 +63,8 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
         ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
         ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
         ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
-        ("adaedl", "", "error: name one of tables, factor, lambda first"),
-        ("adaedl", "tabels", "error: name one of tables, factor, lambda first"),
-        ("adaedl", "--smoke", "error: name one of tables, factor, lambda first"),
+        ("adaedl", "", "name traces that python -m experiments.record wrote"),
+        ("adaedl", "tabels", "no trace 'tabels'"),
     ],
 )
 def test_an_option_out_of_range_is_refused_before_anything_is_written(

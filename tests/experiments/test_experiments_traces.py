@@ -80,10 +80,10 @@ def section(folder, heading):
     return text.split("\n## ")[0]
 
 
-def cells(text, name, table=0):
-    """The cells of the n-th row that begins with a name."""
+def cells(text, name):
+    """The cells of the first row that begins with a name."""
     found = re.findall(rf"^\| {re.escape(name)} \| (.+) \|$", text, re.MULTILINE)
-    return found[table].split(" | ")
+    return found[0].split(" | ")
 
 
 def value(cell):
