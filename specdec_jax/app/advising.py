@@ -1,5 +1,6 @@
 """The `advise` command: how many tokens to draft, from a log of any engine or a trace."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -13,7 +14,6 @@ from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.metrics.advice import Advice, Choice, advise, engine_options, schedule, thresholds
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.replay.readers import Log, read_log
-from specdec_jax.replay.writers import synthetic_acceptance
 from specdec_jax.text.json_lines import json_text
 
 BATCHES = (1, 4, 16, 64)  # for costs that apply to any batch size
@@ -43,10 +43,12 @@ def advise_on(command: Advise) -> bool:
     options = options_of(advices, chosen, min(longest, costs[0].widths[-1] - 1))
     for engine, words in options.items():
         console.print(Text(f"{engine}: {words}"), soft_wrap=True)
-    if curve := advices[0].curve:
+    if rates := [round(rate, 4) for rate in advices[0].curve]:
+        synthetic = {"num_speculative_tokens": len(rates), "rejection_sample_method": "synthetic"}
+        vllm = json.dumps(synthetic | {"synthetic_acceptance_rates": rates})
+        llama = f"--spec-draft-n-max {len(rates)} --spec-synth-rates {','.join(f'{rate:g}' for rate in rates)}"
         console.print(Text("\nThe same acceptance without the models, for benchmarks only", "bold"))
-        for engine, words in synthetic_acceptance(curve).items():
-            console.print(Text(f"{engine}: {words}"), soft_wrap=True)
+        console.print(Text(f"vLLM: --speculative-config '{vllm}'\nllama.cpp: {llama}"), soft_wrap=True)
     if command.json is not None:
         report = {"log": {"kind": log.kind, "open": log.num_open, "texts": log.likely.num_texts}, "options": options}
         report |= {"advice": [advice._asdict() for advice in advices], "thresholds": chosen}

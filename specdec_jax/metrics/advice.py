@@ -16,7 +16,6 @@ from specdec_jax.replay.acceptance_log import Steps
 from specdec_jax.replay.readers import Log
 from specdec_jax.replay.replay import Replay, oracle, replay, rounds_of
 from specdec_jax.replay.trace import Trace
-from specdec_jax.replay.writers import acceptance_curve
 from specdec_jax.stopping.hf_confidence import hf_confidence
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.types import StoppingPolicy
@@ -72,7 +71,9 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
         near = [each for each in lengths if each.speedup.high >= best.speedup.low]
     bounds = [_speedup(oracle(trace, limit), costs) for trace in _answers(log)]
     length = int(best.setting)
-    curve = acceptance_curve(static_rounds(log.likely, length), length) if length else []
+    rounds = [pair for steps in static_rounds(log.likely, length) for pair in zip(*steps[:2], strict=True)]
+    accepted = np.array([taken for drafted, taken in rounds if drafted == length])  # not those that an end cut short
+    curve = [float(np.mean(accepted > place)) for place in range(length)] if accepted.size else []
     return Advice(costs.batch, lengths, best, [int(choice.setting) for choice in near], _joined(bounds), curve)
 
 

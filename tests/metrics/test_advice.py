@@ -5,6 +5,7 @@ import shlex
 
 import numpy as np
 import pytest
+from engine_logs import aiperf
 
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.app.cli import main
@@ -14,7 +15,7 @@ from specdec_jax.metrics.advice import advise, best_threshold, engine_options, s
 from specdec_jax.replay.readers import log_of_trace, read_log
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
-from specdec_jax.replay.writers import aiperf_record, write_lines
+from specdec_jax.replay.writers import write_lines
 from specdec_jax.stopping import hf_confidence, static
 
 
@@ -31,7 +32,9 @@ def test_lengths_and_oracle_are_those_of_a_replay():
     rounds = static_rounds(trace, int(advice.best.setting))
     assert [len(steps.drafted) for steps in rounds] == played.rounds[int(advice.best.setting)].tolist()
     full = [a for s in rounds for d, a in zip(s.drafted, s.accepted, strict=True) if d == advice.best.setting]
-    np.testing.assert_allclose(sum(advice.curve), np.mean(full))  # accepted drafts of a whole round
+    shares = [np.mean(np.array(full) > place) for place in range(int(advice.best.setting))]
+    np.testing.assert_allclose(advice.curve, shares)  # unconditional, of rounds that no end cut short
+    assert 0 < shares[-1] < shares[0] < 1 and len(full) < sum(len(steps.drafted) for steps in rounds)
 
 
 def test_open_positions_are_no_reason_to_draft_more(tmp_path):
@@ -98,7 +101,10 @@ def test_the_command(tmp_path, capsys):
     page, numbers = " ".join(capsys.readouterr().out.split()), json.loads(report.read_text())
     assert "not at a batch of 512." in page and "--speculative-config '{" in page and "Thresholds" in page
     assert [advice["batch"] for advice in numbers["advice"]] == [1, 512]
-    write_lines(tmp_path / "steps.jsonl", map(aiperf_record, static_rounds(made_up_trace(), 3)))
+    rates = [round(rate, 4) for rate in numbers["advice"][0]["curve"]]
+    assert f'"synthetic_acceptance_rates": {json.dumps(rates)}}}' in page
+    assert f"llama.cpp: --spec-draft-n-max {len(rates)} --spec-synth-rates {','.join(map(str, rates))}" in page
+    write_lines(tmp_path / "steps.jsonl", map(aiperf, static_rounds(made_up_trace(), 3)))
     assert "?" not in page and main(["advise", str(tmp_path / "steps.jsonl"), "--costs", "0.01"]) == 0
     page = capsys.readouterr().out
     assert [f"?{length} " in page for length in range(1, 8)] == [length > 3 for length in range(1, 8)]

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pyarrow
 import pytest
+from engine_logs import aiperf, spec_bench
 from pyarrow import parquet
 
 from experiments.lib.rules import rule
@@ -19,14 +20,7 @@ from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, l
 from specdec_jax.replay.readers import load_aiperf, load_specdecode_bench, log_of_trace, read_log
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
-from specdec_jax.replay.writers import (
-    acceptance_curve,
-    aiperf_record,
-    spec_bench_answer,
-    steps_of_replay,
-    synthetic_acceptance,
-    write_lines,
-)
+from specdec_jax.replay.writers import write_lines
 from specdec_jax.stopping import adaedl, goodput, hf_heuristic, static
 
 COSTS = costs_named("0.1,0.01")
@@ -38,15 +32,11 @@ def whole(trace):
 
 def vllm(steps):
     """A response of vLLM: the block sits beside other things."""
-    block = {name: value for name, value in aiperf_record(steps).items() if name not in ("engine", "id")}
+    block = {name: value for name, value in aiperf(steps).items() if name != "id"}
     return {"choices": [{"text": "..."}], "metrics": {"time_to_first_token_ms": 3.0, "speculative_decoding": block}}
 
 
-WRITERS = {
-    "aiperf.jsonl": aiperf_record,
-    "vllm.jsonl": vllm,
-    "spec_bench.jsonl": lambda steps: spec_bench_answer(steps, "x", 1.0),
-}
+WRITERS = {"aiperf.jsonl": aiperf, "vllm.jsonl": vllm, "spec_bench.jsonl": spec_bench}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -72,7 +62,9 @@ def test_every_decided_position_is_the_traces(tmp_path):
     trace = made_up_trace(1.0)
     played = replay(trace, hf_heuristic(), record=True, max_draft_length=6)
     path = tmp_path / "log.jsonl"
-    write_lines(path, [aiperf_record(steps) for steps in steps_of_replay(played, trace)])
+    lines = zip(played.record[0], trace.about["ids"], trace.length.tolist(), strict=True)
+    steps = [Steps(*rounds[rounds[:, 2] >= 0, :2].T.tolist(), length, name) for rounds, name, length in lines]
+    write_lines(path, map(aiperf, steps))
     log = load_aiperf(path)
     assert log.about["ids"] == trace.about["ids"]
     for bits, accepted, length in zip(log.bits, trace.accepted, trace.length, strict=True):
@@ -161,20 +153,11 @@ def test_options_of_another_format_are_refused(tmp_path):
     for options in ({"drafter": "acc_ngram"}, {"draft_length": 3}):
         with pytest.raises(ValueError, match="log of trace"):
             read_log(tmp_path / "t.npz", **options)
-    write_lines(tmp_path / "a.jsonl", [spec_bench_answer(Steps([5], [3]), "x", 1.0)])
+    write_lines(tmp_path / "a.jsonl", [spec_bench(Steps([5], [3], 4))])
     assert read_log(tmp_path / "a.jsonl", draft_length=5).num_open == 0
     assert read_log(tmp_path / "a.jsonl").num_open == 1
     with pytest.raises(ValueError, match="rounds of 1 to 3 tokens"):
         read_log(tmp_path / "a.jsonl", draft_length=2)
-
-
-def test_a_curve_is_unconditional_and_reads_full_rounds_alone():
-    """Of three rounds of three drafts, two accept the first, one the second; the cut one counts for nothing."""
-    rates = acceptance_curve([Steps([3, 3, 3, 1], [0, 1, 2, 1])], 3)
-    np.testing.assert_allclose(rates, [2 / 3, 1 / 3, 0])
-    options = synthetic_acceptance(rates)
-    assert '"synthetic_acceptance_rates": [0.6667, 0.3333, 0.0]' in options["vLLM"]
-    assert options["llama.cpp"] == "--spec-draft-n-max 3 --spec-synth-rates 0.6667,0.3333,0"
 
 
 LENGTHS = {"a": [4, 1, 2, 1, 3, 2, 1], "b": [1, 1, 9, 2]}  # tokens that a round would emit, the target's own among them
