@@ -16,13 +16,13 @@ SPARE_COLOURS = ("#CC79A7", "#8C564B", "#7F7F00", "#17BECF")
 
 
 def panels(
-    titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, least: float = 6.0, **options: Any
+    titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, **options: Any
 ) -> tuple[Figure, Any]:
-    """A figure with a column a title; axes are [rows, columns]. Sizes in inches: a panel's, and the least width of all.
+    """A figure with a column a title, 6 inches wide at least; axes are [rows, columns]. Sizes in inches are a panel's.
 
     No pyplot state. `options`: those of `Figure.subplots`.
     """
-    figure = Figure(figsize=(max(width * len(titles), least), height * rows), dpi=150, layout="constrained")
+    figure = Figure(figsize=(max(width * len(titles), 6.0), height * rows), dpi=150, layout="constrained")
     grid = figure.subplots(rows, len(titles), squeeze=False, **options)
     for row, line in enumerate(grid):
         for axes, title in zip(line, titles, strict=True):

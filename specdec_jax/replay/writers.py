@@ -8,9 +8,7 @@ from specdec_jax.loading.new_folder import write_text
 from specdec_jax.text.json_lines import json_text
 
 
-def aiperf_summary(
-    histogram: Sequence[int], drafted: int, emitted: int, name: str = "", engine: str = "specdec_jax"
-) -> dict[str, Any]:
+def aiperf_summary(histogram: Sequence[int], drafted: int, emitted: int, name: str) -> dict[str, Any]:
     """AIPerf's acceptance record of a request, without its rounds; `histogram[i]` rounds accepted i tokens.
 
     `completion_tokens` is one more than the emitted tokens: in other engines the first token comes from prefill and
@@ -19,7 +17,7 @@ def aiperf_summary(
     rounds, total = int(sum(histogram)), int(sum(count * n for count, n in enumerate(histogram)))
     longest = len(histogram) - 1
     return {
-        "engine": engine,
+        "engine": "specdec_jax",
         "mean_acceptance_length": 1 + total / max(rounds, 1),
         "draft_acceptance_rate": total / max(drafted, 1),
         "acceptance_histogram": {str(count): int(n) for count, n in enumerate(histogram) if n},
