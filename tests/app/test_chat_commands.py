@@ -1,4 +1,4 @@
-"""Slash commands, their completions, and advice: they change what they name, and what fails changes nothing."""
+"""Slash commands and their completions: they change what they name, and what fails changes nothing."""
 
 import re
 
@@ -6,9 +6,7 @@ import pytest
 from chat_sessions import ask, shown
 
 from specdec_jax.app.chat import commands
-from specdec_jax.app.chat.suggest import suggest
 from specdec_jax.app.chat.terminal import complete
-from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
 
 
@@ -18,7 +16,6 @@ from specdec_jax.stopping import static
         ("/polcy adaedl", "unknown command /polcy; did you mean '/policy'"),
         ("/policy adaedl(treshold=0.5)", "did you mean 'threshold'"),
         ("/gamma many", "must be a whole number, got 'many'"),
-        ("/gamma auto", "there is no answer yet"),
         ("/entropy-factor 0.2", r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl"),
         ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
         ("/target smolm2", "did you mean 'smollm2'"),
@@ -84,49 +81,6 @@ def test_compare_plays_three_methods_on_the_last_prompt(session):
     assert all(row.endswith("identical") for row in (plain, *others))
     again = ask(session, "more")
     assert again.reused == len(turn.ids) + len(turn.result.tokens) - 1  # comparing left the kept cache alone
-
-
-@pytest.mark.parametrize(
-    ("policy", "rate", "mean", "command"),
-    [
-        ("static(draft_length=3)", 0.9, 3, "/gamma 5"),
-        ("static(draft_length=3)", 0.8, 3, None),
-        ("static(draft_length=6)", 0.4, 6, "/gamma 3"),
-        ("static(draft_length=1)", 0.4, 1, "/policy adaedl"),
-        ("static(draft_length=15)", 0.9, 15, "/gamma 16"),
-        ("adaedl", 0.9, 3, "/lambda 0.5"),
-        ("adaedl(threshold=0.3)", 0.4, 3, "/lambda 0.5"),
-        ("adaedl", 0.9, 6.5, "/max-draft-length 14"),
-        ("adaedl", None, None, "/lambda 0.3"),
-        ("survival", 0.9, 3, "/gamma 5"),
-        ("survival", 0.4, 4, "/max-draft-length 3"),
-    ],
-)
-def test_suggestions(policy, rate, mean, command):
-    most = 16 if policy.startswith("static") else 7
-    figures = {"draft_acceptance_rate": rate, "mean_draft_length": mean, "drafter_passes": 30}
-    found = suggest(Settings(policy=policy, max_draft_length=most), most, figures)
-    assert (found and found.command) == command
-    if found and rate:
-        assert ("longer" in found.advice) == (rate > 0.8)
-    nothing = dict.fromkeys(("draft_acceptance_rate", "mean_draft_length")) | {"drafter_passes": 0}
-    assert suggest(Settings(drafter="none"), most, nothing) is None
-
-
-def test_gamma_auto_does_what_is_suggested(session):
-    chat = commands.Chat(session)
-    turn = ask(session, "hello")
-    low = {**turn.result.statistics, "draft_acceptance_rate": 0.3}
-    session.last = turn._replace(result=turn.result._replace(statistics=low))
-    assert "/gamma 1" in shown(commands.run(chat, "/gamma auto"))
-    assert session.settings.policy == "static(draft_length=1)"
-    changed = session.settings
-    with pytest.raises(ValueError, match="no answer since the last change"):
-        commands.run(chat, "/gamma auto")  # and not one more step on the strength of the same answer
-    assert session.settings == changed
-    good = turn.result._replace(statistics={**low, "draft_acceptance_rate": 0.7})
-    session.last = turn._replace(result=good, settings=changed)
-    assert "Nothing to change" in shown(commands.run(chat, "/gamma auto"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from rich.text import Text
 from specdec_jax.app import comparing
 from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.chat.suggest import same_drafts, suggest
 from specdec_jax.app.settings import LONGEST, check
 from specdec_jax.text.strategies import parse_call
 
@@ -118,24 +117,13 @@ def _words(text: str) -> list[str]:
         raise ValueError(f"cannot read {text!r}: {str(error).lower()}") from None
 
 
-def _gamma(chat: Chat, text: str) -> RenderableType | None:
-    session = chat.session
-    if text == "auto":
-        if session.last is None:
-            raise ValueError("there is no answer yet to suggest a length from")
-        if not same_drafts(session.last.settings, session.settings):
-            raise ValueError("there is no answer since the last change to suggest anything from: ask something first")
-        advice = suggest(session.settings, session.longest, session.last.result.statistics)
-        if advice is None:
-            return Text("Nothing to change: the acceptance rate suggests none.")
-        run(chat, advice.command)
-        return Text(f"{advice.command}: {reports.describe(session.settings)}")
+def _gamma(chat: Chat, text: str) -> RenderableType:
     if text:
         length = _number("the static length", text, int)
         if not 0 <= length <= LONGEST:
             raise ValueError(f"the static length must lie in 0 to {LONGEST}, got {length}")
-        longest = max(length, session.longest)
-        session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
+        longest = max(length, chat.session.longest)
+        chat.session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
     return _shown(chat, "policy")
 
 
@@ -227,7 +215,7 @@ def _alone(name: str, about: str, action: Callable[[Chat], RenderableType | None
 
 _LIST = [
     Command("/policy NAME(key=value)", "when to stop drafting; key=value alone changes it", _rule("policy")),
-    Command("/gamma N", "static drafts of N tokens; /gamma auto applies the last suggestion", _gamma),
+    Command("/gamma N", "static drafts of N tokens", _gamma),
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
     Command("/max-draft-length N", "most tokens drafted per round, whatever the policy", _max_draft_length),

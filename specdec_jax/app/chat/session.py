@@ -27,7 +27,6 @@ class Turn(NamedTuple):
     reused: int  # tokens of the prompt that were in the cache from the previous turn
     prefilled: int  # tokens of the prompt that were prefilled
     why: str  # the reason for prefilling them
-    settings: Settings  # the settings of the turn
 
 
 class Session:
@@ -167,7 +166,7 @@ class Session:
             self.messages = [*messages, {"role": "assistant", "content": result.text}]
             slots = request.options["slots"]
             read = len(ids) - chunks.reused
-            self.last = Turn(ids, rendered, result, slots, chunks.reused, read, why, self.settings)
+            self.last = Turn(ids, rendered, result, slots, chunks.reused, read, why)
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:

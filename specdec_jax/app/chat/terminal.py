@@ -20,7 +20,6 @@ from rich.text import Text
 from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe, fitted
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.chat.suggest import suggest
 from specdec_jax.app.settings import Settings, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
@@ -166,21 +165,13 @@ class Terminal:
         print(text, end="", flush=True)
 
     def _conclude(self, script: bool) -> None:
-        """Prints the statistics of an answer and the suggestion."""
-        session = self._chat.session
-        assert session.last is not None
-        result, console = session.last.result, self._errors if script else self._console
-        console.print(Text(summary(result), "dim"), soft_wrap=script)
+        """Prints the statistics of an answer."""
+        last, console = self._chat.session.last, self._errors if script else self._console
+        assert last is not None
+        console.print(Text(summary(last.result), "dim"), soft_wrap=script)
         if self._chat.tokens is None and self._colours:
             console.print(Text(HIDDEN, "dim"), soft_wrap=script)
         self._chat.tokens = self._chat.tokens or "on"
-        advice = suggest(session.settings, session.longest, result.statistics)
-        if advice is not None:
-            rate = result.statistics["draft_acceptance_rate"]
-            accepted = "" if rate is None else f"acceptance {rate:.2f} suggests "
-            console.print(
-                Text(f"[{accepted}{advice.advice}: {advice.command}, or /gamma auto]", "dim"), soft_wrap=script
-            )
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
@@ -288,7 +279,6 @@ VALUES: dict[str, Callable[[str], Iterator[str]]] = {
     "/verifier": _strategy("verifier", lambda: names("verifier")),
     "/drafter": _strategy("drafter", _drafters),
     "/target": _first(*BUILTIN),
-    "/gamma": _first("auto"),
     "/tokens": _first(*TOKENS),
     "/phases": _first("on", "off"),
     "/system": _first("none"),
