@@ -101,8 +101,6 @@ class CompareConfig(Models):
     """System prompt."""
     quality: bool = False
     """Also measure how far each text is from the target's distribution, in a table of its own: for lossy verifiers."""
-    live: bool = False
-    """Show one generation of the last method as it is decoded, at the end; it is compiled for that."""
     out: str | None = None
     """Run folder; none: runs/<name>-<time>."""
 
@@ -231,9 +229,7 @@ def config_hash(config: Any) -> str:
     A prompt file counts by its text and the `:n` after it, traces and costs by what is in them, wherever they lie; any
     other source by its name.
     """
-    fields = {
-        key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit", "live")
-    }
+    fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
     fields |= {key: _contents(fields[key]) for key in ("traces", "costs") if key in fields}
     source = str(fields.pop("prompts", ""))
     path, every = re.fullmatch(r"(.*?)(:\d+)?", source, re.DOTALL).groups()  # type: ignore[union-attr]

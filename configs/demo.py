@@ -12,7 +12,7 @@ Six of the twelve frozen prompts and five methods. The rest is one option away:
   make demo ARGS="--only"                                         all eight methods
   make demo ARGS="--only static-3 adaedl adaedl-keep"             some of them, plain decoding always
   make demo ARGS="--only --prompts configs/prompts/demo.jsonl"    and all twelve prompts
-  make demo ARGS="--temperatures 0 --repeats 3 --live"            what else can be changed: ARGS=--help
+  make demo ARGS="--temperatures 0 --repeats 3"                   what else can be changed: ARGS=--help
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
 grid. `adaedl-keep` is our variant, in which the distribution that fails the check still gives its token; `survival` is

@@ -36,7 +36,7 @@ from experiments.lib.summary import MethodSummary, against_table, doubts_of_rows
 from experiments.lib.terminal import publish
 from experiments.lib.trace_tables import Point, dots_figure
 from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.live import progress, show_live
+from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import look_at, sentence
 from specdec_jax.costs.cost_model import CostModel, decoding_seconds
@@ -138,10 +138,6 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 line = f"{name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
                 console.print(f"{line} {rates[0] / rates[1]:6.2f}")
                 bar.advance(task)
-        if missing and config.live:  # a stream is a program of its own to compile
-            last, name = missing[-1], missing[-1].method.name
-            options = {"chat": config.chat, "system": config.system}
-            show_live(console, pairs[name], name, last.prompt.turns[0], _sampling(config, last), **options)
     except KeyboardInterrupt:
         console.print(f"\nTo go on: the same command with --out {folder.path}")
         raise

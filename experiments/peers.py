@@ -36,7 +36,7 @@ from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
-from specdec_jax.app.views.live import progress
+from specdec_jax.app.views.printing import progress
 from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import summary

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from specdec_jax.app.views.live import progress
+from specdec_jax.app.views.printing import progress
 from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_openings, read_texts

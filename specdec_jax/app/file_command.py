@@ -17,7 +17,7 @@ from rich.text import Text
 from specdec_jax import __version__
 from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.live import progress
+from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.dtypes import dtype_of

@@ -1,4 +1,4 @@
-"""What people look at: colours, the live panel, the proof, a text told token by token on a terminal and as a page."""
+"""What people look at: colours, the proof, a text told token by token and as a page."""
 
 import io
 import json
@@ -18,8 +18,7 @@ from tiny_pair import write_pair
 
 from specdec_jax import lossless
 from specdec_jax.app import cli
-from specdec_jax.app.views import live, proof, terminal
-from specdec_jax.app.views.coloured import render
+from specdec_jax.app.views import proof, terminal
 from specdec_jax.app.views.page import page, save_page
 from specdec_jax.app.views.printing import summary
 from specdec_jax.app.views.tokens import bound, phases_of
@@ -54,28 +53,12 @@ def test_colours_by_kind_text_as_it_is_and_none_where_they_are_not_wanted():
     text = terminal.ansi(PIECES)
     assert text == "\x1b[32mone\x1b[0m\x1b[2;9;31m 2↵\x1b[0m\x1b[1;33m two\x1b[0m\x1b[1;36m\tthree\x1b[0m"
     assert terminal.ansi(PIECES, show_rejected=False).count("\x1b[") == 6
-    styled = terminal.coloured(PIECES)
-    assert styled.plain == "one 2↵ two\tthree" and len(styled.spans) == 4
-    assert terminal.coloured(PIECES, show_rejected=False).plain == "one two\tthree"
     escaped = terminal.ansi([Piece("\x1b[31mred", "bonus")])  # a model's codes are shown and not obeyed
     assert "\x1b[31mred" not in escaped and "␛[31mred" in escaped
     dumb = {"force_terminal": True, "color_system": None}  # TERM=dumb
     for options in ({"force_terminal": False}, {"force_terminal": True, "no_color": True}, dumb):
         assert not terminal.shows_colours(Console(file=io.StringIO(), **options))
     assert terminal.shows_colours(Console(file=io.StringIO(), force_terminal=True, color_system="truecolor"))
-
-
-def test_the_live_view_ends_with_the_whole_text_and_its_figures():
-    script = tokens_of("one two three four")
-    pair, sampling = scripted_pair(script, wrong_at(script, 5)), SamplingParams(max_new_tokens=64)
-    console = Console(file=io.StringIO(), width=60, height=20, force_terminal=True, color_system=None)
-    result = live.show_live(console, pair, "[static]", PROMPT, sampling, **OPTIONS)
-    assert result.tokens == generate(PROMPT, sampling, pair=pair, record=True, **OPTIONS).tokens
-    text = console.file.getvalue()
-    end = text[text.rindex("╭") :]
-    assert "[static]: x" in end  # a title is text, not markup
-    assert "one t#" in end and "rejected draft" in end
-    assert f"{len(result.tokens)} tokens, {result.statistics['num_rounds']} target passes" in end
 
 
 def generation(statistics=None):
@@ -307,13 +290,7 @@ def test_a_decoded_text_is_told_as_it_was_counted(wrong):
     assert "\ufffd" not in "".join(token.text for token in tokens)
 
 
-def test_the_terminals_view_has_the_text_with_and_without_what_was_rejected():
-    def printed(**options):
-        console = Console(file=io.StringIO(), width=60, force_terminal=True, color_system="standard")
-        console.print(render(example(), tokenizer(), **options))
-        return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
-
-    assert printed().startswith("abxyc▏d▏é▏\n") and printed(show_rejected=False, boundaries=False).startswith("abcdé\n")
+def test_the_bound_is_1_less_a_root_and_never_below_0():
     assert bound(0.0, 0.2) == 1 and bound(1.25, 0.2) == 0.5 and bound(9.0, 0.2) == 0 and math.isnan(bound(NAN, 0.2))
 
 

@@ -106,15 +106,14 @@ def test_a_stopped_run_goes_on_and_a_finished_one_is_only_reported_again(finishe
     assert seconds[0] == seconds[1]
 
 
-def test_each_method_is_compiled_when_its_turn_comes_and_the_last_can_be_seen_live(config, tmp_path, monkeypatch):
+def test_each_method_is_compiled_when_its_turn_comes(config, tmp_path, monkeypatch):
     events = []
     warm_up, measure = compare._warm_up, compare._measure
     monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[1].name}") or warm_up(*args))
     monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[0].method.name) or measure(*args))
-    monkeypatch.setattr(compare, "show_live", lambda console, pair, name, *args, **kw: events.append(f"live {name}"))
-    words = [str(config), "--out", str(tmp_path / "out"), "--limit", "1", "--temperatures", "0", "--live"]
+    words = [str(config), "--out", str(tmp_path / "out"), "--limit", "1", "--temperatures", "0"]
     assert main(words) == main(words) == 0
-    assert events == ["+plain", "plain", "+static-2", "static-2", "live static-2"]
+    assert events == ["+plain", "plain", "+static-2", "static-2"]
 
 
 def test_doubtful_costs_are_marked_and_measured_again_when_plain_decoding_disagrees(

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
-from specdec_jax.app.views.coloured import render
 from specdec_jax.app.views.page import save_page
 from specdec_jax.app.views.printing import one_line
 from specdec_jax.text.generation import Generation
@@ -98,15 +97,14 @@ def _number(value: float | None) -> str:
 
 
 def phases(session: Session) -> RenderableType:
-    """The text of the last answer, coloured by its recorded phases, and their lengths."""
-    result, rounds = _recorded(session)
+    """The lengths of the phases of the last answer."""
+    _, rounds = _recorded(session)
     watched = session.pair.decoder.parts.monitor.init(1) != ()
     if not watched and not any(int(round_["phase"]) for round_ in rounds):
         return Text("No phases are being watched: /phases on, then ask.")
     runs = groupby(rounds, key=lambda round_: int(round_["phase"]))
     lengths = ((phase, sum(int(round_["emitted"]) for round_ in part)) for phase, part in runs)
-    line = Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in lengths) + " (tokens, in order)")
-    return Group(render(result, session.pair.target.tokenizer), line)
+    return Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in lengths) + " (tokens, in order)")
 
 
 def save(session: Session, name: str) -> RenderableType:

@@ -1,4 +1,4 @@
-"""The output of the `generate` command: streamed text, coloured on a terminal, or one JSON object."""
+"""The output of the `generate` command: streamed text, coloured on a terminal, or one JSON object; progress bars."""
 
 import contextlib
 import sys
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -99,6 +100,13 @@ def columns(*heads: str, texts: int = 0, **options: Any) -> Table:
     sides = ["left"] * texts + ["right"] * (len(heads) - texts)
     each = [Column(head, justify=side) for head, side in zip(heads, sides, strict=True)]  # type: ignore[arg-type]
     return Table(*each, box=box.SIMPLE_HEAD, show_edge=False, **options)
+
+
+def progress(console: Console, **options: Any) -> Progress:
+    """A progress bar with count, elapsed and remaining time; `options` are rich's."""
+    description = TextColumn("{task.description:44s}", markup=False)
+    rest = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    return Progress(description, *rest, console=console, **options)
 
 
 def status(message: str) -> contextlib.AbstractContextManager[Any]:

@@ -43,15 +43,6 @@ def visible(piece: Piece) -> str:
     return text.replace("\n", "↵") if piece.kind == "rejected" else text
 
 
-def coloured(pieces: Sequence[Piece], show_rejected: bool = True) -> Text:
-    """Pieces as rich's styled text, for panels and tables."""
-    text = Text()
-    for piece in pieces:
-        if show_rejected or piece.kind != "rejected":
-            text.append(visible(piece), STYLES[piece.kind])
-    return text
-
-
 def ansi(pieces: Sequence[Piece], show_rejected: bool = True) -> str:
     """Pieces with escape codes, to be written directly: `Console.print` would expand tabs within each piece."""
     return "".join(
