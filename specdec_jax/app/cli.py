@@ -149,7 +149,7 @@ def run_generate(command: Generate) -> int:
     _use_all_devices(command.models.mesh)
     with contextlib.ExitStack() as stack:
         if share.index:
-            command = replace(command, output=replace(command.output, page=None, profile=None))
+            command = replace(command, output=replace(command.output, page=None))
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
@@ -169,23 +169,17 @@ def _generate(command: Generate) -> int:
             beams = search(command, prompt)
         print_beams(beams, output.json, output.statistics)
         return 0
-    from specdec_jax.app.views.printing import print_json, print_stream, profiled, status
-    from specdec_jax.loading.new_folder import check_file, writable_folder
+    from specdec_jax.app.views.printing import print_json, print_stream, status
+    from specdec_jax.loading.new_folder import check_file
 
     if (output.record or output.log_probs) and not output.json:
         option = "--record" if output.record else "--log-probs"
         raise ValueError(f"{option} needs --json: there is no other place for it")
-    if output.profile is not None:
-        writable_folder(output.profile, "profile folder")
     if output.page is not None:
         check_file(output.page, (".html", ".htm"))
     with interrupts_end_here():
         chunks = _begin(command, prompt, settings, policy, verifier)
-    with profiled(output.profile):
-        if output.json:
-            finished = print_json(chunks, output.record)
-        else:
-            finished = print_stream(chunks, rejected=output.rejected, statistics=output.statistics)
+    finished = print_json(chunks, output.record) if output.json else print_stream(chunks, statistics=output.statistics)
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 

@@ -30,14 +30,10 @@ class Output:
     log_probs: Switch = False
     """Add the target's log-probability of every token to the JSON: log_probs at temperature 1 without truncation, and
     warped_log_probs as sampled."""
-    rejected: Switch = True
-    """Hide rejected drafts on a terminal."""
     phases: Switch = False
     """Run the phase monitor even if no rule reads it; the page shades reasoning phases."""
     statistics: Switch = True
     """Print no statistics to standard error at the end."""
-    profile: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
-    """Write a JAX profile of the decoding (scopes draft, verify, commit) to this folder."""
     page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
 

@@ -155,7 +155,6 @@ NO_SEARCH = {
         (["x", "--calibration", "nowhere.json"], "no calibration at nowhere.json"),
         (["x", "--record"], "--record needs --json"),
         (["x", "--log-probs"], "--log-probs needs --json"),
-        (["x", "--profile", "/dev/null/x"], "cannot write the profile folder '/dev/null/x'"),
         (["x", "--target", "nowhere"], "no model 'nowhere'"),
         (["x", "--target", "nowhere", "--page", "no/a.html"], "No such file or directory"),
         (["x", "--target", "nowhere", "--page", "a.txt"], "must end in .html or .htm"),
@@ -312,7 +311,7 @@ def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table
     for number, (line, beam) in enumerate(zip(lines, found, strict=True), start=1):
         numbers = rf" +{number} +{beam.score:.4f} +{beam.log_prob:.3f} +{len(beam.tokens)} +{beam.finish_reason}\b"
         assert re.match(numbers, line), line
-    off = "--temperature 0 --top-k 0 --top-p 1 --min-p 0 --drafter none --seed 3 --no-rejected --no-statistics"
+    off = "--temperature 0 --top-k 0 --top-p 1 --min-p 0 --drafter none --seed 3 --no-statistics"
     assert run(capsys, *words, *off.split()) == (0, out, ""), "what is off may be said"
 
 

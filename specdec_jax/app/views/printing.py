@@ -1,10 +1,7 @@
 """The output of the `generate` command: streamed text, coloured on a terminal, or one JSON object; progress bars."""
 
 import contextlib
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
@@ -26,7 +23,7 @@ ENDS = {
 }
 
 
-def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = True) -> bool:
+def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
     """Prints the text to standard output while it is decoded, then a line of statistics to standard error.
 
     Returns whether it finished; False after Ctrl-C, with the text so far printed.
@@ -35,12 +32,12 @@ def print_stream(chunks: Stream, *, rejected: bool = True, statistics: bool = Tr
     finished = False
     with contextlib.suppress(KeyboardInterrupt):
         for chunk in chunks:
-            print(ansi(chunk.pieces, rejected) if colours else chunk.text, end="", flush=True)
+            print(ansi(chunk.pieces) if colours else chunk.text, end="", flush=True)
         finished = True
     print(flush=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if colours and statistics:
-        console.print(legend(rejected, chunks.pair.policy.rounds is not None))
+        console.print(legend(chunks.pair.policy.rounds is not None))
     if statistics:
         console.print(Text(summary(chunks.result(), chunks.pair.drafter_cost), "dim"))
     return finished
@@ -123,16 +120,3 @@ class _Timed(NamedTuple):
 
     def __rich__(self) -> Text:
         return Text(f"{self.message} ({time.monotonic() - self.begun:.0f} s)")
-
-
-@contextlib.contextmanager
-def profiled(folder: Path | None) -> Iterator[None]:
-    """A JAX profile of the block, written to `folder` (None: none)."""
-    if folder is None:
-        yield
-        return
-    import jax
-
-    with jax.profiler.trace(str(folder)):
-        yield
-    print(f"profile in {folder}: open it with tensorboard or xprof", file=sys.stderr)

@@ -43,11 +43,9 @@ def visible(piece: Piece) -> str:
     return text.replace("\n", "↵") if piece.kind == "rejected" else text
 
 
-def ansi(pieces: Sequence[Piece], show_rejected: bool = True) -> str:
+def ansi(pieces: Sequence[Piece]) -> str:
     """Pieces with escape codes, to be written directly: `Console.print` would expand tabs within each piece."""
-    return "".join(
-        _styled(visible(piece), piece.kind, True) for piece in pieces if show_rejected or piece.kind != "rejected"
-    )
+    return "".join(_styled(visible(piece), piece.kind, True) for piece in pieces)
 
 
 class Wrapping:
@@ -101,8 +99,7 @@ def _styled(text: str, kind: str, styled: bool) -> str:
     return Style.parse(STYLES[kind]).render(text, color_system=ColorSystem.STANDARD) if styled else text
 
 
-def legend(show_rejected: bool = True, branches: bool = False) -> Text:
+def legend(branches: bool = False) -> Text:
     """The colours with their meanings, on one line; `branches`: for policies whose drafts are trees."""
-    hidden = {"rejected": not show_rejected, "branch": not branches}
-    kinds = [kind for kind in LEGEND if not hidden.get(kind)]
+    kinds = [kind for kind in LEGEND if branches or kind != "branch"]
     return Text("   ").join(Text(LEGEND[kind], STYLES[kind]) for kind in kinds)
