@@ -27,7 +27,7 @@ from specdec_jax.processes import Share, from_first, is_first, together
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
-from specdec_jax.text.continuous_batching import Completed, Size, cache_bytes, complete, rows_that_fit, size_of
+from specdec_jax.text.continuous_batching import Completed, Size, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
@@ -63,8 +63,6 @@ class _Lines:
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests that are not finished
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
-    done: int = 0
-    undrafted: int = 0  # finished requests in which no round drafted
     counts: Counter[str] = field(default_factory=Counter)  # of `statistics.summarise`, over finished requests
     compiling: float = 0.0  # seconds of compilation
 
@@ -251,8 +249,6 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
         task = bar.add_task("", total=len(lines.lines), completed=first)
         for done in complete(pair, requests(), run.batch):
             index = indices[done.index]
-            if done.result.compile_seconds:
-                console.print(_shape(pair, done), style="dim")
             _count(lines, done)
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)
@@ -263,17 +259,9 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     refused = f", {lines.refused} refused (error in {results.path.name})" if lines.refused else ""
     shapes = pair.decoder.num_programs("run")
     programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
-    off = _turned_off(lines, run.policy.name) if pair.decoder.parts.drafter.max_draft_length else ""
     console.print(
-        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_progress_text(lines, seconds)}{off}; {programs}"
+        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_progress_text(lines, seconds)}; {programs}"
     )
-
-
-def _shape(pair: Pair, done: Completed) -> str:
-    size = cache_bytes(pair, done.rows, done.slots, done.source_slots) / 1e6
-    took = f"compiled in {done.result.compile_seconds:.1f} s"
-    source = f" and {done.source_slots} of a source" if done.source_slots else ""
-    return f"{done.rows} rows of {done.slots} cache slots{source}: {size:,.0f} MB of caches, {took}"
 
 
 def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
@@ -285,20 +273,7 @@ def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
 def _count(lines: _Lines, done: Completed) -> None:
     counts = {name: value for name, value in done.result.statistics.items() if name.startswith("num_")}
     lines.counts.update(counts)
-    lines.done += 1
-    lines.undrafted += counts["num_drafts"] == 0 and counts["num_emitted_tokens"] > 1  # one token needs no draft
     lines.compiling += done.result.compile_seconds
-
-
-def _turned_off(lines: _Lines, policy: str) -> str:
-    """The end of the final message if the policy drafted nothing in some lines, else empty."""
-    if not lines.undrafted:
-        return ""
-    if not lines.counts["num_drafts"]:
-        return f"; {policy} turned drafting off in every line"
-    drafted = lines.counts["num_drafts"] / lines.counts["num_rounds"]
-    where = f"in {lines.undrafted} of {lines.done} lines, and drafted in {drafted:.0%} of all rounds"
-    return f"; {policy} turned drafting off {where}"
 
 
 def _progress_text(lines: _Lines, seconds: float) -> str:

@@ -55,7 +55,7 @@ class _Held(NamedTuple):
 
 
 def complete(
-    pair: Pair, requests: Iterable[Request], batch: int = 8, *, refill_after: int = 1, look_ahead: int | None = None
+    pair: Pair, requests: Iterable[Request], batch: int = 8, *, look_ahead: int | None = None
 ) -> Iterator[Completed]:
     """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in order of completion.
 
@@ -64,21 +64,20 @@ def complete(
 
     Args:
         requests: consumed as rows become free, at most `look_ahead` beyond the oldest unfinished one.
-        refill_after: number of finished rows before any is refilled; each refill costs a dispatch.
         look_ahead: default 16 times the batch.
 
     Raises:
         ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state` refuses,
             or not enough memory for the caches of a single row.
     """
-    for name, value in (("batch", batch), ("refill_after", refill_after), ("look_ahead", look_ahead)):
+    for name, value in (("batch", batch), ("look_ahead", look_ahead)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_rows(batch)
     waiting = _Waiting(pair, requests, LOOK_AHEAD * batch if look_ahead is None else look_ahead)
     while (size := waiting.next_size()) is not None:
         rows = rows_that_fit(pair, batch, size.slots, free_memory(), size.source)
-        yield from _one_shape(pair, waiting, rows, size, refill_after)
+        yield from _one_shape(pair, waiting, rows, size)
 
 
 def slots_of(pair: Pair, request: Request) -> int:
@@ -167,7 +166,7 @@ class _Waiting:
             self._queue.append(_Held(index, size_of(self._pair, request), request))
 
 
-def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_after: int) -> Iterator[Completed]:
+def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterator[Completed]:
     """Decodes with one state until no request fits and all rows are finished."""
     decoder = pair.decoder
     held: list[_Held | None] = [None] * batch
@@ -188,8 +187,7 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size, refill_aft
         if not busy or state is None:
             return
         stops = [() if request is None else request.request.stop for request in held]
-        leave = batch - len(busy) + min(refill_after, len(busy))
-        state = decoder.run(pair.params, state, rounds=1 if any(stops) else None, leave=leave)
+        state = decoder.run(pair.params, state, rounds=1 if any(stops) else None, leave=batch - len(busy) + 1)
         state = end_at_stops(pair, state, stops) if any(stops) else state
         done = on_host(state.done)
         ended = [row for row in busy if done[row]]

@@ -57,9 +57,9 @@ def by_index(results):
 
 
 @pytest.mark.often(1)
-@pytest.mark.parametrize(("batch", "refill_after"), [(1, 1), (3, 1), (4, 2), (16, 1)])
-def test_every_request_gets_what_it_gets_alone(tiny, stops, alone, batch, refill_after):
-    found = by_index(complete(tiny, requests(tiny, stops), batch, refill_after=refill_after))
+@pytest.mark.parametrize("batch", [1, 3, 4, 16])
+def test_every_request_gets_what_it_gets_alone(tiny, stops, alone, batch):
+    found = by_index(complete(tiny, requests(tiny, stops), batch))
     assert sorted(found) == list(range(len(NEW)))
     for number, result in found.items():
         expected = alone[number]
@@ -110,7 +110,7 @@ def test_requests_are_taken_as_rows_fall_free(tiny):
     assert max(taken) <= 3
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"refill_after": 0}, {"look_ahead": 0}])
+@pytest.mark.parametrize("options", [{"batch": 0}, {"look_ahead": 0}])
 def test_numbers_below_one_are_refused(tiny, options):
     with pytest.raises(ValueError, match=rf"{next(iter(options))} must be at least 1"):
         list(complete(tiny, [], **options))
