@@ -13,6 +13,20 @@ HOLDER = ".lock.pid"  # a separate file: some systems and versions of filelock e
 
 
 @contextlib.contextmanager
+def exclusive(lock: str | Path, message: str, timeout: float = 0) -> Iterator[None]:
+    """Holds this lock file. Raises BlockingIOError with the message if another process has it for `timeout` seconds."""
+    file_lock = FileLock(lock)
+    try:
+        file_lock.acquire(timeout=timeout)
+    except Timeout:
+        raise BlockingIOError(message) from None
+    try:
+        yield
+    finally:
+        file_lock.release()
+
+
+@contextlib.contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
     """Locks the folder, which is created if necessary.
 
@@ -20,28 +34,20 @@ def locked(folder: str | Path) -> Iterator[None]:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lock, holder = FileLock(folder / LOCK), folder / HOLDER
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        pid = holder.read_text(encoding="utf-8").strip() if holder.is_file() else ""
-        raise BlockingIOError(f"{folder} is in use by another process (pid {pid or 'unknown'})") from None
-    try:
+    holder = folder / HOLDER
+    pid = holder.read_text(encoding="utf-8").strip() if holder.is_file() else ""
+    with exclusive(folder / LOCK, f"{folder} is in use by another process (pid {pid or 'unknown'})"):
         holder.write_text(str(os.getpid()), encoding="utf-8")
         yield
-    finally:
-        lock.release()
 
 
 def held(lock: str | Path) -> bool:
     """Whether a process holds this lock file."""
-    file_lock = FileLock(lock)
     try:
-        file_lock.acquire(timeout=0)
-    except Timeout:
+        with exclusive(lock, f"{lock} is held"):
+            return False
+    except BlockingIOError:
         return True
-    file_lock.release()
-    return False
 
 
 def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: float = 1.0) -> Iterator[str]:

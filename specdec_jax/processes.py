@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from filelock import FileLock, Timeout
 from jax.experimental import multihost_utils
 
-from specdec_jax.locks import held
+from specdec_jax.locks import exclusive, held
 
 VARIABLES = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
 LOOK = 5.0  # seconds between checks of the others
@@ -109,7 +108,8 @@ def together(folder: Path, share: Share) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     over = threading.Event()
-    with leaving(share), _alone(folder, share):
+    refusal = f"{folder} is in use by the processes of another launch"
+    with leaving(share), exclusive(_lock(folder, share), refusal, LEFT):
         threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
         try:
             yield
@@ -126,19 +126,6 @@ def together(folder: Path, share: Share) -> Iterator[None]:
         until = time.monotonic() + GRACE  # the first process runs the service and stays until the others have left
         while not share.index and time.monotonic() < until and any(held(_lock(folder, each)) for each in share.others):
             time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, share: Share) -> Iterator[None]:
-    lock = FileLock(_lock(folder, share))
-    try:
-        lock.acquire(timeout=LEFT)
-    except Timeout:
-        raise BlockingIOError(f"{folder} is in use by the processes of another launch") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _lock(folder: Path, share: Share) -> Path:

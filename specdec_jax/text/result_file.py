@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from specdec_jax.loading.new_folder import write_text
+from specdec_jax.locks import exclusive
 
 SETTINGS, OLD = ".settings.json", ".old"
 DECIDED = "decided"  # choices of the machine that began the run, reused when it continues
@@ -89,31 +88,25 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
         BlockingIOError: another process writes it.
         OSError: it cannot be written.
     """
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BlockingIOError(f"{path} is being written by another process") from None
-    try:
-        settings_file = path.with_name(path.name + SETTINGS)
-        if overwrite:
-            if path.exists():
-                os.replace(path, path.with_name(path.name + OLD))
-            settings_file.unlink(missing_ok=True)
-        if path.exists() and path.stat().st_size:
-            _check_same(path, settings_file, settings, source)
-        else:
-            settings_file.unlink(missing_ok=True)
-        results = ResultFile(path)
+    lock = path.with_name(f".{path.name}.lock")
+    with exclusive(lock, f"{path} is being written by another process"):
         try:
-            write_settings(path, {**read_settings(path), "settings": settings, "input": digest(source)})
-            yield results
+            settings_file = path.with_name(path.name + SETTINGS)
+            if overwrite:
+                if path.exists():
+                    os.replace(path, path.with_name(path.name + OLD))
+                settings_file.unlink(missing_ok=True)
+            if path.exists() and path.stat().st_size:
+                _check_same(path, settings_file, settings, source)
+            else:
+                settings_file.unlink(missing_ok=True)
+            results = ResultFile(path)
+            with contextlib.closing(results):
+                write_settings(path, {**read_settings(path), "settings": settings, "input": digest(source)})
+                yield results
         finally:
-            results.close()
-    finally:
-        with contextlib.suppress(OSError):  # another process may have opened it: filelock locks no file without a name
-            os.unlink(lock.lock_file)
-        lock.release()
+            with contextlib.suppress(OSError):  # another may have opened it: filelock locks no file without a name
+                lock.unlink()
 
 
 def read_settings(path: Path) -> dict[str, Any]:
