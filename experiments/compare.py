@@ -40,7 +40,6 @@ from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import look_at, sentence
 from specdec_jax.costs.cost_model import CostModel, decoding_seconds
-from specdec_jax.costs.dtypes import dtype_of, dtype_sentence
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import download
@@ -99,7 +98,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     judge = judges[0] if config.quality else None
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
-    console.print(dtype_sentence(next(iter(pairs.values())).target), style="dim")
+    console.print(f"the target's weights are in {next(iter(pairs.values())).target.dtype}", style="dim")
     console.print(f"compiled programs are {describe_cache(cache)}", style="dim")
     each = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
     jobs = [Job(*entry) for entry in each]
@@ -186,8 +185,7 @@ def _costs_of(pairs: Mapping[str, Pair], name: str, slots: int) -> CostModel | N
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
     """Writes the costs of every method to costs.json, and prints a line for each machine and drafter."""
     costs_by_method = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
-    target = next(iter(pairs.values())).target
-    folder.update_manifest(dtype=dtype_of(target), about_dtype=dtype_sentence(target))
+    folder.update_manifest(dtype=next(iter(pairs.values())).target.dtype)
     if costs_by_method and not folder.rows():  # a run that goes on has decoded by those that are there
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
     for shared in dict.fromkeys(costs_by_method.values()):
@@ -279,7 +277,7 @@ def _report(
     config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], pairs: Mapping[str, Pair], console: Console
 ) -> None:
     summaries = summarise(rows)
-    equality, dtype = equality_summary(rows), read_manifest(folder.path)["about_dtype"]
+    equality, dtype = equality_summary(rows), read_manifest(folder.path)["dtype"]
     path = folder.path / "costs.json"
     began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
@@ -287,7 +285,7 @@ def _report(
     doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
     doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
-    about = f"{dtype[:1].upper()}{dtype[1:]}."
+    about = f"The target's weights are in {dtype}."
     blocks = [f"# {config.name}", *methods_tables(summaries)]
     if config.against in {summary.method for summary in summaries}:
         blocks.append(against_table(summarise(rows, config.against), config.against))

@@ -21,7 +21,6 @@ from specdec_jax.app.views.printing import columns, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading import LoadedModel, needs_translation, outline, refuse_encoders
 from specdec_jax.loading.across import describe_join, probability_shared, way_for
@@ -208,7 +207,7 @@ def _caches(page: Page, pair: Pair, context: int) -> str:
     except ValueError as error:
         refusal = str(error)
     weights = {"target": bytes_here(pair.target.params), "drafter": bytes_here(pair.params.drafter)}
-    loaded = dict(dtype=dtype_of(pair.target), measured_weights=weights, measured_free=free, context=context)
+    loaded = dict(dtype=pair.target.dtype, measured_weights=weights, measured_free=free, context=context)
     page.report["memory"]["loaded"] = loaded | {"predicted_row": cache_bytes(pair, 1, context), "predicted_rows": rows}
     _show_memory(page)
     return refusal

@@ -20,7 +20,6 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading.new_folder import check_file
 from specdec_jax.processes import Share, from_first, is_first, together
@@ -202,7 +201,7 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         parts = pair.decoder.parts
         decided = {
             "weights": weights,
-            "dtype": dtype_of(pair.target),
+            "dtype": pair.target.dtype,
             "max_draft_length": parts.drafter.max_draft_length,
             "verification_widths": parts.widths,
             "costs": None if pair.costs is None else pair.costs._asdict(),

@@ -18,7 +18,6 @@ from filelock import FileLock
 
 from specdec_jax.compilation_cache import cache_folder
 from specdec_jax.costs.cost_model import CostModel, cost_model, disagreement, load_cost_model, save_cost_model
-from specdec_jax.costs.dtypes import dtype_of, probe_doubts
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import (
     alternate,
@@ -73,9 +72,9 @@ def measured(
         say(sentence(table) + path_of)
         return table
 
-    path = file_for("costs", names, shapes)
+    path = file_for(names, shapes)
     path_of = where(path)
-    return once(path, load_cost_model, save_cost_model, measure)
+    return once(path, measure)
 
 
 def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
@@ -137,7 +136,7 @@ def _measure(
         policy = static(draft_length=DRAFTS)
         programs["drafter"] = draft_round(by_model, drafter.params, policy, **options)
         per["drafter"] = 1 if by_model.one_pass else DRAFTS
-    about = f"{device()}, {dtype_of(target)}, jax {jax.__version__}"
+    about = f"{device()}, {target.dtype}, jax {jax.__version__}"
 
     def table() -> CostModel:
         times = alternate(programs, REPEATS, per, seconds=SECONDS)
@@ -151,8 +150,7 @@ def _measure(
         return costs._replace(doubts=doubts if confirmed else doubts + shape_doubts(passes))
 
     steady = steadiest(table)
-    alone = batch == 1 and mesh_here() is None  # as in the comparison of dtypes
-    return steady._replace(doubts=busy + steady.doubts + (probe_doubts(target, steady.plain_pass) if alone else ()))
+    return steady._replace(doubts=busy + steady.doubts)
 
 
 def _passes() -> int:

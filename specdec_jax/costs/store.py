@@ -11,31 +11,21 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import jax
 from filelock import FileLock
 
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
+from specdec_jax.costs.cost_model import CostModel, load_cost_model, save_cost_model
 from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import busy_doubts
 
-
-class Table(Protocol):
-    """A measurement."""
-
-    @property
-    def doubts(self) -> tuple[str, ...]: ...
-
-
-T = TypeVar("T", bound=Table)
 measured_here: set[Path] = set()  # files that this process wrote and uses even if doubtful
 
 
-def once(
-    path: Path | None, read: Callable[[Path], T], write: Callable[[Path, T], None], measure: Callable[[T | None], T]
-) -> T:
+def once(path: Path | None, measure: Callable[[CostModel | None], CostModel]) -> CostModel:
     """The contents of the file; measured and written if it is missing, or was left doubtful by another process.
 
     A file that cannot be read is measured again. A doubtful one is used unchanged while the machine is busy: a second
@@ -45,7 +35,7 @@ def once(
         before = None
         if path is not None and path.is_file():
             try:
-                before = read(path)
+                before = load_cost_model(path)
                 if not before.doubts or path in measured_here:
                     return before
                 doubtful = f"the cached costs are doubtful ({', '.join(before.doubts)})"
@@ -58,23 +48,23 @@ def once(
         table = measure(before)
         try:
             if path is not None:
-                write(path, table)
+                save_cost_model(path, table)
                 measured_here.add(path)
         except OSError as error:
             say(f"{error}; measured again next time")
         return table
 
 
-def file_for(kind: str, names: Sequence[str], shapes: Any) -> Path | None:
+def file_for(names: Sequence[str], shapes: Any) -> Path | None:
     """The cache file of a measurement; None if the cache cannot be written."""
     try:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
     here = device(), features(), jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
-    identity = json.dumps([kind, shapes, *here], sort_keys=True)
+    identity = json.dumps(["costs", shapes, *here], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
-    return folder / f"{kind}-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
+    return folder / f"costs-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
 def where(path: Path | None) -> str:
@@ -82,12 +72,12 @@ def where(path: Path | None) -> str:
     return "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
 
 
-def doubted(table: Table) -> str:
+def doubted(table: CostModel) -> str:
     """The end of a message about a table: its doubts."""
     return f"; doubtful: {', '.join(table.doubts)}" if table.doubts else ""
 
 
-def steadiest(measure: Callable[[], T]) -> T:
+def steadiest(measure: Callable[[], CostModel]) -> CostModel:
     """A measured table, or, if it is doubtful, the less doubtful of two: short bursts of load end before the second."""
     first = measure()
     return min(first, measure(), key=lambda table: len(table.doubts)) if first.doubts else first

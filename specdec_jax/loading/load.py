@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.draft_vocabulary import WAYS, read_tokens, split_source, with_draft_vocabulary
@@ -12,7 +14,7 @@ from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder, read_config
 from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
 from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
-from specdec_jax.loading.precision import Precision, precision
+from specdec_jax.loading.precision import INT8, Precision, precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models.weights import Layout, Place, Table, num_bytes
 from specdec_jax.sharding import mesh_here, placement
@@ -32,6 +34,12 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer
     name: str  # the requested source
     config: Any  # the family's config, e.g. models.llama.LlamaConfig
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights, as an argument of `load_model`."""
+        dtypes = [str(leaf.dtype) for leaf in jax.tree.leaves(self.params)]
+        return INT8 if INT8 in dtypes else dtypes[0]
 
 
 def load_model(

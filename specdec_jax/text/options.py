@@ -59,8 +59,8 @@ class ModelNames:
 @dataclass(frozen=True)
 class Models(ModelNames):
     dtype: str = "auto"
-    """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: the faster of the
-    first two on this machine. int8: matrices take half of bfloat16's memory, rounded as they are read."""
+    """Data type of weights and matrix products: bfloat16, float32, or float16 (slow on CPUs); auto: bfloat16. int8:
+    matrices take half of bfloat16's memory, rounded as they are read."""
     costs: Annotated[str | None, Maybe] = None
     """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
     bytes read), or a cost_model.json of experiments.step_cost."""

@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from specdec_jax.costs.at_hand import measured
 from specdec_jax.costs.choices import DRAFTS, ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
-from specdec_jax.costs.dtypes import dtype_of, faster_dtype
 from specdec_jax.costs.store import say
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
@@ -32,7 +31,7 @@ from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
 from specdec_jax.monitors.log_probs import log_probs
 from specdec_jax.monitors.phases import phases
-from specdec_jax.sharding import bytes_here, mesh_here, spans_processes
+from specdec_jax.sharding import bytes_here, mesh_here
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Drafting, Models
@@ -130,7 +129,7 @@ def build_pair(
         max_draft_length: maximum number of drafted tokens per round. None: the length that pays on predictable text by
             `costs`, 7 if they are estimated or doubtful, but at least that of a static policy.
         dtype: bfloat16, float16, float32 or int8 for models given by name; auto: that of a loaded target, else
-            bfloat16 (`measure_costs` chooses the faster of bfloat16 and float32).
+            bfloat16.
         verification_widths: ascending. None: the steps of the measured pass; powers of two if costs are estimated
             (from 2) or doubtful (from 1).
         costs: costs of passes, for policies that weigh them: a CostModel, or a file from `experiments.step_cost`. None
@@ -158,7 +157,7 @@ def build_pair(
         drafter = ENCODER_DEFAULT
         notices.append(f"{drafter} drafts for {big.name}; a smaller model of its kind may too")
     each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
-    drafters = tuple(_resolved(big, part, dtype_of(big) if dtype == "auto" else dtype, notices) for part in each)
+    drafters = tuple(_resolved(big, part, big.dtype if dtype == "auto" else dtype, notices) for part in each)
     pair = _join(big, drafters, arguments, policy, verifier, monitor, origin if isinstance(origin, CostModel) else None)
     return pair._replace(notices=tuple(notices))
 
@@ -167,9 +166,9 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
     """The pair with its costs measured on this machine, once per pair and machine: takes half a minute, then cached in
     `~/.cache/specdec_jax/costs`. Progress is printed to standard error.
 
-    Unless given to `build_pair`, dtype, draft length and verification widths are derived from the costs: the faster of
-    bfloat16 and float32 (`with_faster_dtype`), the longest draft that pays, the steps of the target's measured pass.
-    With several drafters only the first one with a model is measured; the choice among them uses their bytes.
+    Unless given to `build_pair`, draft length and verification widths are derived from the costs: the longest draft
+    that pays, the steps of the target's measured pass. With several drafters only the first one with a model is
+    measured; the choice among them uses their bytes.
 
     Args:
         batch: number of rows: a wide pass of many rows costs more than one of a single row.
@@ -178,34 +177,14 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
         ValueError: a mesh of several processes, which must decide alike, or a pair not built by `build_pair`.
     """
     costs_asked(MEASURED)
-    pair = with_faster_dtype(pair)
+    if pair.arguments is None:
+        raise ValueError("only a pair of build_pair can be measured: this one does not say what it was built of")
     if not pair.drafters:
         return pair
     model = next((loaded for loaded in pair.drafters if isinstance(loaded, LoadedModel)), None)
     costs = measured(pair.target, model, batch, drafter_of=drafter_of)
-    assert pair.arguments is not None  # checked by with_faster_dtype
     strategies = pair.policy, pair.verifier, pair.monitor
     return _join(pair.target, pair.drafters, pair.arguments, *strategies, costs)._replace(notices=pair.notices)
-
-
-def with_faster_dtype(pair: Pair) -> Pair:
-    """The pair in the faster of bfloat16 and float32 on this machine, measured once and cached.
-
-    Returns the same pair if a dtype or a loaded target was given, and on a mesh of several processes.
-
-    Raises:
-        ValueError: a pair not built by `build_pair`.
-    """
-    if pair.arguments is None:
-        raise ValueError("only a pair of build_pair can be measured: this one does not say what it was built of")
-    target = pair.arguments["target"]
-    if not isinstance(target, str) or pair.arguments["dtype"] != "auto" or spans_processes():
-        return pair
-    dtype = faster_dtype(pair.target, lambda other: load_model(target, dtype=other))
-    if dtype == dtype_of(pair.target):
-        return pair
-    strategies = {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
-    return build_pair(**{**pair.arguments, **strategies, "dtype": dtype})
 
 
 def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, **options: Any) -> Pair:
@@ -220,9 +199,7 @@ def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, bat
     pair = build_pair(*models, costs=ESTIMATED if origin == MEASURED else origin, **options)
     for line in pair.notices:
         say(line)
-    if origin == ESTIMATED:
-        return pair
-    return measure_costs(pair, batch) if origin == MEASURED else with_faster_dtype(pair)
+    return measure_costs(pair, batch) if origin == MEASURED else pair
 
 
 def _join(

@@ -12,10 +12,9 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments.lib.smoke import tiny_pair
-from specdec_jax.costs import at_hand, dtypes, step_cost, store
+from specdec_jax.costs import at_hand, step_cost, store
 from specdec_jax.costs.choices import longest_draft, widths_for
 from specdec_jax.costs.cost_model import between, cost_model, decoding_seconds, disagreement, load_cost_model
-from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.costs.step_cost import Cost
 from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.drafters.reading import drafter_of
@@ -26,7 +25,6 @@ from specdec_jax.text.generation import SamplingParams, build_pair, generate, pr
 from specdec_jax.text.pair import measure_costs, measured_pair
 
 TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
-DTYPE_TIMES = {"bfloat16": 2.0, "float32": 1.5}
 
 
 measured = functools.partial(at_hand.measured, drafter_of=drafter_of)
@@ -49,7 +47,6 @@ def measuring(monkeypatch, tmp_path):
         made.append(sorted(programs))
         time.sleep(0.05)
         times = {str(width): value for width, value in TIMES.items()} | {"drafter": 0.13}
-        times |= {f"a pass of {n} tokens in {dtype}": value for dtype, value in DTYPE_TIMES.items() for n in (1, 4)}
         now = made.series.pop(0) if made.series and set(made.series[0]) <= set(programs) else {}
         return {name: Cost(*now.get(name, [times[name]] * 3)) for name in programs}
 
@@ -59,11 +56,9 @@ def measuring(monkeypatch, tmp_path):
         assert sorted(programs) == sorted(per) == ["few", "many"] and repeats >= 5
         return {"many": [1.0, 10.0, 1.0, 1.0, 1.0], "few": [0.616, 6.16, 1.5, 0.616, 0.616]}
 
-    for module in (at_hand, dtypes):  # nothing runs, so nothing is compiled
-        monkeypatch.setattr(module, "target_pass", lambda *args, **options: None)
+    monkeypatch.setattr(at_hand, "target_pass", lambda *args, **options: None)  # nothing runs, so nothing is compiled
     monkeypatch.setattr(at_hand, "draft_round", lambda *args, **options: None)
     monkeypatch.setattr(at_hand, "alternate", alternate)
-    monkeypatch.setattr(dtypes, "alternate", alternate)
     monkeypatch.setattr(at_hand, "turns", turns)
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -193,28 +188,6 @@ def test_a_flat_table_leaves_no_verification_width_out_until_another_measurement
     assert not measured(target, drafter).doubts and not measuring.series and len(measuring) == 3
 
 
-@pytest.mark.parametrize(
-    "probed, table_doubted, dtypes_doubted", [(1.2, False, False), (0.6, True, False), (1.6, False, True)]
-)
-def test_the_comparison_of_dtypes_and_the_table_must_agree_on_a_pass_of_one_token(
-    probed, table_doubted, dtypes_doubted, measuring, monkeypatch
-):
-    """The slower of the two was measured on a busy machine."""
-    monkeypatch.setitem(DTYPE_TIMES, "float32", probed)
-    target, drafter = tiny_pair()
-    half = tiny_pair("bfloat16")[0]
-    load = lambda dtype: target  # noqa: E731
-    dtypes.faster_dtype(half, load)
-    found = measured(target, drafter)
-    clause = f"a pass of 1 token took {1e3 * probed:.1f} ms when dtypes were compared, then 1000.0"
-    assert found.doubts == ((clause,) if table_doubted else ())
-    assert ("doubtful: " + clause in dtypes.dtype_sentence(target)) == dtypes_doubted
-    count = len(measuring)
-    another_process()
-    dtypes.faster_dtype(half, load)
-    assert len(measuring) == count + dtypes_doubted
-
-
 COUNTS = no_counts(1, 5)._replace(  # 20 rounds: 8 without drafts, 5 of one draft, 4 of three and 3 of five
     num_rounds=np.array([20], np.int32),
     drafted_at=np.array([[12, 7, 7, 3, 3]], np.int32),
@@ -273,28 +246,6 @@ def test_without_a_home_that_can_be_written_nothing_is_kept(measuring, monkeypat
     assert len(measuring) == 2 and "kept nowhere" in capsys.readouterr().err
 
 
-def test_the_faster_dtype_is_taken_where_both_fit(measuring, monkeypatch, tmp_path, capsys):
-    """It is measured once, and again where the file is damaged."""
-    target, _ = tiny_pair("bfloat16")
-    loaded = []
-    load = lambda dtype: loaded.append(dtype) or tiny_pair(dtype)[0]  # noqa: E731
-    assert dtypes.faster_dtype(target, load) == "float32"
-    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("dtype-*.json")
-    damages = ["", "[]", '{"passes": {"float32": [1, 2]}, "doubts": []}', '{"passes": 3}']
-    for content in damages:
-        file.write_text(content)
-        assert dtypes.faster_dtype(target, load) == "float32"
-        assert "holds no seconds by dtype" in capsys.readouterr().err
-    assert dtypes.faster_dtype(target, load) == "float32" and loaded == ["float32"] * (1 + len(damages))
-    half, whole = (dtypes.dtype_sentence(model) for model in (target, tiny_pair()[0]))
-    assert "1.33 of float32's" in half and "0.75 of bfloat16's" in whole
-    monkeypatch.setattr(dtypes, "LARGEST", 10.0)
-    assert dtypes.faster_dtype(target, load) == "bfloat16"
-    monkeypatch.setattr(dtypes, "LARGEST", 4e9)
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert dtypes.faster_dtype(target, load) == "bfloat16" and len(loaded) == 1 + len(damages)
-
-
 def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
     target, drafter = tiny_pair()
     pair = measured_pair(target, drafter, costs="measured")
@@ -319,21 +270,21 @@ def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
 
 
 def test_building_a_pair_measures_prints_and_writes_nothing(measuring, monkeypatch, tmp_path, capfd):
-    """Until `measure_costs` is called: then the dtype, the draft length and the widths are those that were measured."""
+    """Until `measure_costs` is called: then the draft length and the widths are those that were measured."""
     target, drafter = write_pair(tmp_path / "models")
     monkeypatch.delenv("SPECDEC_JAX_COSTS")  # as users have it: costs are measured unless told otherwise
     before = sorted(tmp_path.rglob("*"))
     pair = build_pair(target, drafter)
-    assert dtype_of(pair.target) == "bfloat16" and pair.costs is None
+    assert pair.target.dtype == "bfloat16" and pair.costs is None
     assert not measuring and sorted(tmp_path.rglob("*")) == before and capfd.readouterr() == ("", "")
     with pytest.raises(ValueError, match="build_pair measures nothing: measure_costs"):
         build_pair(target, drafter, costs="measured")
     found = measure_costs(pair.using(adaedl()))
-    assert len(measuring) == 2 and "measuring" in capfd.readouterr().err
-    assert dtype_of(found.target) == dtype_of(found.drafters[0]) == "float32" and found.policy.name == "adaedl"
+    assert len(measuring) == 1 and "measuring" in capfd.readouterr().err
+    assert found.target.dtype == found.drafters[0].dtype == "bfloat16" and found.policy.name == "adaedl"
     assert found.decoder.parts.drafter.max_draft_length == 9 and found.decoder.parts.widths == (4, 6, 10)
     same = measured_pair(target, drafter, policy=adaedl())
-    assert same.costs == found.costs and same.decoder is found.decoder and len(measuring) == 2
+    assert same.costs == found.costs and same.decoder is found.decoder and len(measuring) == 1
     with pytest.raises(ValueError, match="only a pair of build_pair can be measured"):
         measure_costs(pair._replace(arguments=None))
 

@@ -9,7 +9,6 @@ from refusals import assert_says, refusal
 from tiny_pair import ONE_LAYER, write_pair
 
 from specdec_jax.contrib.gguf_writer import save_gguf
-from specdec_jax.costs.dtypes import dtype_of
 from specdec_jax.distillation.exporting import export
 from specdec_jax.distillation.initial import Shape, initial_params
 from specdec_jax.loading import load_model, save_hf_folder, save_orbax
@@ -37,7 +36,7 @@ def test_what_is_loaded_says_what_it_is_from_a_folder_or_a_gguf_file(loaded, tmp
     file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.weights(ONE_LAYER), ONE_LAYER)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, load_model(file, dtype="int8").params)
     whole = load_model(folder, dtype="float32")
-    assert [dtype_of(one) for one in (loaded, whole)] == ["int8", "float32"]
+    assert [one.dtype for one in (loaded, whole)] == ["int8", "float32"]
     cache = loaded.model.init_cache(loaded.params, 1, 4)
     assert cache.keys[0].dtype == loaded.params["norm"]["scale"].dtype == jnp.bfloat16
     here, there = fingerprint(loaded.params), fingerprint(whole.params)
