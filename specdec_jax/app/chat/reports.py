@@ -1,11 +1,9 @@
 """The output of /stats, /phases and /save for the last answer."""
 
-import dataclasses
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,19 +13,13 @@ from specdec_jax.app.settings import Settings
 from specdec_jax.app.views.page import save_page
 from specdec_jax.app.views.printing import one_line
 from specdec_jax.text.generation import Generation
-from specdec_jax.text.pair import split_drafters
 
 PHASES = {0: "routine", 1: "reasoning"}
 
 
-def describe(settings: Settings, all_rules: bool = True) -> str:
-    """The settings on one line: models, rules, and other settings that differ from the defaults.
-
-    Without `all_rules` a default verifier is also omitted.
-    """
-    parts = [f"{settings.target} + {settings.drafter}", settings.policy]
-    if all_rules or settings.verifier != Settings().verifier:
-        parts.append(settings.verifier)
+def describe(settings: Settings) -> str:
+    """The settings on one line: models, rules, and other settings that differ from the defaults."""
+    parts = [f"{settings.target} + {settings.drafter}", settings.policy, settings.verifier]
     parts.append(f"temperature {settings.temperature:g}" if settings.temperature else "greedy")
     plain = Settings()
     for name in ("top_k", "top_p", "min_p", "seed", "max_new_tokens", "max_draft_length"):
@@ -35,22 +27,6 @@ def describe(settings: Settings, all_rules: bool = True) -> str:
         if value != getattr(plain, name):
             parts.append(f"{name.replace('_', '-')} {value:g}")
     return " | ".join(parts)
-
-
-def fitted(settings: Settings, width: int) -> str:
-    """`describe` in at most `width` columns.
-
-    If too long, it omits the default verifier, then the folders of the models, then the drafter, and is cut at last.
-    """
-    target, drafter = (
-        ",".join(Path(name).name for name in split_drafters(words)) for words in (settings.target, settings.drafter)
-    )
-    short = dataclasses.replace(settings, target=target, drafter=drafter)
-    lines = [describe(settings), describe(settings, False), describe(short, False)]
-    lines.append(lines[-1].replace(f" + {drafter}", "", 1))
-    text = Text(next((line for line in lines if cell_len(line) <= width), lines[-1]))
-    text.truncate(width, overflow="ellipsis")
-    return text.plain
 
 
 def stats(session: Session) -> RenderableType:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
-from specdec_jax.app.chat.reports import describe, fitted
+from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
@@ -77,7 +77,7 @@ class Terminal:
         if self._colours:
             self._console.print(legend(self._chat.session.pair.policy.rounds is not None))
         self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
-        prompts = prompt_session(lambda: fitted(self._chat.session.settings, self._console.width))
+        prompts = prompt_session(lambda: describe(self._chat.session.settings))
         pressed = False
         while not self._chat.ended:
             try:
