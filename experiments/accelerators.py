@@ -57,7 +57,7 @@ class Accelerators:
     pairs: tuple[str, ...] = ("smollm2",)
     """smollm2-reading (the default pair), smollm2 (a drafter that reads nothing), smollm2-whole (without the draft
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
-    programs: tuple[str, ...] = ("prefill", "run", "step", "extend", "score")
+    programs: tuple[str, ...] = ("prefill", "run", "step", "extend")
     """Programs of the decoder."""
     batches: tuple[int, ...] = (1,)
     """Rows."""

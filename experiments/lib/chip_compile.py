@@ -201,11 +201,11 @@ def compile_for(job: Job) -> dict[str, Any]:
     pair = PAIRS[job.pair]._replace(int8=job.int8)
     shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length), pair, mesh)
     function, arguments = program(job.program, shapes)
-    whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is neither static nor placed
+    whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is not placed
     arguments = jax.tree.map(
         lambda leaf: (
             leaf
-            if isinstance(leaf, int) or getattr(leaf, "sharding", None) is not None
+            if getattr(leaf, "sharding", None) is not None
             else jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=whole)
         ),
         arguments,

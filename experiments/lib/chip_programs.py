@@ -19,7 +19,6 @@ from specdec_jax import stopping, verification
 from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.decoding import Decoder, build_decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
@@ -120,8 +119,7 @@ PAIRS = {
         8192,
     ),
 }
-PROGRAMS = ("prefill", "run", "step", "extend", "score")
-SCORED = 97  # tokens of a text that is scored
+PROGRAMS = ("prefill", "run", "step", "extend")
 
 
 class Shapes(NamedTuple):
@@ -223,15 +221,12 @@ def bytes_of(tree: Any) -> int:
 
 
 def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
-    """(jitted function, arguments) of one of PROGRAMS; a plain int among them is static."""
+    """(jitted function, arguments) of one of PROGRAMS."""
     decoder, params, request, state = shapes
-    batch = request.tokens.shape[0]
-    tokens = jax.ShapeDtypeStruct((batch, SCORED), jnp.int32)
     arguments: dict[str, tuple[Any, ...]] = {
         "prefill": (params.target, _reader(decoder, params), request.tokens, request.length),
         "run": (params, state, *2 * [jax.ShapeDtypeStruct((), jnp.int32)]),
         "step": (params, state),
         "extend": (params, state, request),
-        "score": (params, tokens, make_warp(batch, temperature=1.0), 32),
     }
     return decoder.jitted[name], arguments[name]

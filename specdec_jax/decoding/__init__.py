@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_jax.decoding.decoder import Decoder as Decoder
     from specdec_jax.decoding.decoder import LossyVerification as LossyVerification
-    from specdec_jax.decoding.decoder import Scores as Scores
     from specdec_jax.decoding.decoder import build_decoder as build_decoder
     from specdec_jax.decoding.decoder import default_widths as default_widths
     from specdec_jax.decoding.decoder import no_monitor as no_monitor
 
-__all__ = ["Decoder", "LossyVerification", "Scores", "build_decoder", "default_widths", "no_monitor"]
+__all__ = ["Decoder", "LossyVerification", "build_decoder", "default_widths", "no_monitor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""build_decoder: prefill, extend, refill, step, run and score. The only file that donates buffers.
+"""build_decoder: prefill, extend, refill, step and run. The only file that donates buffers.
 
 One dispatch decodes to the last token (`run`), or a given number of rounds (`run(..., rounds=n)`, `step`), or until
 some rows are finished and can be replaced by new requests (`run(..., leave=k)`, `refill`). States are donated, so a
@@ -22,11 +22,9 @@ from specdec_jax.decoding.encoder_inputs import fresh_request, refuse_encoder
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, Run, begun, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
-from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.scoring import Scores, padded_text, score_text
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.sharding import by_rows, committed, mesh_here, placed
-from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier, Warp
+from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier
 
 ALL_ROUNDS = np.iinfo(np.int32).max
 
@@ -48,7 +46,6 @@ class Decoder(NamedTuple):
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
     step: Callable[[ModelParams, DecodeState], DecodeState]  # one round
     run: Callable[..., DecodeState]  # rounds=n: at most n rounds; leave=k: until k rows are finished
-    score: Callable[..., Scores]
     parts: Parts
     jitted: Mapping[str, Any]
 
@@ -151,7 +148,6 @@ def build_decoder(
         "extend": jit(counted(continue_from), donate_argnums=1),
         "repeat": jit(repeat_row, static_argnums=1),
         "place": jit(place_row, donate_argnums=0),
-        "score": jit(lambda *arguments: score_text(parts, *arguments), static_argnums=3),
     }
     return _wrap(parts, jitted)
 
@@ -250,13 +246,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         rounds = ALL_ROUNDS if rounds is None else rounds
         return jitted["run"](params, state, np.int32(rounds), np.int32(min(leave or batch, batch)))
 
-    def score(params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
-        refuse_encoder(parts.target, "score")
-        padded, length = padded_text(tokens, chunk)
-        scores = jitted["score"](params, padded, warp or make_warp(len(padded), temperature=1.0), chunk)
-        return jax.tree.map(lambda leaf: leaf[:, : length - 1], scores)
-
-    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, score, parts, jitted)
+    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:

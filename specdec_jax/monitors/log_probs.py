@@ -32,7 +32,7 @@ class LogProbsState(NamedTuple):
 def log_probs(longest: int = 2048, monitor: Monitor | None = None) -> Monitor:
     """Gathers the target's log-probability of every emitted token in `state.monitor.log_probs`.
 
-    They equal those of `Decoder.score` (`raw` with its default warp, `warped` with the request's), up to rounding in
+    They equal those of `scoring.score` (`raw` with its default warp, `warped` with the request's), up to rounding in
     passes of other widths. A lossy verifier may emit tokens whose `warped` is minus infinity.
 
     Args:

@@ -156,7 +156,7 @@ def test_nothing_is_transferred_inside_a_generation():
     assert int(state.statistics.num_emitted_tokens[0]) == 8
 
 
-@pytest.mark.parametrize("name", ["prefill", "run", "step", "extend", "score"])
+@pytest.mark.parametrize("name", ["prefill", "run", "step", "extend"])
 def test_compiler_options_reach_every_program(name):
     """An option that no compiler knows is refused by each."""
     decoder, params = tiny_pair(static(), rejection())
@@ -168,7 +168,6 @@ def test_compiler_options_reach_every_program(name):
         "run": lambda: refused.run(params, state),
         "step": lambda: refused.step(params, state),
         "extend": lambda: refused.extend(params, state, [[1, 2, 3]], **most),
-        "score": lambda: refused.score(params, [[1, 2, 3]]),
     }
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         calls[name]()

@@ -12,6 +12,7 @@ from tiny_t5 import SMALL, padded, pair, random_sources, variant
 
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.scoring import score
 from specdec_jax.drafters import model, multi_drafter, ngram, no_drafter, prompt_lookup
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of
@@ -173,7 +174,7 @@ def test_what_has_no_source_to_give():
     with pytest.raises(ValueError, match="extend, .* does not serve models with an encoder"):
         decoder.extend(given, state, [[0, 3]])
     with pytest.raises(ValueError, match="score does not serve models with an encoder"):
-        decoder.score(given, [[0, 3, 4]])
+        score(decoder, given, [[0, 3, 4]])
 
 
 def test_a_generation_copies_nothing_of_the_source():

@@ -12,6 +12,7 @@ from refusals import refusals
 from specdec_jax.decoding import build_decoder, default_widths
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.scoring import score
 from specdec_jax.drafters import model
 from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.drafters.model import ModelDrafterState
@@ -228,7 +229,7 @@ def test_extending_needs_the_states_own_shape():
 def test_a_score_is_what_both_models_say(length):
     tiny, params = pair()
     tokens = np.random.default_rng(length).integers(0, 61, (2, length)).astype(np.int32)
-    scores = decoder_of().score(params, tokens, make_warp(2, 0.7))
+    scores = score(decoder_of(), params, tokens, make_warp(2, 0.7))
     for weights, chances, entropies in (
         (params.target, scores.log_p, scores.target_entropy),
         (params.drafter, scores.log_q, scores.drafter_entropy),
@@ -242,10 +243,10 @@ def test_a_score_is_what_both_models_say(length):
 def test_a_score_without_a_drafter_leaves_its_part_open():
     small = table_model(5)
     decoder = build_decoder(small, no_drafter(), static(), rejection())
-    scores = decoder.score(ModelParams(toy_pair(5).target), [[1, 2, 3]])
+    scores = score(decoder, ModelParams(toy_pair(5).target), [[1, 2, 3]])
     assert np.isfinite(scores.log_p).all() and np.isnan(scores.log_q).all()
     with pytest.raises(ValueError, match=r"\(1, 1\)"):
-        decoder.score(ModelParams(toy_pair(5).target), [[1]])
+        score(decoder, ModelParams(toy_pair(5).target), [[1]])
 
 
 # What a caller's own program traces

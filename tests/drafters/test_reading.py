@@ -15,6 +15,7 @@ from specdec_jax import verification
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.scoring import score
 from specdec_jax.decoding.teacher_forcing import init_caches
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
@@ -116,7 +117,7 @@ def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     reduced, reduced_params = with_reduced_head(drafter), reduce_params(drafter, own, few)
     decoder, state = played((target, params, reduced, reduced_params))
     check_passes(pair, state, tokens=few)
-    scored = decoder.score(ModelParams(params, reduced_params), np.asarray(state.tokens)[:, :13])
+    scored = score(decoder, ModelParams(params, reduced_params), np.asarray(state.tokens)[:, :13])
     text = np.asarray(state.tokens)[0, :13].tolist()
     may = [token in few or token in text[:at] for at, token in enumerate(text)][1:]
     assert np.isfinite(scored.log_q[0]).tolist() == may and not all(may)
@@ -127,7 +128,7 @@ def test_score_reads_the_target_at_every_position():
     pair = reading_pair()
     target, params, drafter, own = pair
     decoder, text = decoder_of(target, drafter), np.array([PROMPTS[0]])
-    found = decoder.score(ModelParams(params, own), text, chunk=4)
+    found = score(decoder, ModelParams(params, own), text, chunk=4)
     expected = [entropies(logits_of_drafts(*pair, text[0, :at], at, 1))[0] for at in range(1, text.shape[1])]
     np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
 

@@ -12,6 +12,7 @@ from tiny_t5 import write_pair as write_t5
 import specdec_jax as sd
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding.sampling import log_probabilities, make_warp
+from specdec_jax.decoding.scoring import score
 from specdec_jax.monitors import log_probs, phases
 from specdec_jax.stopping import phase_length, static, survival
 from specdec_jax.text.continuous_batching import complete
@@ -41,7 +42,7 @@ def tiny(tmp_path_factory):
 def scores(pair, result, warp):
     """(raw, warped) of its tokens, by the scorer."""
     text, begin = [*result.prompt_tokens, *result.tokens], len(result.prompt_tokens) - 1
-    both = (pair.decoder.score(pair.params, [text], make_warp(1, **one)) for one in ({"temperature": 1.0}, warp))
+    both = (score(pair.decoder, pair.params, [text], make_warp(1, **one)) for one in ({"temperature": 1.0}, warp))
     return [np.asarray(each.log_p)[0, begin:] for each in both]
 
 
@@ -151,7 +152,7 @@ def test_samples_are_those_of_the_decoder_and_new_parameters_compile_nothing():
         for row in range(2):
             text = np.asarray(state.tokens)[row, : end[row]]
             np.testing.assert_array_equal(found.tokens[row, found.mask[row]], text[begin[row] :])
-            said = decoder.score(weights, text[None], make_warp(1, 0.9, top_p=0.8)).log_p[0, begin[row] - 1 :]
+            said = score(decoder, weights, text[None], make_warp(1, 0.9, top_p=0.8)).log_p[0, begin[row] - 1 :]
             np.testing.assert_allclose(found.log_probs.warped[row, found.mask[row]], said, atol=CLOSE)
         assert not found.tokens[~found.mask].any() and not found.log_probs.raw[~found.mask].any()
         np.testing.assert_array_equal(sample(*both, prompts, seed).tokens, found.tokens)

@@ -11,6 +11,7 @@ from tiny_pair import write_pair
 
 import specdec_jax
 from specdec_jax.decoding.prefill import num_programs
+from specdec_jax.decoding.scoring import score
 from specdec_jax.models.adapters import from_logits_function
 from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search
 from specdec_jax.text.generation import build_pair, encode, generate
@@ -207,7 +208,7 @@ def test_a_beams_probability_is_that_of_its_text_read_anew(tiny):
     pair = build_pair(tiny, None)
     texts = np.array([[*prompt, *beam.tokens] for beam in found])
     assert len({tuple(text[:-1]) for text in texts}) > 1  # beams that parted before their last token
-    log_p = np.asarray(pair.decoder.score(pair.params, texts).log_p)[:, len(prompt) - 1 :]
+    log_p = np.asarray(score(pair.decoder, pair.params, texts).log_p)[:, len(prompt) - 1 :]
     np.testing.assert_allclose([beam.log_prob for beam in found], log_p.sum(axis=1), rtol=1e-6)
 
 

@@ -22,6 +22,7 @@ from specdec_jax.contrib.block import block, llama_block
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams, round_context
 from specdec_jax.decoding.sampling import distribution, make_warp
+from specdec_jax.decoding.scoring import score
 from specdec_jax.distillation.batches import Batch
 from specdec_jax.distillation.losses import forward_kl
 from specdec_jax.distillation.training import Schedule, build_step, init_state
@@ -304,7 +305,7 @@ def test_a_config_makes_a_block_of_a_reading_drafter():
 def test_scores_are_of_the_first_draft():
     given, decoder = pair_and_decoder(static())
     text = np.array([PROMPTS[0]])
-    found = decoder.score(ModelParams(given[1], given[3]), text, chunk=4)
+    found = score(decoder, ModelParams(given[1], given[3]), text, chunk=4)
     expected = [entropies(logits_of_drafts(*given, text[0, :at], at, 1))[0] for at in range(1, text.shape[1])]
     np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
 
