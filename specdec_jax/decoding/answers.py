@@ -68,7 +68,7 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
             if policy.rounds is not None:
                 policy.rounds.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
     if is_users(drafter):
-        _check_observer(drafter, params, drafter_state, sizes, slots, drafts)
+        _check_observer(drafter, params, drafter_state, sizes, slots)
     if is_users(parts.monitor):
         check_monitor(parts.monitor, state.monitor, sizes, parts.widths)
 
@@ -268,24 +268,20 @@ def _check_source(probe: Probe, source: Source, sizes: Sizes, context: RoundCont
             probe.refuse("source", f"must keep its memory's shapes; its {name} does not")
 
 
-def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Sizes, slots: int, draft: Draft) -> None:
+def _check_observer(drafter: Drafter, params: ModelParams, state: Any, sizes: Sizes, slots: int) -> None:
     """Checks the result of a drafter's observer, and the state after `commit` and `prefill` with it."""
     observer, batch, longest = drafter.observe, sizes.batch, sizes.max_draft_length + 1
     if observer is None:
         return
     probe, count = Probe("drafter's observer", observer, state, batch), array(jnp.int32, batch)
     hidden = array(jnp.float32, batch, longest, len(observer.layers), observer.target_width)
-    target = distribution_shapes(batch, sizes.vocab_size, longest)
-    taken = probe.result("take", params.drafter, hidden if observer.layers else None, target)
+    taken = probe.result("take", params.drafter, hidden)
     if any(dims(leaf)[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
         probe.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {words(taken)}")
-    calls = [("commit", Seen(taken, count, count, draft))]
-    if observer.layers:  # prompts are observed too, without distributions or a draft
-        of_prompt = probe.result("take", params.drafter, hidden, None)
-        calls.append(("prefill" if drafter.prefill else "commit", Seen(of_prompt, count, count)))
-    probe, tokens = Probe("drafter", drafter, state, batch), array(jnp.int32, batch, slots)
-    for name, seen in calls:
-        probe.must_keep_state(name, probe.result(name, params.drafter, state, tokens, count, seen))
+    probe, arguments = Probe("drafter", drafter, state, batch), (array(jnp.int32, batch, slots), count)
+    for name in ("commit", "prefill") if drafter.prefill else ("commit",):
+        after = probe.result(name, params.drafter, state, *arguments, Seen(taken, count, count))
+        probe.must_keep_state(name, after)
 
 
 def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:

@@ -81,12 +81,12 @@ def reads_at(reads: Array, start: Array, size: int) -> Array:
 def check_reads(target: LanguageModel, drafter: LanguageModel | Observer | None) -> None:
     """Raises ValueError for a drafter that reads hidden states which the target does not provide."""
     reads = DraftModel.of(drafter).reading if isinstance(drafter, LanguageModel) else drafter
-    if reads is None or not reads.layers:
+    if reads is None:
         return
     needs = f"this drafter reads hidden states of the target's layers {reads.layers}, {reads.target_width} wide"
     if target.hidden.streams is None:
         raise ValueError(f"{needs}, and the target gives none; draft with one that reads none")
     layers, width = target.hidden.num_layers, target.hidden.width
-    if max(reads.layers) > layers or reads.target_width != width:
+    if not reads.layers or max(reads.layers) > layers or reads.target_width != width:
         has = f"has {layers} layers, {width} wide"
         raise ValueError(f"{needs}, and the target {has}; draft with one trained for it, or that reads none")

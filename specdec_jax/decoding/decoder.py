@@ -107,7 +107,6 @@ def build_decoder(
         policy.rounds.check_parts(target, drafter, policy, widths)
     play = decode_round if policy.rounds is None else policy.rounds.decode_round
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
-    observer = drafter.observe if drafter.layers else None
     for kind, part in (("policy", policy), ("verifier", verifier)):
         if part.needs_phases and not (monitor and hasattr(monitor.init(1), "phase")):
             raise ValueError(f"this {kind} reads phases: give a monitor that watches them, monitors.phases()")
@@ -131,7 +130,7 @@ def build_decoder(
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
         shared = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # without the last token
         cache, reads = fill(
-            target, observer, params.target, params.drafter, fresh.tokens, fresh.length, shared, prefill_chunk
+            target, drafter.observe, params.target, params.drafter, fresh.tokens, fresh.length, shared, prefill_chunk
         )
         drafter_state = fill_drafter(
             drafter, params.drafter, drafter_state, fresh.tokens, reads, shared.length, fresh.length
@@ -143,7 +142,7 @@ def build_decoder(
     jitted = {
         "run": jit(counted(run_rounds), donate_argnums=1),
         "step": jit(counted(one_round), donate_argnums=1),
-        "prefill": target_prefill(target, observer, prefill_chunk, tuple(options.items())),
+        "prefill": target_prefill(target, drafter.observe, prefill_chunk, tuple(options.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(options.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
         "repeat": jit(repeat_row, static_argnums=1),

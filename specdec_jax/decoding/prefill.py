@@ -125,7 +125,7 @@ def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
     ) -> tuple[Any, _WithReads]:
         assert target.hidden.streams is not None  # checked by build_decoder
         _, hidden, inner = target.hidden.streams(params[0], tokens, cache.cache, observer.layers)
-        new = observer.take(params[1], hidden, None)
+        new = observer.take(params[1], hidden)
         rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
         put = lambda leaf, new_leaf: leaf.at[rows, slots].set(new_leaf, mode="drop")  # noqa: E731
         reads = None if cache.reads is None else jax.tree.map(put, cache.reads, new)

@@ -16,7 +16,6 @@ from specdec_jax.types import (
     Array,
     Cache,
     DecodeState,
-    Distribution,
     Draft,
     Drafted,
     Drafter,
@@ -98,7 +97,7 @@ def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: S
         policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
         emitted, stopped = cut(state, result.tokens, result.length, context)
         tokens = append(state.tokens, state.length, result.tokens, emitted)
-        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted)
+        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, state, tokens, emitted)
         length = state.length + emitted
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted, draft, result.length - 1, emitted, width, threshold, phase)
@@ -173,7 +172,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         following = jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)[:, 0]
         result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), longest)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
-        taken = take(parts.drafter, params.drafter, hidden, target)
+        taken = take(parts.drafter, params.drafter, hidden)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
         return Verified(result, cache, verifier, monitor, padded(taken, longest + 1))
 
@@ -207,9 +206,9 @@ def apply_observed(
     return target.hidden.streams(params, tokens, cache, layers, *where)
 
 
-def take(drafter: Drafter, params: Params, hidden: Array | None, distributions: Distribution) -> Any:
+def take(drafter: Drafter, params: Params, hidden: Array | None) -> Any:
     """The result of the drafter's observer on a target pass; () for a drafter without one."""
-    return () if drafter.observe is None else drafter.observe.take(params, hidden, distributions)
+    return () if drafter.observe is None or hidden is None else drafter.observe.take(params, hidden)
 
 
 def padded(tree: Any, size: int) -> Any:
@@ -255,7 +254,6 @@ def commit_drafter(
     params: Params,
     drafter: DrafterState,
     verified: Verified,
-    draft: Any,
     state: DecodeState,
     tokens: Array,
     emitted: Array,
@@ -264,7 +262,7 @@ def commit_drafter(
     length = state.length + emitted
     if part.observe is None:
         return part.commit(params, drafter, tokens, length)
-    return part.commit(params, drafter, tokens, length, Seen(verified.taken, state.length - 1, emitted, draft))  # type: ignore[call-arg]
+    return part.commit(params, drafter, tokens, length, Seen(verified.taken, state.length - 1, emitted))  # type: ignore[call-arg]
 
 
 def measure_round(

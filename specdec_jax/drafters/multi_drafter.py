@@ -25,19 +25,7 @@ from specdec_jax.decoding.phase import phase_of
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
-from specdec_jax.types import (
-    Array,
-    Distribution,
-    Drafted,
-    Drafter,
-    DrafterState,
-    Next,
-    Observer,
-    Params,
-    RoundContext,
-    Seen,
-    Source,
-)
+from specdec_jax.types import Array, Drafted, Drafter, DrafterState, Next, Observer, Params, RoundContext, Seen, Source
 
 PHASES = 2
 OPTIMISM = 1.1  # estimates of idle drafters drift to this multiple of the active one's
@@ -314,16 +302,15 @@ def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
     observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
     if not observers:
         return None
-    widths = sorted({observer.target_width for observer in observers.values() if observer.layers})
+    widths = sorted({observer.target_width for observer in observers.values()})
     if len(widths) > 1:
         raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
     ends = np.cumsum([len(observer.layers) for observer in observers.values()]).tolist()
     begins = [0, *ends[:-1]]
 
-    def take(params: Sequence[Params], hidden: Array | None, distributions: Distribution | None) -> dict[int, Any]:
+    def take(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
         spans = zip(observers.items(), begins, ends, strict=True)
-        states = lambda begin, end: None if hidden is None else hidden[:, :, begin:end]  # noqa: E731
-        return {i: observer.take(params[i], states(begin, end), distributions) for (i, observer), begin, end in spans}
+        return {i: observer.take(params[i], hidden[:, :, begin:end]) for (i, observer), begin, end in spans}
 
     layers = tuple(layer for observer in observers.values() for layer in observer.layers)
-    return Observer(take, layers, widths[0] if widths else 0)
+    return Observer(take, layers, widths[0])

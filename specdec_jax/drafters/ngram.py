@@ -3,9 +3,6 @@
 Like the n-gram storages of assisted decoding (NASD and adaptive n-gram decoding), with arrays of fixed size inside jit:
 a hash table per row, of contexts of 1 to n - 1 tokens. Every token of the prompt and every emitted token
 is counted once, when it is committed; rejected drafts are not counted.
-
-Contexts that never occurred can be filled with the target's most probable tokens (`fill`): a verification pass also
-computes distributions after rejected drafts, which are otherwise discarded.
 """
 
 from typing import Any, NamedTuple
@@ -18,10 +15,9 @@ from specdec_jax.drafters._lookup import lookup
 from specdec_jax.drafters._parts import check_length
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Drafter, Observer, RoundContext, Seen, Source
+from specdec_jax.types import Array, Drafter, RoundContext, Source
 
 WAYS, CANDIDATES = 4, 4
-EMPTY = -1  # count of an empty place; candidates from the target's distributions have count 0
 
 
 class NgramTable(NamedTuple):
@@ -36,7 +32,7 @@ class NgramTable(NamedTuple):
 
     key: Array  # [R, M, W] uint32, fingerprints; 0: free
     token: Array  # [R, M, W, C] int32, latest first
-    count: Array  # [R, M, W, C] int32
+    count: Array  # [R, M, W, C] int32; 0: an empty place
 
 
 class Bucket(NamedTuple):
@@ -63,7 +59,6 @@ def ngram(
     order: int = 4,
     back_off: bool = True,
     slots: int = 4096,
-    fill: int = 0,
     keep: bool = True,
     uncertainty: bool = True,
     vocab_size: int | None = None,
@@ -77,7 +72,6 @@ def ngram(
         order: n, for contexts of up to n - 1 tokens; 2 to 16.
         back_off: use orders 2 to n, the longest known context first; False: order n only.
         slots: number of contexts per order, a power of two of at least 4. A full bucket of 4 drops its rarest context.
-        fill: number of the target's most probable tokens put in as candidates of contexts never counted, 0 (off) to 4.
         keep: keep the counts when a state is extended with another text (`Decoder.extend`). False: if a row's text is
             truncated, its table is emptied and the new text is counted from the beginning.
         uncertainty: the probability that stopping policies see. True: (c + m - 1/2) / (t + m) for a token with c of t
@@ -87,7 +81,7 @@ def ngram(
     Raises:
         ValueError: a number out of range, or a table of another shape.
     """
-    _check(max_draft_length, order, slots, fill)
+    _check(max_draft_length, order, slots)
     lengths = tuple(range(1, order)) if back_off else (order - 1,)
     buckets = slots // WAYS
 
@@ -113,25 +107,11 @@ def ngram(
 
         return lookup(state, retrieve, vocab_size, _recent(tokens, context.length, order - 1), _with_token)
 
-    def commit(params: Any, state: NgramState, tokens: Array, length: Array, seen: Seen | None = None) -> NgramState:
+    def commit(params: Any, state: NgramState, tokens: Array, length: Array) -> NgramState:
         fresh = init(params, length.shape[0], 0) if not keep else state
-        state = _count_all(state, fresh, tokens, length, lengths, buckets)
-        if seen is None or seen.draft is None:
-            return state
-        return _fill_all(state, seen, tokens, lengths, buckets)
+        return _count_all(state, fresh, tokens, length, lengths, buckets)
 
-    def take(params: Any, hidden: Array | None, distributions: Distribution | None) -> Any:
-        del params, hidden
-        if distributions is None:
-            return ()
-        if fill == 1:
-            return distributions.top_token[:, :, None]
-        values, tokens = lax.top_k(
-            distributions.log_prob if distributions.raw_log_prob is None else distributions.raw_log_prob, fill
-        )
-        return jnp.where(values > -jnp.inf, tokens, -1).astype(jnp.int32)
-
-    return Drafter(init, source, commit, max_draft_length, observe=Observer(take) if fill else None)
+    return Drafter(init, source, commit, max_draft_length)
 
 
 def table_of(state: NgramState, row: int = 0) -> NgramTable:
@@ -142,14 +122,12 @@ def table_of(state: NgramState, row: int = 0) -> NgramTable:
     return NgramTable(*(np.array(np.asarray(leaf)[row]) for leaf in state.table))  # type: ignore[arg-type]
 
 
-def _check(max_draft_length: int, order: int, slots: int, fill: int) -> None:
+def _check(max_draft_length: int, order: int, slots: int) -> None:
     check_length(max_draft_length)
     if not 2 <= order <= 16:
         raise ValueError(f"order must lie in [2, 16], got {order}")
     if slots < WAYS or slots & (slots - 1):
         raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
-    if not 0 <= fill <= CANDIDATES:
-        raise ValueError(f"fill must lie in [0, {CANDIDATES}], got {fill}")
 
 
 def _propose_one(
@@ -164,8 +142,7 @@ def _propose_one(
     order = jnp.max(jnp.where(available, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
     pick = lambda values: jnp.take_along_axis(values, order, axis=1)[:, 0]  # noqa: E731
     m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
-    # A filled token is the target's own choice after exactly these tokens: it counts as one occurrence.
-    seen, of = (jnp.maximum(pick(values), 1).astype(jnp.float32) for values in (count, total))
+    seen, of = (pick(values).astype(jnp.float32) for values in (count, total))
     chance = (seen + m - 0.5) / (of + m) if uncertainty else jnp.ones_like(m)
     return pick(token), pick(available), chance
 
@@ -210,27 +187,6 @@ def _count_all(
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
 
 
-def _fill_all(state: NgramState, seen: Seen, tokens: Array, lengths: tuple[int, ...], buckets: int) -> NgramState:
-    """Fills the contexts of all verified positions: the end of the text, and after each draft token."""
-    draft, alive = seen.draft, seen.count > 0
-    assert draft is not None
-    last = jnp.max(jnp.where(alive, draft.length, -1))
-
-    def fill_one(carry: tuple[Array, _Recent, NgramTable]) -> tuple[Array, _Recent, NgramTable]:
-        step, recent, table = carry
-        bucket, print_ = hashes(recent.tokens, lengths, buckets)
-        entries = read(table, bucket)
-        verified = alive & (step <= draft.length)
-        wanted = verified[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.count[:, None])
-        candidates = lax.dynamic_index_in_dim(seen.taken, step, axis=1, keepdims=False)
-        table = write(table, bucket, _chosen(wanted, filled(entries, print_, candidates), entries))
-        token = lax.dynamic_index_in_dim(draft.tokens, jnp.minimum(step, draft.tokens.shape[1] - 1), 1, keepdims=False)
-        return step + 1, _with_token(recent, token), table
-
-    start = (jnp.int32(0), _recent(tokens, seen.start + 1, max(lengths)), state.table)
-    return state._replace(table=lax.while_loop(lambda carry: carry[0] <= last, fill_one, start)[2])
-
-
 def _chosen(chosen: Array, new: Bucket, old: Bucket) -> Bucket:
     """`new` buckets where `chosen` [B, R], else `old`."""
     masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
@@ -240,8 +196,8 @@ def _chosen(chosen: Array, new: Bucket, old: Bucket) -> Bucket:
 def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
     """A table without contexts, leaves [B, R, ...]."""
     shape = (batch, orders, buckets, WAYS)
-    full = (*shape, CANDIDATES)
-    return NgramTable(jnp.zeros(shape, jnp.uint32), jnp.zeros(full, jnp.int32), jnp.full(full, EMPTY, jnp.int32))
+    token = count = jnp.zeros((*shape, CANDIDATES), jnp.int32)
+    return NgramTable(jnp.zeros(shape, jnp.uint32), token, count)
 
 
 def hashes(recent: Array, lengths: tuple[int, ...], buckets: int) -> tuple[Array, Array]:
@@ -294,19 +250,19 @@ def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
     first = jnp.argmax(counts, axis=2)[:, :, None]
     token = jnp.take_along_axis(tokens, first, axis=2)[:, :, 0]
     count = jnp.take_along_axis(counts, first, axis=2)[:, :, 0]
-    return token, count, _total(counts), jnp.any(hit, axis=2) & (count >= 0)
+    return token, count, jnp.sum(counts, axis=2), jnp.any(hit, axis=2)
 
 
 def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
     """The buckets with the count of `token` [B] incremented; its context and the token move to the front."""
     hit = bucket.key == print_[:, :, None]
     present = jnp.any(hit, axis=2)
-    rarest = _last_least(jnp.where(bucket.key > 0, _total(bucket.count), EMPTY))
+    rarest = _last_least(jnp.sum(bucket.count, axis=3))
     way = jnp.where(present, jnp.argmax(hit, axis=2), rarest).astype(jnp.int32)
     tokens = jnp.take_along_axis(bucket.token, way[:, :, None, None], axis=2)[:, :, 0]  # [B, R, C]
     counts = jnp.take_along_axis(bucket.count, way[:, :, None, None], axis=2)[:, :, 0]
-    counts = jnp.where(present[:, :, None], counts, EMPTY)
-    same = (tokens == token[:, None, None]) & (counts >= 0)
+    counts = jnp.where(present[:, :, None], counts, 0)
+    same = (tokens == token[:, None, None]) & (counts > 0)
     again = jnp.any(same, axis=2)
     place = jnp.where(again, jnp.argmax(same, axis=2), _last_least(counts)).astype(jnp.int32)
     before = jnp.take_along_axis(counts, place[:, :, None], axis=2)[:, :, 0]
@@ -315,36 +271,6 @@ def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
     return Bucket(
         _to_front(bucket.key, way, print_), _to_front(bucket.token, way, tokens), _to_front(bucket.count, way, counts)
     )
-
-
-def filled(bucket: Bucket, print_: Array, tokens: Array) -> Bucket:
-    """The buckets with `tokens` [B, k] (best first, -1 for none) as candidates of contexts that were never counted.
-
-    Counted contexts are neither changed nor replaced: tokens of the text are better evidence than the target's
-    distributions after rejected drafts.
-    """
-    hit = bucket.key == print_[:, :, None]
-    spare = jnp.where(bucket.key > 0, _total(bucket.count), EMPTY) <= 0  # free or never counted
-    present = jnp.any(hit, axis=2)
-    way = jnp.where(present, jnp.argmax(hit, axis=2), _last_least(jnp.where(spare, 0, 1))).astype(jnp.int32)
-    replaceable = jnp.take_along_axis(spare, way[:, :, None], axis=2)  # [B, R, 1]
-    padded = jnp.pad(tokens, ((0, 0), (0, CANDIDATES - tokens.shape[1])), constant_values=-1)[:, None, :]
-    candidates = jnp.broadcast_to(padded, (*way.shape, CANDIDATES))
-    new = Bucket(
-        _to_front(bucket.key, way, print_),
-        _to_front(bucket.token, way, jnp.maximum(candidates, 0)),
-        _to_front(bucket.count, way, jnp.where(candidates >= 0, 0, EMPTY)),
-    )
-    replaceable = replaceable & jnp.any(candidates >= 0, axis=2, keepdims=True)
-    return Bucket(
-        jnp.where(replaceable, new.key, bucket.key),
-        jnp.where(replaceable[..., None], new.token, bucket.token),
-        jnp.where(replaceable[..., None], new.count, bucket.count),
-    )
-
-
-def _total(counts: Array) -> Array:
-    return jnp.sum(jnp.maximum(counts, 0), axis=-1)
 
 
 def _last_least(values: Array) -> Array:

@@ -20,7 +20,6 @@ from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
-    Distribution,
     Drafted,
     Drafter,
     DraftModel,
@@ -136,12 +135,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
 
         return language_model.replace(apply=apply)
 
-    def take(params: Params, hidden: Array | None, distributions: Distribution | None) -> Array:
-        del distributions
-        assert hidden is not None
-        return reads.read(params, hidden)
-
-    observer = Observer(take, reads.layers, reads.target_width)
+    observer = Observer(reads.read, reads.layers, reads.target_width)
     return Drafter(init, source, commit, max_draft_length, language_model, observer, prefill)
 
 

@@ -207,19 +207,18 @@ class Verifier(Strategy):
 class Take(Protocol):
     """What a drafter keeps of a target pass: a pytree, leaves [B, T, ...].
 
-    `hidden` [B, T, N, D] float32 are the hidden states of the observer's layers, None if it has none; `distributions`
-    are the target's at those positions, None in passes over a prompt.
+    `hidden` [B, T, N, D] float32 are the hidden states of the observer's layers.
     """
 
-    def __call__(self, params: Params, hidden: Array | None, distributions: Distribution | None, /) -> Any: ...
+    def __call__(self, params: Params, hidden: Array, /) -> Any: ...
 
 
 class Observer(NamedTuple):
     """What a drafter observes of the target's passes; the result is passed to the drafter's `commit` and `prefill`."""
 
     take: Take
-    layers: tuple[int, ...] = ()  # the N layers whose hidden states are read, numbered as in `StreamsForward`
-    target_width: int = 0  # D of the target; unused without layers
+    layers: tuple[int, ...]  # the N layers whose hidden states are read, numbered as in `StreamsForward`
+    target_width: int  # D of the target
 
 
 class Seen(NamedTuple):
@@ -231,7 +230,6 @@ class Seen(NamedTuple):
     taken: Any  # leaves [B, T, ...]
     start: Array  # [B] int32
     count: Array  # [B] int32; 0 for finished rows
-    draft: Draft | None = None  # the draft verified after position `start`; None: a prompt
 
 
 class Next(NamedTuple):

@@ -265,20 +265,6 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
     assert handed > 20 and set(np.unique(state.record.drafter_id)) == {0, 1}
 
 
-@pytest.mark.seldom
-def test_observers_inside_see_the_target():
-    """An n-gram table filled from the target's distributions holds more than was emitted, also where a model drafts."""
-    held = {}
-    for fill in (0, 1):
-        joined = multi_drafter([table(), ngram(MOST, order=2, slots=64, fill=fill)], prior=0.0, drift=0.0)
-        state = decode(
-            joined, (BAD, None), temperature=0.0, prompts=((0, 1),), policy_hyperparameters={"draft_length": MOST}
-        )
-        held[fill] = sum(int(np.sum(leaf != 0)) for leaf in jax.tree.leaves(state.drafter.states[1].table))
-        assert (joined.observe is None) == (fill == 0)
-    assert held[1] > held[0]
-
-
 @pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection, block])
@@ -336,7 +322,6 @@ test_what_is_refused = refusals(
     (lambda: ngram(order=1), "got 1"),
     (lambda: ngram(slots=100), "power of two"),
     (lambda: ngram(slots=2), "at least 4"),
-    (lambda: ngram(fill=5), "got 5"),
     (lambda: prompt_lookup(max_draft_length=0), "got 0"),
     (lambda: prompt_lookup(longest=1, shortest=2), "shortest 2"),
     (lambda: prompt_lookup(shortest=0), "shortest 0"),

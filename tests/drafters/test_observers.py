@@ -1,4 +1,4 @@
-"""A user's drafter that observes its target: `take` gets equal positions of both, and bad functions are refused."""
+"""A user's drafter that observes its target: positions are cut, bad functions are refused."""
 
 import jax.numpy as jnp
 import pytest
@@ -22,13 +22,12 @@ def commit(params, state, tokens, length, seen=None):
     return INNER.commit(params, state, tokens, length)
 
 
-def both(params, hidden, distributions):
-    mean = hidden.mean((2, 3))
-    return mean if distributions is None else mean * distributions.entropy
+def means(params, hidden):
+    return hidden.mean((2, 3))
 
 
-def decoded(take, prefill=None, widths=(2, 8)):
-    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, (1,), CONFIG.hidden_size))
+def decoded(take, prefill=None, widths=(2, 8), layers=(1,)):
+    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, layers, CONFIG.hidden_size))
     rule, (_, params) = static(draft_length=3), model_and_params()
     decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
     weights = ModelParams(params, params)
@@ -36,18 +35,30 @@ def decoded(take, prefill=None, widths=(2, 8)):
 
 
 @pytest.mark.slow
-def test_hidden_states_and_distributions_have_the_same_positions_in_every_width():
-    """Widths above the longest draft have positions that nobody reads: both are cut."""
-    assert decoded(both).length.tolist() == decoded(both, widths=(4,)).length.tolist() == [11]
+def test_hidden_states_have_the_same_positions_in_every_width():
+    """Widths above the longest draft have positions that nobody reads: they are cut."""
+    sizes = set()
+
+    def take(params, hidden):
+        sizes.add(hidden.shape[1])
+        return means(params, hidden)
+
+    assert decoded(take).length.tolist() == decoded(take, widths=(4,)).length.tolist() == [11]
+    assert sizes >= {2, 4} and 8 not in sizes
 
 
 def test_functions_that_fail_on_prompts_are_refused_before_anything_compiles():
     def prefill(params, state, tokens, length, seen=None):
-        return commit(params, state, tokens, length + 0 * seen.draft.length)
+        return commit(params, state, tokens, length + seen.taken)
 
-    for functions in ((lambda params, hidden, target: hidden.mean((2, 3)) * target.entropy,), (both, prefill)):
+    for functions in ((lambda params, hidden: hidden.mean((2, 3)).T,), (means, prefill)):
         with pytest.raises(ValueError, match="test_observers.py"):
             decoded(*functions)
+
+
+def test_an_observer_without_layers_is_refused():
+    with pytest.raises(ValueError, match=r"layers \(\), 24 wide"):
+        decoded(means, layers=())
 
 
 def test_a_wrapped_model_whose_cache_has_another_layout_is_refused_as_the_target_of_trees():

@@ -18,7 +18,6 @@ from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import accepted_length_ema, adaedl, draft_and_verify, static
-from specdec_jax.types import Draft, Seen
 from specdec_jax.verification import block, greedy, rejection
 
 pytestmark = pytest.mark.slow
@@ -100,9 +99,9 @@ def test_the_distribution_for_policies_is_a_distribution():
     assert right_or_wrong(jnp.array([2]), jnp.array([0.5]), None).log_prob is None
 
 
-LOSSLESS = {  # rules that read the drafted token's probability, or adapt to the lengths accepted; fills on
+LOSSLESS = {  # rules that read the drafted token's probability, or adapt to the lengths accepted
     "lookup": (prompt_lookup(3, vocab_size=3), draft_and_verify(step=0.9, threshold_decay=0.2, threshold=0.3)),
-    "ngram": (ngram(3, 3, slots=32, fill=2), accepted_length_ema()),
+    "ngram": (ngram(3, 3, slots=32), accepted_length_ema()),
 }
 
 
@@ -285,37 +284,6 @@ def test_a_table_serves_another_prompt():
         ngram(3, 4, slots=64).init(learnt, 1, 16)
 
 
-def test_unseen_contexts_are_filled_and_counts_stand_above():
-    """The draft 5, 6 after the text 1, 2: the target liked 7 then 8 after it, and 3 after 1, 2, 5."""
-    drafter = ngram(4, 3, slots=64, fill=2)
-    text, seen = [[1, 2]], jnp.array([[[5, 4], [3, -1], [7, 8], [0, 1], [0, 1]]], jnp.int32)
-    tokens, lengths = rows_of(text, 96)
-    state = drafter.commit(None, drafter.init(None, 1, 96), tokens, lengths)
-    draft = Draft(jnp.array([[5, 6, 0, 0]], jnp.int32), None, jnp.ones((1, 4), bool), jnp.array([2], jnp.int32))
-    one, none = jnp.array([1], jnp.int32), jnp.array([0], jnp.int32)
-    state = drafter.commit(None, state, tokens, lengths, Seen(seen, one, one, draft))
-    first = lambda after: drafts_of(drafter, state, [after], draft_length=1)[0]  # noqa: E731
-    assert first([9, 5, 6]).tokens[0, 0] == 7 and first([2, 5]).tokens[0, 0] == 3
-    assert first([2]).tokens[0, 0] == 5  # the text's end itself
-    assert first([1]).tokens[0, 0] == 2  # counted: the fill does not touch it
-    assert int(first([0]).length[0]) == 0  # positions beyond the draft are not read
-    counted = drafter.commit(None, state, *rows_of([[1, 2, 5, 6, 8]], 96))
-    assert drafts_of(drafter, counted, [[5, 6]], draft_length=1)[0].tokens[0, 0] == 8
-    assert int(np.sum(np.maximum(np.asarray(state.table.count), 0))) == 1  # only "1 then 2" was ever written
-    same = drafter.commit(None, state, tokens, lengths, Seen(seen + 1, one, none, draft))  # the row was done
-    jax.tree.map(np.testing.assert_array_equal, state, same)
-
-
-def test_a_fill_never_gives_up_what_was_counted():
-    drafter, text = ngram(2, 2, slots=4, fill=1), [[1, 2, 3, 4, 5]]  # one bucket, full of the contexts 1 to 4
-    tokens, lengths = rows_of(text, 96)
-    state = drafter.commit(None, drafter.init(None, 1, 96), tokens, lengths)
-    draft = Draft(jnp.array([[6, 7]], jnp.int32), None, jnp.ones((1, 2), bool), jnp.array([2], jnp.int32))
-    seen = Seen(jnp.full((1, 3, 1), 8, jnp.int32), lengths - 1, jnp.ones_like(lengths), draft)
-    after = drafter.commit(None, state, tokens, lengths, seen)
-    jax.tree.map(np.testing.assert_array_equal, state, after)
-
-
 def decoded(drafter, prompts, verifier=None, slots=64, params=None):
     decoder = build_decoder(table_model(6), drafter, static(), verifier or rejection(), prefill_chunk=4)
     params = ModelParams(toy_pair(6, 3).target, params)
@@ -323,9 +291,9 @@ def decoded(drafter, prompts, verifier=None, slots=64, params=None):
 
 
 def test_greedy_output_is_plain_decodings_and_only_it_is_counted():
-    """To the last slot, with fills; afterwards every n-gram of the text is in the table exactly once."""
+    """To the last slot; afterwards every n-gram of the text is in the table exactly once."""
     prompts, slots = [[0, 1], [3, 2, 5, 4, 3, 2], [1]], 6 + 30 + 5
-    decoder, state = decoded(ngram(4, 3, slots=256, fill=2), prompts, greedy(), slots)
+    decoder, state = decoded(ngram(4, 3, slots=256), prompts, greedy(), slots)
     plain = decoded(no_drafter(), prompts, slots=slots)[1]
     for row, prompt in enumerate(prompts):
         text = state.tokens[row, : len(prompt) + 30].tolist()

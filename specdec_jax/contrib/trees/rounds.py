@@ -84,7 +84,7 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         # The drafter's entry at an accepted sibling's position does not match the text.
         before = jnp.minimum(length, state.length + result.length)
         drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
-        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, draft, state, tokens, emitted)
+        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, state, tokens, emitted)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
         extra_tokens = jnp.clip(emitted - (result.length - 1), 0, result.extra_tokens)
@@ -138,12 +138,12 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
             ends = outcomes(parts.verifier, next_distribution, draft, chain, accepted, context)
             is_sampled = context.warp.temperature > 0
             path, after = _path(draft, target.log_prob, ends, accepted, is_sampled, uniforms.siblings)
-            logits, target, hidden = gather_path((logits, target, hidden), accepted, path)
+            logits, hidden = gather_path((logits, hidden), accepted, path)
             cache = _moved(cache, context.length - 1, accepted, path)
         result = _result(draft.tokens, accepted, path, draw(after, following), longest)
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
-        taken = take(parts.drafter, params.drafter, hidden, target)
+        taken = take(parts.drafter, params.drafter, hidden)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
         return Verified(result, cache, verifier, monitor, padded(taken, longest + 1))  # type: ignore[arg-type]
 
