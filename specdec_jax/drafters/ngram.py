@@ -13,7 +13,6 @@ from jax import lax
 
 from specdec_jax.drafters._lookup import lookup
 from specdec_jax.drafters._parts import check_length
-from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Drafter, RoundContext, Source
 
@@ -54,47 +53,34 @@ class _Recent(NamedTuple):
 
 
 @strategy
-def ngram(
-    max_draft_length: int = 7,
-    order: int = 4,
-    back_off: bool = True,
-    slots: int = 4096,
-    keep: bool = True,
-    uncertainty: bool = True,
-    vocab_size: int | None = None,
-) -> Drafter:
+def ngram(max_draft_length: int = 7, order: int = 4, slots: int = 4096, vocab_size: int | None = None) -> Drafter:
     """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
 
     Parameters are None, or an initial table, from `table_of` of an earlier state. Drafting needs no model pass.
-    Verification treats the drafts as one-hot distributions, so lossless verifiers stay lossless.
+    Verification treats the drafts as one-hot distributions, so lossless verifiers stay lossless. Stopping policies see
+    the probability (c + m - 1/2) / (t + m) for a token with c of t counts after m tokens, the estimate of prompt lookup
+    with the counts added. Counts stay when a state is extended with another text (`Decoder.extend`).
 
     Args:
         order: n, for contexts of up to n - 1 tokens; 2 to 16.
-        back_off: use orders 2 to n, the longest known context first; False: order n only.
         slots: number of contexts per order, a power of two of at least 4. A full bucket of 4 drops its rarest context.
-        keep: keep the counts when a state is extended with another text (`Decoder.extend`). False: if a row's text is
-            truncated, its table is emptied and the new text is counted from the beginning.
-        uncertainty: the probability that stopping policies see. True: (c + m - 1/2) / (t + m) for a token with c of t
-            counts after m tokens, the estimate of prompt lookup with the counts added. False: 1.
         vocab_size: the target's (set by `build_pair`), for policies that read the drafted token's probability.
 
     Raises:
         ValueError: a number out of range, or a table of another shape.
     """
     _check(max_draft_length, order, slots)
-    lengths = tuple(range(1, order)) if back_off else (order - 1,)
-    buckets = slots // WAYS
 
     def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
         del cache_slots, source
-        table, counted = empty_table(len(lengths), buckets, batch), jnp.zeros((batch,), jnp.int32)
+        table, counted = empty_table(order - 1, slots // WAYS, batch), jnp.zeros((batch,), jnp.int32)
         if params is None:
             return NgramState(table, counted)
         for name, counts, empty in zip(NgramTable._fields, params, table, strict=True):
             if counts.shape != empty.shape[1:]:
                 raise ValueError(
                     f"the n-gram table's {name} has shape {counts.shape}, this drafter's {empty.shape[1:]}: "
-                    "order, back_off and slots must be those it was learnt with"
+                    "order and slots must be those it was learnt with"
                 )
         copies = (jnp.broadcast_to(jnp.asarray(leaf)[None], (batch, *leaf.shape)) for leaf in params)
         return NgramState(NgramTable(*copies), counted)
@@ -103,13 +89,14 @@ def ngram(
         del params
 
         def retrieve(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
-            return _propose_one(state.table, recent, drafted, lengths, buckets, uncertainty)
+            del drafted
+            return _proposed(state.table, recent)
 
         return lookup(state, retrieve, vocab_size, _recent(tokens, context.length, order - 1), _with_token)
 
     def commit(params: Any, state: NgramState, tokens: Array, length: Array) -> NgramState:
-        fresh = init(params, length.shape[0], 0) if not keep else state
-        return _count_all(state, fresh, tokens, length, lengths, buckets)
+        del params
+        return _count_all(state, tokens, length)
 
     return Drafter(init, source, commit, max_draft_length)
 
@@ -130,21 +117,15 @@ def _check(max_draft_length: int, order: int, slots: int) -> None:
         raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
 
 
-def _propose_one(
-    table: NgramTable, recent: _Recent, drafted: Array, lengths: tuple[int, ...], buckets: int, uncertainty: bool
-) -> tuple[Array, Array, Array]:
+def _proposed(table: NgramTable, recent: _Recent) -> tuple[Array, Array, Array]:
     """(token, known, chance), [B] each, after the longest context that has a candidate."""
-    del drafted
-    bucket, print_ = hashes(recent.tokens, lengths, buckets)
+    bucket, print_ = hashes(recent.tokens, table.key.shape[2])
     token, count, total, available = best(read(table, bucket), print_)
-    size = jnp.array(lengths, jnp.int32)[None, :]
-    available = available & (size <= recent.count[:, None])
-    order = jnp.max(jnp.where(available, jnp.arange(len(lengths), dtype=jnp.int32)[None, :], 0), axis=1)[:, None]
+    available = available & _inside(recent)
+    order = jnp.max(jnp.where(available, jnp.arange(available.shape[1], dtype=jnp.int32), 0), axis=1)[:, None]
     pick = lambda values: jnp.take_along_axis(values, order, axis=1)[:, 0]  # noqa: E731
-    m = jnp.take(jnp.array(lengths, jnp.float32), order[:, 0])
-    seen, of = (pick(values).astype(jnp.float32) for values in (count, total))
-    chance = (seen + m - 0.5) / (of + m) if uncertainty else jnp.ones_like(m)
-    return pick(token), pick(available), chance
+    c, t, m = (values.astype(jnp.float32) for values in (pick(count), pick(total), order[:, 0] + 1))
+    return pick(token), pick(available), (c + m - 0.5) / (t + m)
 
 
 def _recent(tokens: Array, length: Array, size: int) -> _Recent:
@@ -153,35 +134,33 @@ def _recent(tokens: Array, length: Array, size: int) -> _Recent:
     return _Recent(jnp.take_along_axis(tokens, jnp.maximum(index, 0), axis=1), jnp.minimum(length, size))
 
 
+def _inside(recent: _Recent) -> Array:
+    """[B, N] bool: whether the text has as many as 1 to N tokens."""
+    return jnp.arange(1, recent.tokens.shape[1] + 1, dtype=jnp.int32)[None, :] <= recent.count[:, None]
+
+
 def _with_token(recent: _Recent, token: Array) -> _Recent:
     size = recent.tokens.shape[1]
     shifted = jnp.concatenate([recent.tokens[:, 1:], token[:, None]], axis=1)
     return _Recent(shifted, jnp.minimum(recent.count + 1, size))
 
 
-def _count_all(
-    state: NgramState, fresh: NgramState, tokens: Array, length: Array, lengths: tuple[int, ...], buckets: int
-) -> NgramState:
+def _count_all(state: NgramState, tokens: Array, length: Array) -> NgramState:
     """Counts all tokens not counted yet, one per step, because two tokens of one step could share a context.
 
-    A text shorter than the counted length was truncated: those rows continue with the table of `fresh`. If `fresh` is
-    `state`, counts of truncated tokens stay in the table, and the rest of the text is not counted twice.
+    A text shorter than the counted length was truncated: counts of truncated tokens stay in the table, and the rest of
+    the text is not counted twice.
     """
-    cut = length < state.counted
-    if fresh is not state:
-        emptied = lambda: select_rows(cut, fresh, state)  # noqa: E731
-        state = lax.cond(jnp.any(cut), emptied, lambda: state)
     state = state._replace(counted=jnp.minimum(state.counted, length))
-    size = max(lengths)
+    _, orders, buckets, _ = state.table.key.shape
 
     def count_one(now: NgramState) -> NgramState:
         more = now.counted < length
-        recent = _recent(tokens, now.counted, size)
+        recent = _recent(tokens, now.counted, orders)
         following = jnp.take_along_axis(tokens, jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
-        bucket, print_ = hashes(recent.tokens, lengths, buckets)
+        bucket, print_ = hashes(recent.tokens, buckets)
         entries = read(now.table, bucket)
-        counts = more[:, None] & (jnp.array(lengths, jnp.int32)[None, :] <= recent.count[:, None])
-        new = _chosen(counts, counted(entries, print_, following), entries)
+        new = _chosen(more[:, None] & _inside(recent), counted(entries, print_, following), entries)
         return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
 
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
@@ -200,22 +179,21 @@ def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
     return NgramTable(jnp.zeros(shape, jnp.uint32), token, count)
 
 
-def hashes(recent: Array, lengths: tuple[int, ...], buckets: int) -> tuple[Array, Array]:
-    """(bucket [B, R] int32, fingerprint [B, R] uint32 >= 1) of the contexts of `lengths` tokens at the end of `recent`.
+def hashes(recent: Array, buckets: int) -> tuple[Array, Array]:
+    """(bucket [B, N] int32, fingerprint [B, N] uint32 >= 1) of the contexts of 1 to N tokens at the end of `recent`.
 
     Args:
-        recent: [B, N] int32, the last tokens, oldest first; N at least max(lengths).
+        recent: [B, N] int32, the last tokens, oldest first.
     """
     place = jnp.full(recent.shape[:1], 0x811C9DC5, jnp.uint32)
     print_ = jnp.full(recent.shape[:1], 0x2545F491, jnp.uint32)
     places, prints = [], []
-    for back in range(1, max(lengths) + 1):  # from the newest token: longer contexts extend shorter ones
+    for back in range(1, recent.shape[1] + 1):  # from the newest token: longer contexts extend shorter ones
         token = recent[:, -back].astype(jnp.uint32)
         place = _mixed(place ^ token, 0x9E3779B1)
         print_ = _mixed(print_ + token, 0x85EBCA6B)
-        if back in lengths:
-            places.append(place)
-            prints.append(print_)
+        places.append(place)
+        prints.append(print_)
     bucket = jnp.stack(places, axis=1) & jnp.uint32(buckets - 1)
     return bucket.astype(jnp.int32), jnp.maximum(jnp.stack(prints, axis=1), jnp.uint32(1))
 
