@@ -3,15 +3,23 @@
 Also the features that drafters read from their target, stored by position.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Observer, Params
 
+Pass = Callable[[Array, Array, Any], Any]  # (tokens [B, T] from `start` [B], start, cache) -> cache
 
-def feed(
-    model: LanguageModel, params: Params, cache: Cache, tokens: Array, valid: Array, wanted: Array, chunk: int
-) -> tuple[Cache, Array]:
+
+def pass_of(model: LanguageModel, params: Params) -> Pass:
+    """A pass of a language model whose output is not used."""
+    return lambda tokens, start, cache: model.apply(params, tokens, model.with_length(cache, start))[1]
+
+
+def feed(run: Pass, cache: Any, tokens: Array, valid: Array, wanted: Array, chunk: int) -> tuple[Any, Array]:
     """Feeds each row's tokens `valid` ... `wanted` [B] - 1, `chunk` per pass, to a cache with the first `valid` [B].
 
     Returns the cache and the number of tokens [B] it now holds, max(valid, wanted). The cache's length is that of the
@@ -19,35 +27,28 @@ def feed(
     """
     chunk = min(chunk, tokens.shape[1])
 
-    def one_pass(carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+    def one_pass(carry: tuple[Any, Array]) -> tuple[Any, Array]:
         cache, valid = carry
         # Starting early enough to end inside the cache recomputes some entries with equal values. A later start would
         # run over the end, be clamped silently and overwrite valid entries.
         start = jnp.minimum(valid, tokens.shape[1] - chunk)
-        _, cache = model.apply(params, window(tokens, start, chunk), model.with_length(cache, start))
+        cache = run(window(tokens, start, chunk), start, cache)
         return cache, jnp.maximum(valid, jnp.minimum(start + chunk, wanted))
 
     return lax.while_loop(lambda carry: jnp.any(carry[1] < wanted), one_pass, (cache, valid))
 
 
 def feed_long(
-    model: LanguageModel,
-    params: Params,
-    cache: Cache,
-    tokens: Array,
-    valid: Array,
-    wanted: Array,
-    chunk: int,
-    wide: int,
-) -> tuple[Cache, Array]:
+    run: Pass, cache: Any, tokens: Array, valid: Array, wanted: Array, chunk: int, wide: int
+) -> tuple[Any, Array]:
     """As `feed`, but with `wide` tokens per pass where the tokens [B, S] have S of 2 * `wide` or more.
 
     A remainder that fills less than three quarters of a wide pass is fed `chunk` per pass.
     """
     if tokens.shape[1] >= 2 * wide:
         passes = (jnp.maximum(wanted - valid, 0) + wide // 4) // wide
-        cache, valid = feed(model, params, cache, tokens, valid, jnp.minimum(valid + passes * wide, wanted), wide)
-    return feed(model, params, cache, tokens, valid, wanted, chunk)
+        cache, valid = feed(run, cache, tokens, valid, jnp.minimum(valid + passes * wide, wanted), wide)
+    return feed(run, cache, tokens, valid, wanted, chunk)
 
 
 def note_tokens(model: LanguageModel, params: Params, cache: Cache, tokens: Array) -> Cache:

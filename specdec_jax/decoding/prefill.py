@@ -6,7 +6,7 @@ and with the persistent compilation cache all processes do. `counted` counts the
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +34,6 @@ def num_programs(jitted: Any) -> int:
 
 
 WIDE = 8  # tokens per pass for long prompts, in chunks
-
-
-class _WithReads(NamedTuple):
-    """A target's cache, and the drafter's features of the hidden states at each of its slots."""
-
-    cache: Cache
-    reads: Any  # leaves [B, S, ...]
-    length: Array  # [B] int32, the cache's
 
 
 @functools.lru_cache(maxsize=32)
@@ -106,43 +98,23 @@ def fill(
 
     `reader` are the drafter's parameters. The result has leaves [B, S, ...]; slots that were not fed are zero.
     """
-    if observer is None:
-        return _fill(target, params, tokens, length, cache, chunk), ()
-    model = _keeping(target, observer)
-    shapes = jax.eval_shape(
-        lambda: model.apply((params, reader), tokens[:, :1], _WithReads(cache, None, cache.length))[0]
-    )
-    reads = jax.tree.map(lambda leaf: jnp.zeros((*tokens.shape, *leaf.shape[2:]), leaf.dtype), shapes)
-    filled = _fill(model, (params, reader), tokens, length, _WithReads(cache, reads, cache.length), chunk)
-    return filled.cache, filled.reads
-
-
-def _keeping(target: LanguageModel, observer: Observer) -> LanguageModel:
-    """The target with `_WithReads` as its cache; its pass returns the observer's result instead of logits."""
-
-    def apply(
-        params: Any, tokens: Array, cache: _WithReads, positions: Any = None, mask: Any = None
-    ) -> tuple[Any, _WithReads]:
-        assert target.hidden.streams is not None  # checked by build_decoder
-        _, hidden, inner = target.hidden.streams(params[0], tokens, cache.cache, observer.layers)
-        new = observer.take(params[1], hidden)
-        rows, slots = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(tokens.shape[1])[None, :]
-        put = lambda leaf, new_leaf: leaf.at[rows, slots].set(new_leaf, mode="drop")  # noqa: E731
-        reads = None if cache.reads is None else jax.tree.map(put, cache.reads, new)
-        return new, _WithReads(inner, reads, cache.length + tokens.shape[1])
-
-    def with_length(cache: _WithReads, length: Array) -> _WithReads:
-        return cache._replace(cache=target.with_length(cache.cache, length), length=length)
-
-    return target.replace(apply=apply, with_length=with_length)
-
-
-def _fill(target: LanguageModel, params: Params, tokens: Array, length: Array, cache: Any, chunk: int) -> Any:
-    """Feeds the target all tokens but the last, from the cache's end.
-
-    Wide passes have WIDE chunks: matrix products of 512 rows are closer to peak throughput than those of 64.
-    """
     wanted = length - 1
-    with jax.named_scope("prefill"):
-        cache, _ = feed_long(target, params, cache, tokens, cache.length, wanted, chunk, WIDE * chunk)
-    return target.with_length(cache, wanted)
+
+    def run(fed: Array, start: Array, held: tuple[Cache, Any]) -> tuple[Cache, Any]:
+        cache, reads = target.with_length(held[0], start), held[1]
+        if observer is None:
+            return target.apply(params, fed, cache)[1], reads
+        assert target.hidden.streams is not None  # checked by build_decoder
+        _, hidden, cache = target.hidden.streams(params, fed, cache, observer.layers)
+        rows, slots = jnp.arange(fed.shape[0])[:, None], start[:, None] + jnp.arange(fed.shape[1])[None, :]
+        put = lambda leaf, new: leaf.at[rows, slots].set(new, mode="drop")  # noqa: E731
+        return cache, jax.tree.map(put, reads, observer.take(reader, hidden))
+
+    reads = ()
+    if observer is not None:
+        hidden = jax.ShapeDtypeStruct((*tokens.shape, len(observer.layers), observer.target_width), jnp.float32)
+        empty = jax.eval_shape(observer.take, reader, hidden)
+        reads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
+    with jax.named_scope("prefill"):  # products of 512 rows are closer to peak throughput than those of 64
+        held, _ = feed_long(run, (cache, reads), tokens, cache.length, wanted, chunk, WIDE * chunk)
+    return target.with_length(held[0], wanted), held[1]

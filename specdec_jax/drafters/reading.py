@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import feed_long, note_tokens, reads_at, store_reads
+from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens, reads_at, store_reads
 from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters.model import FED, WIDE, at_end, first_pass, model, next_of, still_valid, with_token
 from specdec_jax.strategy import strategy
@@ -77,7 +77,7 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         def open(going: Array) -> _Memory:
             wanted = jnp.where(going, _missing(state, context.length), 0)
             with jax.named_scope("draft_feed"):
-                cache, _ = feed_long(reader(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
+                cache, _ = feed_long(pass_of(params, state), state.cache, tokens, state.valid, wanted, catch_up, WIDE)
             cache, last = first_pass(language_model, params, cache, tokens, context.length)
             first = reads_at(state.reads, cache.length, FED)
             return _Memory(cache, last, first, jnp.zeros_like(first[:, 0]))
@@ -122,18 +122,17 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
         """Feed the tokens that have features, up to the last two."""
         state = commit(params, state, tokens, length, seen)
         wanted = _missing(state, length)
-        cache, valid = feed_long(reader(state), params, state.cache, tokens, state.valid, wanted, catch_up, WIDE)
+        cache, valid = feed_long(pass_of(params, state), state.cache, tokens, state.valid, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=valid)
 
-    def reader(state: ReadingState) -> LanguageModel:
-        """The model as a plain language model over known text, with the stored features."""
+    def pass_of(params: Params, state: ReadingState) -> Pass:
+        """A pass over known text, with the stored features."""
 
-        def apply(params: Params, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-            here = reads_at(state.reads, cache.length, tokens.shape[1])
-            logits, _, cache = reads.apply(params, tokens, here, note_tokens(draft_model, params, cache, tokens))
-            return logits, cache
+        def run(tokens: Array, start: Array, cache: Cache) -> Cache:
+            cache = note_tokens(draft_model, params, language_model.with_length(cache, start), tokens)
+            return reads.apply(params, tokens, reads_at(state.reads, start, tokens.shape[1]), cache)[2]
 
-        return language_model.replace(apply=apply)
+        return run
 
     observer = Observer(reads.read, reads.layers, reads.target_width)
     return Drafter(init, source, commit, max_draft_length, language_model, observer, prefill)

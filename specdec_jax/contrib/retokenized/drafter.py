@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.contrib.retokenized.byte_pairs import retokenize, tables
-from specdec_jax.decoding.cache_feed import feed_long
+from specdec_jax.decoding.cache_feed import feed_long, pass_of
 from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters.draft_models.intersection import ROOM, with_shared_tokens
 from specdec_jax.drafters.model import FED, WIDE, ModelDrafterState, model
@@ -125,7 +125,8 @@ def retokenized(
         state = spelled(params, aligned(state, tokens, length), tokens, length)
         wanted = jnp.maximum(own_length(state) - FED, 0)
         spelled_tokens = jnp.minimum(state.valid, wanted)
-        cache, valid = feed_long(own_model, params, state.cache, state.tokens, spelled_tokens, wanted, catch_up, WIDE)
+        run = pass_of(own_model, params)
+        cache, valid = feed_long(run, state.cache, state.tokens, spelled_tokens, wanted, catch_up, WIDE)
         return state._replace(cache=cache, valid=jnp.maximum(state.valid, valid))
 
     def spelled(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
