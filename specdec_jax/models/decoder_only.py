@@ -5,7 +5,7 @@ Layers are unrolled, each with its own key and value buffer: a `scan` over layer
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -106,19 +106,10 @@ def _traced_block(block: Any, config: Any, dtype: Any, kind: str, params: Any, *
     return block(config, dtype, kind, parent=None).apply({"params": params}, *inputs)
 
 
-class Functions(NamedTuple):
-    """The functions of a family's module that `loading` uses, besides its config and its table."""
-
-    language_model: Callable[..., LanguageModel]  # (config, dtype)
-    init_params: Callable[..., Any]  # (config, key, dtype)
-    params_from_named: Callable[..., Any]  # (config, named, dtype, place, int8)
-    named_from_params: Callable[..., Any]  # (config, params)
-
-
-def functions(family: Family) -> Functions:
-    """The functions below for a family."""
+def functions(family: Family) -> tuple[Callable[..., Any], ...]:
+    """The family's table and the functions below for it: what `loading` uses of its module, besides its config."""
     every = (language_model, init_params, params_from_named, named_from_params)
-    return Functions(*(functools.partial(function, family) for function in every))
+    return family.table, *(functools.partial(function, family) for function in every)
 
 
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
@@ -178,6 +169,6 @@ def params_from_named(
     return weights.params_from_named(table, renamed, dtype, ignored=ignored, place=place, int8=int8)
 
 
-def named_from_params(family: Family, config: Any, params: Any):
+def named_from_params(family: Any, config: Any, params: Any) -> Mapping[str, Any]:
     """Host arrays named and shaped as in a Hugging Face checkpoint; `params_from_named` inverts it."""
     return weights.named_from_params(family.table(config), params)

@@ -5,7 +5,7 @@ unrolled and traced once, as in decoder_only.py.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax.models import layers, weights
 from specdec_jax.models.attention import causal_mask, init_kv_cache, with_length
-from specdec_jax.models.decoder_only import Functions, head_kernel, run_block
+from specdec_jax.models.decoder_only import head_kernel, named_from_params, run_block
 from specdec_jax.models.int8 import as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
 from specdec_jax.types import Hidden, LanguageModel, ModelSpec, SourceSpec
@@ -95,10 +95,10 @@ def _counting(slots: int, length: Array) -> Array:
     return jnp.arange(slots, dtype=jnp.int32)[None, None, :] < length[:, None, None]
 
 
-def functions(family: Family) -> Functions:
-    """The functions below for a family, as used by `loading`."""
+def functions(family: Family) -> tuple[Callable[..., Any], ...]:
+    """As `decoder_only.functions`."""
     every = (language_model, init_params, params_from_named, named_from_params)
-    return Functions(*(functools.partial(function, family) for function in every))
+    return family.table, *(functools.partial(function, family) for function in every)
 
 
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
@@ -185,8 +185,3 @@ def params_from_named(
             yield head, shared[embedding]
 
     return weights.params_from_named(table, with_head(), dtype, ignored=ignored, place=place, int8=int8)
-
-
-def named_from_params(family: Family, config: Any, params: Any) -> Mapping[str, Any]:
-    """Host arrays named and shaped as in a Hugging Face checkpoint; `params_from_named` inverts it."""
-    return weights.named_from_params(family.table(config), params)

@@ -80,8 +80,7 @@ class Scaled(nn.Module):
 
 
 FAMILY = rotary_decoder.FAMILY._replace(embed=Scaled)
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Gemma2Config:

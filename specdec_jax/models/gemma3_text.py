@@ -64,8 +64,7 @@ FAMILY = gemma2.FAMILY._replace(
         config, positions, config.rope_local_base_freq if kind == SLIDING else None
     )
 )
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Gemma3TextConfig:

@@ -71,8 +71,7 @@ class GPT2Config(LayerNorms, HFConfig):
 
 
 FAMILY = layer_norm_decoder.family(NAMES)
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> GPT2Config:

@@ -53,8 +53,7 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
 
 
 FAMILY = layer_norm_decoder.family(NAMES, places=lambda config, kind, positions: rope(config, positions))
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> GPTNeoXConfig:

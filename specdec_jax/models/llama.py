@@ -26,8 +26,7 @@ def module(config: LlamaConfig, dtype: Any = jnp.bfloat16) -> Decoder:
     return Decoder(FAMILY, config, dtype)
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> LlamaConfig:

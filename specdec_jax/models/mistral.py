@@ -26,8 +26,7 @@ class MistralConfig(RotaryWindowedConfig):
         return values | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> MistralConfig:

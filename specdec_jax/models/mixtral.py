@@ -36,8 +36,7 @@ class MixtralConfig(MistralConfig):
         return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, True)
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> MixtralConfig:

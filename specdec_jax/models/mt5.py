@@ -26,8 +26,7 @@ class MT5Config(T5Config):
         return super().read_fields(config, values) | {"tie_word_embeddings": False}
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = encoder_decoder.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = encoder_decoder.functions(FAMILY)
 
 
 def example_config() -> MT5Config:

@@ -47,8 +47,7 @@ class Phi3Config(RotaryWindowedConfig):
         return super().read_fields(config, values) | {"layer_types": None}
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Phi3Config:

@@ -40,8 +40,7 @@ class Qwen2Config(RotaryWindowedConfig):
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Qwen2Config:

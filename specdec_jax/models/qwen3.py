@@ -26,8 +26,7 @@ class Qwen3Config(AttentionBias, Qwen2Config):
         return super().read_fields(config, values) | {"head_dim": config.get("head_dim") or HEAD_DIM}
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Qwen3Config:

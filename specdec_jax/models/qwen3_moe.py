@@ -60,8 +60,7 @@ class Qwen3MoeConfig(Qwen3Config):
         return values | {"num_experts": experts, "mlp_only_layers": tuple(values.get("mlp_only_layers") or ())}
 
 
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> Qwen3MoeConfig:

@@ -63,8 +63,7 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
 FAMILY = rotary_decoder.FAMILY._replace(
     places=lambda config, kind, positions: None if kind.endswith(WITHOUT) else rope(config, positions)
 )
-parameter_table = FAMILY.table
-language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
+parameter_table, language_model, init_params, params_from_named, named_from_params = decoder_only.functions(FAMILY)
 
 
 def example_config() -> SmolLM3Config:

@@ -296,7 +296,7 @@ FAMILY = Family(
     table=parameter_table,
     ignored=_ignored,
 )
-language_model, init_params, params_from_named, named_from_params = encoder_decoder.functions(FAMILY)
+_, language_model, init_params, params_from_named, named_from_params = encoder_decoder.functions(FAMILY)
 
 
 def example_config() -> T5Config:

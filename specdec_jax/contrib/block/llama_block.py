@@ -129,4 +129,4 @@ def parameter_table(config: LlamaBlockConfig) -> dict[str, Parameter]:
 
 
 TENSORS = llama_reading.TENSORS._replace(table=parameter_table)  # no FAMILY: as `llama_reading`
-_, _, params_from_named, named_from_params = decoder_only.functions(TENSORS)
+*_, params_from_named, named_from_params = decoder_only.functions(TENSORS)

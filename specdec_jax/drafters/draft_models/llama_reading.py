@@ -203,4 +203,4 @@ def parameter_table(config: LlamaReadingConfig) -> dict[str, Parameter]:
 
 
 TENSORS = rotary_decoder.FAMILY._replace(table=parameter_table)  # no FAMILY: training does not support this model
-_, _, params_from_named, named_from_params = decoder_only.functions(TENSORS)
+*_, params_from_named, named_from_params = decoder_only.functions(TENSORS)
