@@ -92,13 +92,36 @@ def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: S
         choice = narrowest(parts.widths, draft.length)
         branches = [_verification(parts, width) for width in parts.widths]
         verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
+    return commit(parts, params, state, context, drafted, drafter, draft, verified, choice)
+
+
+def commit(
+    parts: Parts,
+    params: ModelParams,
+    state: DecodeState,
+    context: RoundContext,
+    drafted: Drafted,
+    drafter: DrafterState,
+    draft: Any,
+    verified: Verified,
+    choice: Array,
+    extra_tokens: Array | None = None,
+) -> DecodeState:
+    """The state after a round whose draft was verified in the width of index `choice` [].
+
+    `extra_tokens` [B] int32 is the number of verified tokens after the first `verified.result.length`, for drafts that
+    are not chains: the drafter has no entries of them. `draft` and the result are those that the policy learns from.
+    """
     with jax.named_scope("commit"):
         result, threshold = verified.result, parts.policy.threshold(drafted.policy)
         policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
-        emitted, stopped = cut(state, result.tokens, result.length, context)
-        tokens = append(state.tokens, state.length, result.tokens, emitted)
-        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, state, tokens, emitted)
-        length = state.length + emitted
+        count = result.length if extra_tokens is None else result.length + extra_tokens
+        emitted, stopped = cut(state, result.tokens, count, context)
+        tokens, length = append(state.tokens, state.length, result.tokens, emitted), state.length + emitted
+        if extra_tokens is not None:
+            matching = jnp.minimum(length, state.length + result.length)
+            drafter = parts.drafter.commit(params.drafter, drafter, tokens, matching)
+        seen = () if parts.drafter.observe is None else (Seen(verified.taken, state.length - 1, emitted),)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
         measured = measure_round(drafted, draft, result.length - 1, emitted, width, threshold, phase)
         return state._replace(
@@ -106,7 +129,7 @@ def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: S
             length=length,
             done=state.done | stopped | (length >= state.limit),
             target_cache=parts.target.with_length(verified.cache, jnp.maximum(length - 1, 0)),
-            drafter=drafter,
+            drafter=parts.drafter.commit(params.drafter, drafter, tokens, length, *seen),
             policy=policy,
             verifier=verified.verifier,
             monitor=verified.monitor,
@@ -247,22 +270,6 @@ def append(tokens: Array, length: Array, new: Array, count: Array) -> Array:
     slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] - length[:, None]
     inside = (slot >= 0) & (slot < count[:, None])
     return jnp.where(inside, jnp.take_along_axis(new, jnp.clip(slot, 0, new.shape[1] - 1), axis=1), tokens)
-
-
-def commit_drafter(
-    part: Drafter,
-    params: Params,
-    drafter: DrafterState,
-    verified: Verified,
-    state: DecodeState,
-    tokens: Array,
-    emitted: Array,
-) -> DrafterState:
-    """The drafter's state for the text after a round, given the result of its observer."""
-    length = state.length + emitted
-    if part.observe is None:
-        return part.commit(params, drafter, tokens, length)
-    return part.commit(params, drafter, tokens, length, Seen(verified.taken, state.length - 1, emitted))  # type: ignore[call-arg]
 
 
 def measure_round(

@@ -30,12 +30,7 @@ class Rejections(NamedTuple):
 
 def runs(trace: Trace) -> np.ndarray:
     """[N, T+1] int64, number of accepted drafts of a round of K drafts from each position, ignoring the text's end."""
-    if trace.run is not None:
-        return trace.run.astype(np.int64)
-    lengths = np.zeros(trace.accepted.shape, np.int64)
-    for at in range(lengths.shape[1] - 2, -1, -1):
-        lengths[:, at] = np.where(trace.accepted[:, at], lengths[:, at + 1] + 1, 0)
-    return np.minimum(lengths, trace.max_draft_length)
+    return np.minimum(trace.accepted_runs().astype(np.int64), trace.max_draft_length)
 
 
 def candidates(trace: Trace) -> np.ndarray:

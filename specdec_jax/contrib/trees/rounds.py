@@ -15,25 +15,20 @@ from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreePoli
 from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.contrib.trees.sources import expanding
 from specdec_jax.decoding import sampling
-from specdec_jax.decoding.phase import recorded_phase
 from specdec_jax.decoding.rounds import (
     ModelParams,
     Parts,
     Run,
     Verified,
-    append,
     apply_observed,
-    commit_drafter,
-    cut,
+    commit,
     draft_of,
-    measure_round,
     narrowest,
     open_round,
     padded,
     take,
 )
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, NEXT, distributions, draw
-from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.models.attention import write
 from specdec_jax.types import Array, Cache, DecodeState, RoundContext, VerificationResult
@@ -74,37 +69,16 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         branches = [_verification(parts, width) for width in parts.widths]
         uniforms = _uniforms(of_chain, state.key, context, parts)
         verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
+    result: TreeResult = verified.result
+    after = commit(parts, params, state, context, drafted.chain, drafter, draft, verified, choice, result.extra_tokens)
     with jax.named_scope("commit"):
-        result, threshold = verified.result, policy.threshold(drafted.chain.policy)
-        learnt = policy.update(drafted.chain.policy, draft, result)  # type: ignore[arg-type]
-        learnt = select_rows(context.alive, learnt, drafted.chain.policy)
-        emitted, stopped = cut(state, result.tokens, result.emitted, context)
-        tokens = append(state.tokens, state.length, result.tokens, emitted)
-        length = state.length + emitted
-        # The drafter's entry at an accepted sibling's position does not match the text.
-        before = jnp.minimum(length, state.length + result.length)
-        drafter = parts.drafter.commit(params.drafter, drafter, tokens, before)
-        drafter = commit_drafter(parts.drafter, params.drafter, drafter, verified, state, tokens, emitted)
-        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
-        measured = measure_round(drafted.chain, chain, result.length - 1, emitted, width, threshold, phase)
-        extra_tokens = jnp.clip(emitted - (result.length - 1), 0, result.extra_tokens)
-        counts = count_round(state.statistics, context.alive, measured)
+        extra_tokens = jnp.clip(after.length - state.length - (result.length - 1), 0, result.extra_tokens)
         more = jnp.where(context.alive[:, None], jnp.stack([places(draft) - draft.length, extra_tokens], axis=1), 0)
-        return state._replace(
-            tokens=tokens,
-            length=length,
-            done=state.done | stopped | (length >= state.limit),
-            target_cache=parts.target.with_length(verified.cache, jnp.maximum(length - 1, 0)),
-            drafter=drafter,
-            policy=learnt,
-            verifier=verified.verifier,
-            monitor=verified.monitor,
-            statistics=counts._replace(
-                num_draft_tokens=counts.num_draft_tokens + more[:, 0],
-                num_accepted_tokens=counts.num_accepted_tokens + more[:, 1],
-            ),
-            record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
-        ), drafted.chain.log_q
+        counts = after.statistics._replace(
+            num_draft_tokens=after.statistics.num_draft_tokens + more[:, 0],
+            num_accepted_tokens=after.statistics.num_accepted_tokens + more[:, 1],
+        )
+        return after._replace(statistics=counts), drafted.chain.log_q
 
 
 def _uniforms(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Uniforms:
