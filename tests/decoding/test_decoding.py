@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import plain_oracles as oracles
 import pytest
+import stopping_oracles as twins
 from rules import FAST, counting
 
 from specdec_jax.decoding import build_decoder, sampling
@@ -21,18 +22,18 @@ pytestmark = pytest.mark.slow
 
 K, NEW = 3, 24
 HYPERPARAMETERS = {**FAST, "entropy_factor": 0.1}
-TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "lam": 0.6}
+TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "threshold": 0.6}
 POLICIES = {
-    "static": (static, {"draft_length": 3}, lambda: oracles.Static(3)),
-    "static_2": (static, {"draft_length": 2}, lambda: oracles.Static(2)),
-    "static_0": (static, {"draft_length": 0}, lambda: oracles.Static(0)),
-    "adaedl": (adaedl, HYPERPARAMETERS, lambda: oracles.AdaEDL(**TWIN_FAST)),
-    "adaedl_keep": (lambda: adaedl(True), HYPERPARAMETERS, lambda: oracles.AdaEDL(**TWIN_FAST, keep=True)),
-    "at_least": (lambda: at_least(2, adaedl()), HYPERPARAMETERS, lambda: oracles.AdaEDL(**TWIN_FAST, minimum=2)),
+    "static": (static, {"draft_length": 3}, lambda: twins.Static(3)),
+    "static_2": (static, {"draft_length": 2}, lambda: twins.Static(2)),
+    "static_0": (static, {"draft_length": 0}, lambda: twins.Static(0)),
+    "adaedl": (adaedl, HYPERPARAMETERS, lambda: twins.AdaEDL(**TWIN_FAST)),
+    "adaedl_keep": (lambda: adaedl(True), HYPERPARAMETERS, lambda: twins.AdaEDL(**TWIN_FAST, keep=True)),
+    "at_least": (lambda: at_least(2, adaedl()), HYPERPARAMETERS, lambda: twins.AtLeast(2, twins.AdaEDL(**TWIN_FAST))),
     "at_least_keep": (
         lambda: at_least(2, adaedl(True)),
         HYPERPARAMETERS,
-        lambda: oracles.AdaEDL(**TWIN_FAST, keep=True, minimum=2),
+        lambda: twins.AtLeast(2, twins.AdaEDL(**TWIN_FAST, keep=True)),
     ),
 }
 VERIFIERS = {"rejection": rejection, "block": block, "greedy": greedy}
@@ -102,8 +103,8 @@ def assert_as_twin(
         assert_same_rounds(state, row, rounds)
         assert_same_counts(state, row, rounds)
         played += rounds
-        if isinstance(rule, oracles.AdaEDL):
-            np.testing.assert_allclose(state.policy.control.threshold[row], rule.lam, rtol=1e-4, atol=1e-6)
+        shown = POLICIES[policy][0]().threshold(state.policy)
+        np.testing.assert_allclose(shown[row], rule.shown(), rtol=1e-4, atol=1e-6)
     assert_same_figures(summarise(state.statistics), played)
     return state
 
@@ -121,8 +122,7 @@ def assert_same_rounds(state, row, rounds):
             expected = [*turn[name], *[np.nan] * (K - turn["passes"])]
             np.testing.assert_allclose(getattr(record, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name)
         assert record.width[index] >= turn["drafted"] + 1
-        if turn["lambda"] is not None:
-            np.testing.assert_allclose(record.threshold[index], turn["lambda"], rtol=1e-4)
+        np.testing.assert_allclose(record.threshold[index], turn["shown"], rtol=1e-4)
 
 
 def assert_same_counts(state, row, rounds):

@@ -6,6 +6,7 @@ Nothing here imports jax or the package. Distributions are float64 arrays of pro
 import math
 
 import numpy as np
+from stopping_oracles import Seen
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2
 
@@ -155,57 +156,6 @@ VERIFIERS = {
 }
 
 
-# Stopping rules: objects with begins(), draws(entropy, drafted), goes_on(drafted) and learns(drafted, accepted, most)
-
-
-class Static:
-    def __init__(self, length):
-        self.length = length
-
-    def begins(self):
-        return self.length > 0
-
-    def draws(self, entropy, drafted):
-        return True
-
-    def goes_on(self, drafted):
-        return drafted < self.length
-
-    def learns(self, drafted, accepted, most):
-        pass
-
-
-class AdaEDL:
-    """arXiv 2410.18351: the bound of section 3 and Algorithm 1, line by line."""
-
-    def __init__(self, gamma=0.2, lam=0.7, alpha=0.9, beta1=0.5, beta2=0.9, epsilon=0.01, keep=False, minimum=0):
-        self.gamma, self.lam, self.alpha, self.epsilon = gamma, lam, alpha, epsilon
-        self.beta1, self.beta2, self.rate = beta1, beta2, alpha
-        self.keep, self.minimum, self.failed = keep, minimum, False
-
-    def begins(self):
-        return True
-
-    def draws(self, entropy, drafted):
-        self.failed = 1 - math.sqrt(self.gamma * entropy) < self.lam
-        return self.keep or not self.failed or drafted < self.minimum
-
-    def goes_on(self, drafted):
-        return not (self.keep and self.failed) or drafted < self.minimum
-
-    def learns(self, drafted, accepted, most):
-        if drafted == 0:
-            return
-        self.rate = self.beta1 * self.rate + (1 - self.beta1) * accepted / drafted
-        if self.rate < self.alpha:
-            new = self.lam + self.epsilon
-        elif accepted == most:
-            new = self.lam
-        else:
-            new = self.lam - self.epsilon
-        self.lam = min(max(self.beta2 * self.lam + (1 - self.beta2) * new, 0.0), 0.99)
-
-
 # The whole decoder, one row
 
 
@@ -214,23 +164,24 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
 
     Args:
         target, drafter: functions of a list of tokens giving the next logits [V].
+        rule: a twin of `stopping_oracles`.
         uniform: function of (emitted, position, role).
         numbers: of `warp`.
 
     Returns:
-        The tokens with the prompt, and per round a dict of proposed, drafted, accepted, emitted, passes, lambda, and of
-        the distributions that rules read: their entropies and largest probabilities.
+        The tokens with the prompt, and per round a dict of proposed, drafted, accepted, emitted, passes, the number
+        that a plot shows, and of the distributions that rules read: their entropies and largest probabilities.
     """
     text, rounds = list(prompt), []
     length_distribution, next_distribution = VERIFIERS[verifier]
     while len(text) - len(prompt) < new_tokens:
         emitted = len(text) - len(prompt)
-        budget = min(most, new_tokens - emitted - 1)
+        budget = min(most, new_tokens - emitted - 1) if rule.begins(0, emitted) else 0
         drafts, q, read = draft(drafter, text, rule, budget, lambda at, e=emitted: uniform(e, at, DRAFT), numbers)
         p = [warp(target(text + drafts[:k]), **numbers) for k in range(len(drafts) + 1)]
         accepted = draw(length_distribution(drafts, q, p), uniform(emitted, 0, ACCEPT))
         token = draw(next_distribution(drafts, q, p, accepted), uniform(emitted, accepted, NEXT))
-        before = getattr(rule, "lam", None)
+        before = rule.shown()
         rule.learns(len(drafts), accepted, most)
         new = (drafts[:accepted] + [token])[: new_tokens - emitted]
         stops = [i for i, token in enumerate(new) if token in stop_ids]
@@ -243,9 +194,9 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
                 "accepted": min(accepted, len(new)),
                 "emitted": len(new),
                 "passes": len(read),
-                "lambda": before,
-                "entropy": [entropy(distribution) for distribution in read],
-                "max_prob": [float(max(distribution)) for distribution in read],
+                "shown": before,
+                "entropy": [seen.entropy for seen in read],
+                "max_prob": [seen.max_prob for seen in read],
             }
         )
         if stops:
@@ -253,18 +204,24 @@ def decode(target, drafter, prompt, *, rule, verifier, most, new_tokens, uniform
     return text, rounds
 
 
+def seen_of(logits, read, token):
+    """What a rule may read of one position with the distribution `read`, where `token` is drawn."""
+    raw = softmax(logits)
+    return Seen(entropy(read), entropy(raw), float(read.max()), float(raw.max()), float(read[token]))
+
+
 def draft(drafter, text, rule, budget, uniform, numbers):
-    """One round's drafts, the distribution each was drawn from, and the one the rule read of every drafter pass."""
+    """A round's drafts, the distribution each was drawn from, and what the rule may read of every drafter pass."""
     drafts, distributions, read = [], [], []
-    going = budget > 0 and rule.begins()
+    going = budget > 0
     while going:
         logits = drafter(text + drafts)
         distribution = warp(logits, **numbers)
-        read.append(distribution if numbers["temperature"] > 0 else softmax(logits))
-        if not rule.draws(entropy(read[-1]), len(drafts)):
-            break
         token = int(np.argmax(logits)) if numbers["temperature"] == 0 else draw(distribution, uniform(len(drafts)))
+        read.append(seen_of(logits, distribution if numbers["temperature"] > 0 else softmax(logits), token))
+        if not rule.draws(read[-1], len(drafts)):
+            break
         drafts.append(token)
         distributions.append(distribution)
-        going = rule.goes_on(len(drafts)) and len(drafts) < budget
+        going = rule.goes_on(read[-1], len(drafts)) and len(drafts) < budget
     return drafts, distributions, read

@@ -1,10 +1,21 @@
 """Stopping rules once more, one row each: plain Python, line by line from the papers and the projects' code.
 
 A twin has begins(row, emitted), draws(seen, drafted), goes_on(seen, drafted), learns(drafted, accepted, most) and
-shown(); `seen` is a `stopping_cases.Seen`. Nothing here imports jax or the package.
+shown(). Nothing here imports jax or the package.
 """
 
 import math
+from typing import NamedTuple
+
+
+class Seen(NamedTuple):
+    """What a rule may read of one position, from the logits alone."""
+
+    entropy: float
+    raw_entropy: float
+    max_prob: float
+    raw_max_prob: float
+    token_prob: float
 
 
 class Rule:
@@ -24,6 +35,22 @@ class Rule:
 
     def shown(self):
         return self.threshold
+
+
+class AtLeast(Rule):
+    """A rule that may stop only after `minimum` tokens are drafted."""
+
+    def __init__(self, minimum, inner):
+        self.minimum, self.inner, self.learns, self.shown = minimum, inner, inner.learns, inner.shown
+
+    def begins(self, row, emitted):
+        return self.inner.begins(row, emitted) or self.minimum > 0
+
+    def draws(self, seen, drafted):
+        return self.inner.draws(seen, drafted) or drafted < self.minimum
+
+    def goes_on(self, seen, drafted):
+        return self.inner.goes_on(seen, drafted) or drafted < self.minimum
 
 
 class Led(Rule):
@@ -186,6 +213,11 @@ class Length(Rule):
 
     def shown(self):
         return float(self.length)
+
+
+class Static(Length):
+    def __init__(self, length):
+        self.length = length
 
 
 class HFHeuristic(Length):

@@ -1,8 +1,8 @@
 """Speculative decoding along a recorded trace in plain Python, step by step, and settings chosen on other texts."""
 
 import numpy as np
-import stopping_oracles as twins
-from stopping_cases import Seen
+from stopping_oracles import Seen
+from stopping_oracles import Static as Static
 
 from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.replay.trace import FEATURES
@@ -39,17 +39,6 @@ def walk(trace, text, twin, most, costs=COSTS):
         rounds, all_passes, all_accepted = rounds + 1, all_passes + passes, all_accepted + min(accepted, emitted)
         at += emitted
     return seconds, rounds, all_passes, all_accepted
-
-
-class Static(twins.Rule):
-    def __init__(self, length):
-        self.length = length
-
-    def begins(self, row, emitted):
-        return self.length > 0
-
-    def goes_on(self, seen, drafted):
-        return drafted < self.length
 
 
 def totals(trace, make_twin, most=16, texts=None, costs=COSTS):

@@ -6,7 +6,6 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
-import plain_oracles as oracles
 import pytest
 from stopping_cases import K, context, distribution_of_entropies, outcome
 
@@ -27,37 +26,6 @@ from specdec_jax.stopping._readings import evaluated_positions, remember
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
 from specdec_jax.text.strategies import find_factory, names
-
-
-@pytest.mark.parametrize(
-    "hyperparameters, own",
-    [
-        ({}, {}),
-        ({"threshold": 0.3, "target_acceptance": 0.6}, {"lam": 0.3, "alpha": 0.6}),
-        (
-            {"step": 0.2, "threshold_decay": 0.3, "acceptance_decay": 0.8, "threshold": 0.9},
-            {"epsilon": 0.2, "beta2": 0.3, "beta1": 0.8, "lam": 0.9},
-        ),
-    ],
-    ids=["paper", "other_target", "fast"],
-)
-def test_algorithm_1_line_by_line(hyperparameters, own):
-    """300 rounds of 20 rows with random outcomes: rounds without drafts, full ones, and drafts cut by the budget."""
-    rng, rows, policy = np.random.default_rng(1), 20, adaedl()
-    twins = [oracles.AdaEDL(**own) for _ in range(rows)]
-    state, update = policy.init(rows, **hyperparameters), jax.jit(policy.update)
-    seen = set()
-    for _ in range(300):
-        drafted = rng.integers(0, K + 1, rows)
-        accepted = np.minimum(rng.integers(0, 2 * K, rows), drafted)
-        state = update(state, *outcome(drafted, accepted))
-        for twin, n, a in zip(twins, drafted.tolist(), accepted.tolist(), strict=True):
-            twin.learns(n, a, K)
-            seen.add((n == 0, a == n, a == K, twin.rate < twin.alpha))
-        np.testing.assert_allclose(state.control.threshold, [twin.lam for twin in twins], rtol=2e-5, atol=1e-6)
-        np.testing.assert_allclose(policy.threshold(state), state.control.threshold)
-        np.testing.assert_allclose(state.control.acceptance, [twin.rate for twin in twins], rtol=2e-5, atol=1e-6)
-    assert len(seen) >= 7, "the random outcomes missed a branch"
 
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])

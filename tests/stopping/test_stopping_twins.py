@@ -26,11 +26,7 @@ SMALL = (stopping.svip(), stopping.adaedl(), stopping.static())
 
 
 def small_twins():
-    return [twins.SVIP(), twins.AdaEDL(), Static()]
-
-
-class Static(twins.Length):
-    length = 7
+    return [twins.SVIP(), twins.AdaEDL(), twins.Static(7)]
 
 
 @functools.cache
@@ -59,6 +55,7 @@ class Slow(twins.Rule):
 CASES = {
     "adaedl": (stopping.adaedl(), {}, twins.AdaEDL),
     "adaedl_keep": (stopping.adaedl(True, True), LIVELY, lambda: twins.AdaEDL(raw=True, keep=True, **LED)),
+    "adaedl_slow": (stopping.adaedl(), LIVELY | {"acceptance_decay": 0.8}, lambda: twins.AdaEDL(beta1=0.8, **LED)),
     "update_every": (stopping.update_every(), LIVELY, lambda: Slow(twins.AdaEDL(**LED), 4)),
     "update_every_keep": (
         stopping.update_every(stopping.adaedl(keep_checked_token=True)),
