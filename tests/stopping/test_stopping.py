@@ -1,6 +1,5 @@
 """Stopping rules against the paper's lines, and against what the paper leaves open."""
 
-import functools
 import operator
 
 import jax
@@ -25,7 +24,6 @@ from specdec_jax.stopping import (
 from specdec_jax.stopping._readings import evaluated_positions, remember
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
 from specdec_jax.stopping.goodput import acceptance
-from specdec_jax.text.strategies import find_factory, names
 
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])
@@ -62,43 +60,6 @@ def test_the_number_of_rounds_of_update_every_is_a_rows_own():
         state = policy.update(state, *outcome([5] * 3, [0] * 3))
         shown.append(np.asarray(policy.threshold(state)).tolist())
     assert shown == [[4, 5, 5], [3, 4, 5], [2, 4, 4], [1, 3, 4]]
-
-
-ROWS = 300
-TEMPERATURES = np.tile(np.float32([0.0, 1.0, 0.7]), ROWS // 3)
-
-
-def zeros(rows=ROWS):
-    return jnp.zeros(rows, jnp.int32)
-
-
-@functools.cache
-def mixed_distributions():
-    """Distributions of rows at three temperatures, and a token each that could be drawn."""
-    distribution, _ = distribution_of_entropies(ROWS, temperature=TEMPERATURES)
-    token = jax.random.categorical(jax.random.key(0), distribution.log_prob).astype(jnp.int32)
-    return distribution, token
-
-
-# What may be read
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names("policy"))
-def test_a_rule_reads_no_more_of_a_distribution_than_a_replay_keeps(name):
-    """A distribution of one token, the drawn one as token 0, and no top token: answers and states must be the same."""
-    distribution, token = mixed_distributions()
-    chosen = jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)
-    little = distribution._replace(log_prob=chosen, top_token=jnp.full(ROWS, -1, jnp.int32))
-    policy, now = find_factory("policy", name)(), context(ROWS, TEMPERATURES)
-
-    def ask(distribution, token):
-        _, state = policy.begin(policy.init(ROWS), now)
-        draw, state = policy.check(state, distribution, zeros(), now)
-        go_on, state = policy.proceed(state, distribution, token, zeros() + 1, now)
-        return draw, go_on, state
-
-    jax.tree.map(np.testing.assert_array_equal, ask(distribution, token), ask(little, zeros()))
 
 
 def test_positions_evaluated():
