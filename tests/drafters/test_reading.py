@@ -4,12 +4,11 @@ Every pass of every round is compared with `distillation.unrolled`, which reads 
 in what is kept, shifted, rolled back or fed again changes a later pass.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_llama import noisy_pair
-from tiny_reading import entropies, logits_of_drafts, reading_pair
+from tiny_reading import MOST, check_passes, entropies, logits_of_drafts, reading_pair
 
 from specdec_jax import verification
 from specdec_jax.decoding import build_decoder
@@ -25,7 +24,6 @@ from specdec_jax.stopping import static
 from specdec_jax.types import Hidden
 
 PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
-MOST = 4
 
 
 def decoder_of(target, drafter, **options):
@@ -37,26 +35,6 @@ def played(pair, temperature=1.0, prompts=PROMPTS, new=24, slots=None, **options
     decoder, both = decoder_of(target, drafter, **options), ModelParams(params, own)
     options = {"warp": make_warp(len(prompts), temperature), "record_rounds": new, "stop_ids": [], "seed": 3}
     return decoder, decoder.run(both, decoder.prefill(both, prompts, max_new_tokens=new, slots=slots, **options))
-
-
-def check_passes(pair, state, *, shift=0, atol=2e-4, drafter=0, tokens=None, slots=64):
-    """Every recorded pass of that drafter against `unrolled`; gives how many drafts were accepted.
-
-    `tokens`: those of its draft vocabulary, where it has one; it drafts from them and from those of the text.
-    """
-    record, accepted = jax.device_get(state.record), 0
-    for row in range(state.tokens.shape[0]):
-        begun = int(state.prompt_length[row])
-        for now in range(int(state.statistics.num_rounds[row])):
-            passes, proposed = int(record.drafter_passes[row, now]), record.proposed[row, now]
-            if passes and record.drafter_id[row, now] == drafter:
-                text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: passes - 1]])
-                logits = logits_of_drafts(*pair, text, begun, passes, shift, slots=slots)
-                logits = logits if tokens is None else logits[:, sorted({*tokens, *text[:begun].tolist()})]
-                np.testing.assert_allclose(record.entropy[row, now, :passes], entropies(logits), atol=atol)
-                accepted += int(record.accepted[row, now])
-            begun += int(record.emitted[row, now])
-    return accepted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

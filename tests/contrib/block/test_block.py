@@ -13,7 +13,7 @@ import pytest
 from drafting import draft_once
 from stopping_cases import context
 from tiny_block import BLOCK, SIZE, block_pair, block_toy, logits_of_drafts, toy_log_q
-from tiny_reading import READING, entropies, reading_pair
+from tiny_reading import READING, check_passes, entropies, reading_pair
 
 from configs import distill_smollm2_block
 from experiments.lib.distill_train import initial_state
@@ -59,26 +59,14 @@ def played(policy=static(draft_length=SIZE), temperature=1.0, new=24, catch_up=4
     return pair, decoder.run(both, decoder.prefill(both, PROMPTS, max_new_tokens=new, policy=policy, **options))
 
 
-def check_rounds(pair, state, *, shift=0, atol=2e-4, tokens=None):
-    """Every recorded prediction against `unrolled`; gives how many drafts were accepted. As in test_reading."""
-    record, accepted = jax.device_get(state.record), 0
-    for row in range(state.tokens.shape[0]):
-        begun = int(state.prompt_length[row])
-        for now in range(int(state.statistics.num_rounds[row])):
-            proposed, drafted = record.proposed[row, now], int(record.drafted[row, now])
-            predicted = int(np.sum(np.isfinite(record.entropy[row, now])))
-            assert drafted <= predicted <= drafted + 1
-            assert record.drafter_passes[row, now] == (predicted > 0)
-            assert record.discarded[row, now] == (predicted > 0 and drafted == 0)
-            if predicted:
-                text = np.concatenate([np.asarray(state.tokens)[row, :begun], proposed[: predicted - 1]])
-                logits = logits_of_drafts(*pair, text, begun, predicted, shift)
-                few = None if tokens is None else sorted({*tokens, *text[:begun].tolist()})
-                logits = logits if few is None else logits[:, few]
-                np.testing.assert_allclose(record.entropy[row, now, :predicted], entropies(logits), atol=atol)
-                accepted += int(record.accepted[row, now])
-            begun += int(record.emitted[row, now])
-    return accepted
+def check_rounds(pair, state, **options):
+    """Every recorded prediction against `unrolled`, and its pass; gives how many drafts were accepted."""
+    record, rounds = jax.device_get((state.record, state.statistics.num_rounds))
+    predicted, played = np.isfinite(record.entropy).sum(axis=-1), np.arange(record.drafted.shape[1]) < rounds[:, None]
+    assert np.all((record.drafted <= predicted) & (predicted <= record.drafted + 1), where=played)
+    assert np.all(record.drafter_passes == (predicted > 0), where=played)
+    assert np.all(record.discarded == ((predicted > 0) & (record.drafted == 0)), where=played)
+    return check_passes(pair, state, predicted=predicted, logits_of=logits_of_drafts, **options)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
