@@ -91,9 +91,7 @@ def test_costs_are_asked_for_in_words_by_file_or_by_the_environment(monkeypatch,
 
 
 def test_free_memory_is_the_least_that_is_said(monkeypatch, tmp_path):
-    here = machine.free_memory()
-    assert here is None or here > 0
-    if jax.default_backend() != "cpu" or here is None:
+    if jax.default_backend() != "cpu" or machine.free_memory() is None:
         pytest.skip("the device says its own")
     monkeypatch.setattr(machine, "GROUPS", {tmp_path: ("memory.max", "memory.current")})
     (tmp_path / "memory.current").write_text("1000\n")

@@ -21,7 +21,7 @@ from specdec_jax.stopping import adaedl, static
 from specdec_jax.text.strategies import choose
 from specdec_jax.verification import rejection
 
-ROWS, TOKENS, MOST = 2, 4, 3
+TOKENS, MOST = 4, 3
 ONE = jnp.array(True)
 INNER, LOOKUP = rejection(), prompt_lookup(MOST, vocab_size=TOKENS)
 COMB, TREE = comb(), survival_tree(siblings=2, expanded=1)

@@ -73,16 +73,6 @@ def test_a_bad_export_leaves_nothing(tmp_path, trained, options, match):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_transformers_reads_the_export(tmp_path, trained):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    export_model(tmp_path / "out", trained, dtype="float32", formats=("hf",))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    with torch.no_grad():
-        found = theirs(torch.tensor(TOKENS)).logits.numpy()
-    np.testing.assert_allclose(found, logits(trained), atol=1e-3)
-
-
 def test_a_card_says_what_is_given():
     figures = {
         "qa": {"agreement": (0.412, 0.38, 0.444), "at 0.7": 0.5},
