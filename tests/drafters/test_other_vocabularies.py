@@ -1,11 +1,10 @@
 """A drafter of another vocabulary: its texts are what its tokens spell, and what it drafts stays lossless."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafting import with_drafted
 from tiny_llama import one_pass, random_named, variant
 
 from specdec_jax import lossless
@@ -110,20 +109,9 @@ def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
     """The bug to fear: drawn from the shared tokens, told as if from the drafter's whole vocabulary."""
     decoder, params = decoder_of(static(draft_length=2), rejection(), 2)
     parts = decoder.parts
-    honest = parts.drafter
-
-    def source(*given):
-        made = honest.source(*given)
-
-        def close(drafted):
-            state, drafted = made.close(drafted)
-            return state, drafted._replace(log_q=drafted.log_q - 1.0)  # e of mass beyond the shared tokens
-
-        return made._replace(close=close)
-
-    cheat = build_decoder(
-        parts.target, dataclasses.replace(honest, source=source), parts.policy, parts.verifier, prefill_chunk=4
-    )
+    # e of mass beyond the shared tokens
+    drafter = with_drafted(parts.drafter, lambda drafted: drafted._replace(log_q=drafted.log_q - 1.0))
+    cheat = build_decoder(parts.target, drafter, parts.policy, parts.verifier, prefill_chunk=4)
     assert not lossless.test_by_sampling(cheat, params, tokens=3, sequences=8192).lossless
 
 

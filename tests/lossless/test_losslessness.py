@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafting import with_drafted
 from rules import FAST, restless
 
 from specdec_jax import lossless
@@ -193,23 +194,16 @@ def test_uniforms_keyed_on_the_position_alone_fail(monkeypatch, name):
 
 def test_a_drafter_that_drops_a_drawn_token_fails():
     table = toys.table_model(3)
-    inner = model(table, 2, catch_up=4)
 
-    def source(*arguments):
-        made = inner.source(*arguments)
+    def shorter(drafted):
+        last = jnp.maximum(drafted.length - 1, 0)
+        token = jnp.take_along_axis(drafted.tokens, last[:, None], axis=1)
+        log_q = jnp.take_along_axis(drafted.log_q, last[:, None, None], axis=1)[:, 0]
+        unlikely = jnp.take_along_axis(log_q, token, axis=1)[:, 0] < jnp.log(1 / 3)
+        return drafted._replace(length=drafted.length - (unlikely & (drafted.length > 0)).astype(jnp.int32))
 
-        def close(drafted):
-            state, drafted = made.close(drafted)
-            last = jnp.maximum(drafted.length - 1, 0)
-            token = jnp.take_along_axis(drafted.tokens, last[:, None], axis=1)
-            log_q = jnp.take_along_axis(drafted.log_q, last[:, None, None], axis=1)[:, 0]
-            unlikely = jnp.take_along_axis(log_q, token, axis=1)[:, 0] < jnp.log(1 / 3)
-            shorter = drafted.length - (unlikely & (drafted.length > 0)).astype(jnp.int32)
-            return state, drafted._replace(length=shorter)
-
-        return made._replace(close=close)
-
-    decoder = build_decoder(table, inner.replace(source=source), static(), rejection(), prefill_chunk=4)
+    drafter = with_drafted(model(table, 2, catch_up=4), shorter)
+    decoder = build_decoder(table, drafter, static(), rejection(), prefill_chunk=4)
     pair = toys.toy_pair(3, 1)
     report = lossless.test_by_sampling(decoder, ModelParams(*pair[:2]), sequences=20_480)
     assert report.p_value < 1e-12

@@ -1,12 +1,10 @@
 """Drafters that read their target are lossless, and one that reads positions not yet verified is not."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drafting import draft_once
+from drafting import draft_once, with_drafted
 
 from specdec_jax import lossless
 from specdec_jax.decoding.rounds import round_context
@@ -39,19 +37,13 @@ def test_the_whole_decoder_draws_from_the_target(rule, verifier, temperature):
 
 def leaking(decoder, params):
     """The decoder's drafter, but that its distributions are told as if each draft had read the draft's own position."""
-    honest, read = decoder.parts.drafter, params.drafter.read
+    read = params.drafter.read
 
-    def source(*arguments):
-        made = honest.source(*arguments)
+    def leaked(drafted):
+        seen = jax.nn.one_hot(drafted.tokens, read.shape[0]) @ jnp.asarray(read)
+        return drafted._replace(log_q=jax.nn.log_softmax(drafted.log_q + seen))
 
-        def close(drafted):
-            state, drafted = made.close(drafted)
-            seen = jax.nn.one_hot(drafted.tokens, read.shape[0]) @ jnp.asarray(read)
-            return state, drafted._replace(log_q=jax.nn.log_softmax(drafted.log_q + seen))
-
-        return made._replace(close=close)
-
-    return dataclasses.replace(honest, source=source)
+    return with_drafted(decoder.parts.drafter, leaked)
 
 
 def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():

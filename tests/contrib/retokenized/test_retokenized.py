@@ -1,12 +1,12 @@
 """Text of a drafter that is tokenised again: what the target makes of it, what is accepted, and what comes out."""
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drafting import with_drafted
 from reciters import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
 from tiny_llama import assert_filled, one_pass, random_named, variant
 from tokenizers import Tokenizer as Backend
@@ -261,17 +261,11 @@ def test_drafts_that_are_told_as_drawn_are_rejected():
     decoder, params = toys()
     parts = decoder.parts
 
-    def source(*given):
-        made = parts.drafter.source(*given)
+    def as_drawn(drafted):
+        even = jnp.full((*drafted.tokens.shape, parts.target.spec.vocab_size), -np.log(6.0), jnp.float32)
+        return drafted._replace(log_q=even, chosen=jnp.zeros_like(drafted.chosen))
 
-        def close(drafted):
-            state, drafted = made.close(drafted)
-            even = jnp.full((*drafted.tokens.shape, parts.target.spec.vocab_size), -np.log(6.0), jnp.float32)
-            return state, drafted._replace(log_q=even, chosen=jnp.zeros_like(drafted.chosen))
-
-        return made._replace(close=close)
-
-    cheat = dataclasses.replace(parts.drafter, source=source)
+    cheat = with_drafted(parts.drafter, as_drawn)
     decoder = build_decoder(parts.target, cheat, parts.policy, parts.verifier, prefill_chunk=4)
     assert not lossless.test_by_sampling(decoder, params, tokens=3, sequences=8192).lossless
 
