@@ -11,29 +11,6 @@ from specdec_jax.models import layers
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_ragged_chunks_equal_one_pass(batch):
-    """Rows of different length, fed in chunks that are too wide and rolled back: the decoder's whole use of a cache."""
-    model, params = model_and_params()
-    tokens = random_tokens(batch, 16)
-    whole, _ = one_pass(model, params, tokens)
-    cache, known = model.init_cache(params, batch, 32), np.zeros(batch, int)
-    rng, seen = np.random.default_rng(2), np.full(whole.shape, np.nan, np.float32)
-    apply = jax.jit(model.apply)
-    while (known < 16).any():
-        width = int(rng.choice([1, 2, 5]))
-        take = np.minimum(rng.integers(0, width + 1, batch), 16 - known)
-        chunk = rng.integers(0, CONFIG.vocab_size, (batch, width))  # beyond `take`: tokens that get rejected
-        for row in range(batch):
-            chunk[row, : take[row]] = tokens[row, known[row] : known[row] + take[row]]
-        logits, cache = apply(params, jnp.asarray(chunk, jnp.int32), cache)
-        for row in range(batch):
-            seen[row, known[row] : known[row] + take[row]] = logits[row, : take[row]]
-        known += take
-        cache = model.with_length(cache, jnp.asarray(known, jnp.int32))
-    np.testing.assert_allclose(seen, whole, atol=1e-4)
-
-
 def test_positions_and_mask_serve_a_tree():
     """Two children of one node in one pass: slots 4 and 5, both at position 4, blind to each other."""
     model, params = model_and_params()
