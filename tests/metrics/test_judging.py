@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_oracles import warp
 from refusals import refusals
 from scripted import tokenizer
 from tiny_pair import write_pair
@@ -48,13 +49,6 @@ def logits_of(model: LoadedModel, text: list[int], position: int) -> np.ndarray:
     return table[text[position]] + 0.5 * table[text[max(position - 3, 0)]] + steps[position % 7]
 
 
-def distribution(logits: np.ndarray, temperature: float) -> np.ndarray:
-    if temperature == 0:
-        return np.eye(len(logits))[np.argmax(logits)]
-    weights = np.exp((logits - logits.max()) / temperature)
-    return weights / weights.sum()
-
-
 def texts_of(count: int, longest: int = 150, seed: int = 3) -> list[tuple[list[int], list[int]]]:
     rng = np.random.default_rng(seed)
     sizes = zip(rng.integers(1, longest, count), rng.integers(1, 40, count), strict=True)
@@ -69,10 +63,7 @@ def naive(target, drafter, texts):
             pair = [logits_of(model, text, position) for model in (target, drafter)]
             missing = len(pair[0]) - len(pair[1])
             pair[1] = np.pad(pair[1], (0, missing), constant_values=-np.inf)
-            shared = [
-                np.minimum(*(distribution(logits, temperature) for logits in pair)).sum()
-                for temperature in TEMPERATURES
-            ]
+            shared = [np.minimum(*(warp(logits, temperature) for logits in pair)).sum() for temperature in TEMPERATURES]
             rows.append([np.argmax(pair[0]) == np.argmax(pair[1]), *shared])
         agreement.append(np.mean(rows, axis=0)[0])
         mass.append(np.mean(rows, axis=0)[1:])
@@ -127,9 +118,7 @@ def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path, batch):
             logits, _ = one(params, tokens, model.init_cache(params, 1, 128))
             distributions.append(np.asarray(logits[0, len(prompt) - 1 : len(text) - 1], np.float64))
         same = np.mean(distributions[0].argmax(axis=1) == distributions[1].argmax(axis=1))
-        mass = [
-            np.minimum(distribution(p, 0.7), distribution(q, 0.7)).sum() for p, q in zip(*distributions, strict=True)
-        ]
+        mass = [np.minimum(warp(p, 0.7), warp(q, 0.7)).sum() for p, q in zip(*distributions, strict=True)]
         assert found.agreement[index] == pytest.approx(same)
         assert found.acceptance[index, 0] == pytest.approx(np.mean(mass), abs=1e-4)
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain_oracles as oracles
 import pytest
 from refusals import refusals
 from stopping_cases import play_rows, story
@@ -88,10 +89,7 @@ def expected_phases(table, state, row, hyperparameters):
     text = state.tokens[row, :end]
     entropies = []
     for t in range(start, end):
-        logits = table[text[t - 2], text[t - 1]].astype(np.float64)
-        prob = np.exp(logits - logits.max())
-        prob /= prob.sum()
-        entropies.append(-np.sum(prob * np.log(prob)))
+        entropies.append(oracles.entropy(oracles.softmax(table[text[t - 2], text[t - 1]].astype(np.float64))))
     after = [0, *phases_by_hand(entropies, **hyperparameters)]
     emitted = state.record.emitted[row]
     return [after[int(emitted[:i].sum())] for i in range(int(state.statistics.num_rounds[row]))]

@@ -13,10 +13,6 @@ import numpy as np
 import plain_oracles as oracles
 
 
-def entropy(prob):
-    return -sum(p * math.log(p) for p in prob if p > 0)
-
-
 def residual(p, q):
     rest = np.array([max(a - b, 0.0) for a, b in zip(p, q, strict=True)])
     return rest / rest.sum() if rest.sum() > 0 else p
@@ -38,7 +34,7 @@ def lenience(p, q, x, hyperparameters):
 
 
 def typical(p, q, x, hyperparameters):
-    threshold = min(hyperparameters["epsilon"], hyperparameters["delta"] * math.exp(-entropy(p)))
+    threshold = min(hyperparameters["epsilon"], hyperparameters["delta"] * math.exp(-oracles.entropy(p)))
     return [(1.0, None)] if p[x] > threshold else [(1.0, p)]
 
 
@@ -51,7 +47,10 @@ def easd(p, q, x, hyperparameters):
     accept = min(1.0, p[x] / q[x])
     tops = top_set(p, hyperparameters["top_n"]), top_set(q, hyperparameters["top_n"])
     share = len(tops[0] & tops[1]) / max(len(tops[0]), len(tops[1]))
-    high_entropy = entropy(q) > hyperparameters["drafter_entropy"] and entropy(p) > hyperparameters["target_entropy"]
+    entropies = oracles.entropy(q), oracles.entropy(p)
+    high_entropy = (
+        entropies[0] > hyperparameters["drafter_entropy"] and entropies[1] > hyperparameters["target_entropy"]
+    )
     if not (high_entropy and share >= hyperparameters["overlap"]):
         return [(accept, None), (1 - accept, residual(p, q))]
     other = np.array([0.0 if token == x else chance for token, chance in enumerate(p)])

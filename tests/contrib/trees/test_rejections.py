@@ -2,19 +2,15 @@
 
 import jax.numpy as jnp
 import numpy as np
+import plain_oracles as oracles
 import pytest
+import replayed
 from test_candidates import by_enumeration
 
 from specdec_jax.contrib.trees.replaying import candidates, chances, entropies, rejections, runs
-from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.lossless import toys
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
-from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.stopping import static
-from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
 
@@ -27,26 +23,14 @@ PROMPTS = [[a, b] for a in range(5) for b in range(5)]
 
 
 def trace_of(prompts, drafter=TABLE, params=DRAFTER, **warp):
-    decoder = build_decoder(TABLE, no_drafter(), static(), rejection(), verification_widths=(1,), prefill_chunk=4)
-    rows = len(prompts)
-    options = {"max_new_tokens": LIMIT, "seed": np.arange(rows) + 1000, "warp": make_warp(rows, **warp)}
-    both = ModelParams(TARGET, None)
-    state = decoder.run(both, decoder.prefill(both, prompts, **options))
-    tokens = np.asarray(state.tokens)[:, 2 : 2 + LIMIT].tolist()
-    texts = list(zip(prompts, tokens, strict=True))
-    options = {"limit": LIMIT, "warp": warp, "seed": list(range(rows)), "max_draft_length": MOST, "chunk": 8}
-    return trace_texts((TABLE, drafter), (TARGET, params), texts, **options)
+    both = ModelParams(TARGET, params)
+    return replayed.trace_of((TABLE, drafter), both, prompts, most=MOST, limit=LIMIT, seed=0, **warp)
 
 
 def contexts(trace, prompts):
     """The two tokens before every token of the answers, [N, T, 2]."""
     whole = np.concatenate([np.asarray(prompts), trace.tokens], axis=1)
     return np.stack([whole[:, :-2], whole[:, 1:-1]], axis=-1)
-
-
-def softmax(logits, temperature):
-    weights = np.exp((logits - logits.max()) / temperature)
-    return weights / weights.sum()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +69,7 @@ def test_sampled_candidates_are_right_as_often_as_they_ought_to_be(drafter, para
     first = ~trace.accepted[:, :LIMIT]
     assert first.sum() > 2000
     for text, at in zip(*np.nonzero(first), strict=True):
-        p, q = (softmax(table[tuple(before[text, at])], temperature) for table in (PAIR.target, PAIR.drafter))
+        p, q = (oracles.warp(table[tuple(before[text, at])], temperature) for table in (PAIR.target, PAIR.drafter))
         chance = by_enumeration(p, q)[1:, trace.tokens[text, at]]
         chance = np.roll(chance / chance.sum(), 1)  # none of them first
         expected, spread = expected + chance, spread + chance * (1 - chance)
