@@ -248,6 +248,8 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
         task = bar.add_task("", total=len(lines.lines), completed=first)
         for done in complete(pair, requests(), run.batch):
             index = indices[done.index]
+            if done.result.compile_seconds and done.rows < run.batch:
+                console.print(f"memory holds {done.rows} rows of {done.slots} cache slots", style="dim")
             _count(lines, done)
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)

@@ -11,7 +11,7 @@ from tiny_pair import write_pair
 
 from specdec_jax.app.cli import main
 from specdec_jax.stopping import survival
-from specdec_jax.text import result_file
+from specdec_jax.text import continuous_batching, result_file
 from specdec_jax.text.pair import build_pair
 from specdec_jax.text.request_file import Defaults, read_line, request_of
 from specdec_jax.text.sampling_params import SamplingParams
@@ -73,6 +73,13 @@ def test_lines_come_in_order_with_what_was_asked_of_each(whole):
     errors = " / ".join(line["error"] for line in found if "error" in line)
     for word in ("not JSON", "did you mean 'temperature'", "not UTF-8", "prompt must be text", "JSON object"):
         assert word in errors
+
+
+def test_fewer_rows_than_the_batch_are_reported(models, whole, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(continuous_batching, "rows_that_fit", lambda *_: 1)
+    assert run(models, source, tmp_path / "out.jsonl", "--batch", "2") == 1
+    assert "memory holds 1 rows of " in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize("batch", [1, 8])
