@@ -24,5 +24,6 @@ config = VariantsConfig(
     data="runs/distill-reading-small/data",
     out="runs/distill-reading-variants",
     variants={f"{steps} drafts": {"unroll": dataclasses.replace(base.unroll, steps=steps)} for steps in (2, 3, 4)}
+    | {"nla": {"loss": nla}}
     | {f"{name}, seed 1": {"loss": loss, "seed": 1} for name, loss in LOSSES.items()},
 )

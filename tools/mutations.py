@@ -132,8 +132,8 @@ BUGS = (
     ),
     Bug(
         "survival takes wider verification to be free",
-        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + wider",
-        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None]",
+        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + opening[:, None] + wider",
+        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + opening[:, None]",
         "tests/stopping/test_survival.py",
     ),
     Bug(

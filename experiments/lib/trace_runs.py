@@ -129,7 +129,7 @@ class Source(NamedTuple):
 class Run(NamedTuple):
     """A run folder with what its rows are made of."""
 
-    options: Any  # TraceFiles or what extends it
+    options: Any  # TraceOptions, or TraceFiles if `sources` were given
     folder: RunFolder
     sources: list[Source]
     console: Console
@@ -195,7 +195,7 @@ def open_traces(
 
     Args:
         made_up: what --smoke runs on; one drafter unless given.
-        sources: instead of the traces of the options.
+        sources: instead of the traces of the options; TraceFiles alone cannot read them.
 
     Raises:
         FileNotFoundError, ValueError for invalid input, before anything is written.

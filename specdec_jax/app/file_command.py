@@ -249,7 +249,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
         for done in complete(pair, requests(), run.batch):
             index = indices[done.index]
             if done.result.compile_seconds and done.rows < run.batch:
-                console.print(f"memory holds {done.rows} rows of {done.slots} cache slots", style="dim")
+                console.print(f"{done.rows} of {run.batch} rows of {done.slots} slots fit in memory", style="dim")
             _count(lines, done)
             fields = lines.fields.pop(index)
             lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)

@@ -231,7 +231,7 @@ def apply_observed(
 
 def take(drafter: Drafter, params: Params, hidden: Array | None) -> Any:
     """The result of the drafter's observer on a target pass; () for a drafter without one."""
-    return () if drafter.observe is None or hidden is None else drafter.observe.take(params, hidden)
+    return () if drafter.observe is None else drafter.observe.take(params, hidden)  # type: ignore[arg-type]
 
 
 def padded(tree: Any, size: int) -> Any:

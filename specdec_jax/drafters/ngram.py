@@ -175,7 +175,7 @@ def _chosen(chosen: Array, new: Bucket, old: Bucket) -> Bucket:
 def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
     """A table without contexts, leaves [B, R, ...]."""
     shape = (batch, orders, buckets, WAYS)
-    token = count = jnp.zeros((*shape, CANDIDATES), jnp.int32)
+    token, count = (jnp.zeros((*shape, CANDIDATES), jnp.int32) for _ in range(2))  # two buffers, which can be donated
     return NgramTable(jnp.zeros(shape, jnp.uint32), token, count)
 
 

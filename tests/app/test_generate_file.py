@@ -78,7 +78,7 @@ def test_lines_come_in_order_with_what_was_asked_of_each(whole):
 def test_fewer_rows_than_the_batch_are_reported(models, whole, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(continuous_batching, "rows_that_fit", lambda *_: 1)
     assert run(models, source, tmp_path / "out.jsonl", "--batch", "2") == 1
-    assert "memory holds 1 rows of " in capsys.readouterr().err
+    assert "1 of 2 rows of " in capsys.readouterr().err
     assert (tmp_path / "out.jsonl").read_bytes() == whole
 
 

@@ -263,8 +263,9 @@ def test_a_text_that_is_cut_back_keeps_its_counts():
 def test_a_table_serves_another_prompt():
     drafter = ngram(3, 3, slots=64)
     tokens, lengths = rows_of([[9, 9], [1, 2, 3, 4]], 16)
-    learnt = table_of(drafter.commit(None, drafter.init(None, 2, 16), tokens, lengths), 1)
-    fresh = drafter.init(learnt, 2, 16)
+    empty = drafter.init(None, 2, 16)
+    assert len({leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(empty)}) == 4  # it can be donated
+    fresh = drafter.init(learnt := table_of(drafter.commit(None, empty, tokens, lengths), 1), 2, 16)
     draft, _ = drafts_of(drafter, fresh, [[1], [5, 2]], draft_length=3)
     assert draft.tokens.tolist()[0] == [2, 3, 4] and draft.tokens[1, :2].tolist() == [3, 4]
     assert draft.length.tolist() == [3, 2]
