@@ -277,7 +277,7 @@ def _report(
     config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], pairs: Mapping[str, Pair], console: Console
 ) -> None:
     summaries = summarise(rows)
-    equality, dtype = equality_summary(rows), read_manifest(folder.path)["dtype"]
+    equality, dtype = equality_summary(rows), next(iter(pairs.values())).target.dtype
     path = folder.path / "costs.json"
     began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from trace_walks import Static, on_the_other_half, walk
+from stopping_oracles import Static
+from trace_walks import on_the_other_half, walk
 
 from experiments import adaedl as study
 from experiments import entropy, policies, step_cost

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import stopping_oracles as twins
-from trace_walks import Static, on_the_other_half, over_plain, totals
+from trace_walks import on_the_other_half, over_plain, totals
 
 from experiments import adaedl, entropy, policies
 from experiments.lib import trace_runs
@@ -95,7 +95,7 @@ def value(cell):
 def test_the_tables_of_rules_are_walks_along_the_trace(finished, temperature, heading):
     trace, text = made_up_trace(temperature), section(finished("policies"), heading)
     for name, twin in (
-        ("static-3", lambda: Static(3)),
+        ("static-3", lambda: twins.Static(3)),
         ("adaedl threshold=0.2", lambda: twins.AdaEDL(threshold=0.2)),
         ("adaedl threshold=0.6", lambda: twins.AdaEDL(threshold=0.6)),
     ):
@@ -107,8 +107,8 @@ def test_the_tables_of_rules_are_walks_along_the_trace(finished, temperature, he
         assert value(shown["wasted"]) == pytest.approx(100 * (passes - accepted) / passes, abs=0.6)
     assert value(dict(zip(policies.HEAD[1:], cells(text, "static-3"), strict=True))["discarded"]) == 0
     code, by_task = texts_of(trace, "code"), text.split("By task")[1]
-    three = over_plain(trace, totals(trace, lambda: Static(3), texts=code)[0], code)
-    best = over_plain(trace, on_the_other_half(trace, code, [7, *range(17)], Static)[1].sum(), code)
+    three = over_plain(trace, totals(trace, lambda: twins.Static(3), texts=code)[0], code)
+    best = over_plain(trace, on_the_other_half(trace, code, [7, *range(17)], twins.Static)[1].sum(), code)
     assert value(cells(by_task, "static")[0]) == pytest.approx(best, abs=0.006)
     assert value(cells(by_task, "static-3")[0]) == pytest.approx(three / best, abs=0.006)
 
@@ -152,7 +152,7 @@ def test_every_text_has_the_setting_of_the_other_half(finished):
     differ = 0
     for row in rows:
         trace = made_up_trace(row["temperature"])
-        lengths, seconds = on_the_other_half(trace, texts_of(trace, row["task"]), [7, *range(17)], Static)
+        lengths, seconds = on_the_other_half(trace, texts_of(trace, row["task"]), [7, *range(17)], twins.Static)
         assert [chosen["draft_length"] for chosen in row["settings"]] == lengths
         np.testing.assert_allclose(row["seconds"], seconds)
         differ += lengths[0] != lengths[1]
@@ -189,7 +189,7 @@ def test_the_papers_figures_stand_beside_ours(finished):
     texts = [index for index, task in enumerate(trace.about["tasks"]) if task == "summarization"]
     row = cells(text, "7, static")
     assert row[0] == f"{51.5 / 25.74:.2f}" and row[2] == f"{47.6 / 29.02:.2f}" and row[4] == f"{32.7 / 29.80:.2f}"
-    seconds = totals(trace, lambda: Static(7), 7, texts)[0]
+    seconds = totals(trace, lambda: twins.Static(7), 7, texts)[0]
     assert value(row[1]) == pytest.approx(over_plain(trace, seconds, texts), abs=0.006)
     (mine,) = [row for row in rows_of(finished("tables")) if (row["what"], row["task"]) == ("adaedl, 3", "all")]
     everything = range(trace.num_texts)
@@ -214,7 +214,7 @@ def test_files_costs_and_a_rule_of_ones_own(tmp_path):
     costs = cost_model(0.3, {width: 1 + 0.05 * (width - 1) for width in range(1, 7)})
     text = section(tmp_path / "out", "Two, temperature 1")
     for length in (2, 4):
-        seconds = totals(trace, lambda: Static(length), 5, costs=costs)[0]  # noqa: B023
+        seconds = totals(trace, lambda: twins.Static(length), 5, costs=costs)[0]  # noqa: B023
         shown = value(cells(text, f"short(unused=1) draft_length={length}")[0])
         assert shown == pytest.approx(over_plain(trace, seconds, costs=costs), abs=0.006)
 

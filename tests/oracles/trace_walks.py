@@ -2,7 +2,6 @@
 
 import numpy as np
 from stopping_oracles import Seen
-from stopping_oracles import Static as Static
 
 from experiments.lib.trace_runs import costs_or_default
 from specdec_jax.replay.trace import FEATURES
