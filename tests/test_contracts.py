@@ -18,7 +18,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.drafters.draft_models import llama_reading
-from specdec_jax.lossless import long_drafts
+from specdec_jax.lossless.rounds import TOLERANCE
 from specdec_jax.models import llama
 from specdec_jax.stopping import static
 from specdec_jax.text.pair import MODEL_DRAFTERS
@@ -174,30 +174,25 @@ VERIFIED = [
 @pytest.mark.parametrize(("policy", "verifier"), VERIFIED)
 def test_what_calls_itself_lossless_is(policy, verifier):
     built = find_factory("verifier", verifier)()
-    report = lossless.prove_exactly(find_factory("policy", policy)(), built, batches=(3,), chosen=(False,))
-    assert report.lossless == built.lossless, f"total variation {report.total_variation}"
+    shape = lossless.Shape(4, 2, 3, reads=True, chosen=False)
+    result, rows, _ = lossless.prove_rounds(
+        find_factory("policy", policy)(), built, lossless.Drawing(0), shape, rounds=3
+    )
+    assert (result.measure < TOLERANCE) == built.lossless and not rows.wrong, result
 
 
-# At their defaults these say no to no draft of five, or to none after the third; sampled and greedy.
-SHOWN = {"static": [0, 0], "at_least": [0, 0], "phase_length": [3, 3], "hazard_cost": [0, 5]}
-
-
-LONG_PROOFS = [
-    pytest.param(name, drawn, marks=pytest.mark.seldom if drawn > 1_500 or name == "survival_tree" else ())
-    for name in POLICIES  # survival_tree takes six minutes
-    for drawn in (1_500, long_drafts.DRAWN)
-]
+# At their defaults these say no to no draft of five, or to none after the third.
+SHOWN = {"static": 0, "at_least": 0, "phase_length": 3}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "drawn"), LONG_PROOFS)
-def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name, drawn, monkeypatch):
-    monkeypatch.setattr(long_drafts, "DRAWN", drawn)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
+    shape = lossless.Shape(8, 5, 4, reads=False, chosen=False)
     policy = find_factory("policy", name)()
-    report = lossless.prove_long_drafts(policy, rejection(), warps=({"temperature": 1.0}, {"temperature": 0.0}))
-    assert report.lossless and report.error < 1e-7 and report.alone
-    shown = [case.coverage.shown for case in report.cases]
-    assert shown == SHOWN[name] if name in SHOWN else min(shown) >= 4, shown
+    result, rows, coverage = lossless.prove_rounds(policy, rejection(), lossless.Drawing(1), shape)
+    assert result.measure < 2e-6 and not rows.wrong
+    assert coverage.shown == SHOWN[name] if name in SHOWN else coverage.shown >= 4, coverage
 
 
 @pytest.mark.slow
@@ -205,9 +200,10 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name, drawn, 
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
     built = find_factory("verifier", name)()
-    report = lossless.prove_long_drafts(static(draft_length=5), built, rounds=2)
-    assert report.lossless == built.lossless, report.error
-    assert built.lossless is False or not any(case.coverage.never_accepted for case in report.cases)
+    shape = lossless.Shape(8, 5, 4, reads=False, chosen=False)
+    result, rows, coverage = lossless.prove_rounds(None, built, lossless.Drawing(0), shape, rounds=2)
+    assert (result.measure < TOLERANCE) == built.lossless and not rows.wrong, result
+    assert built.lossless is False or not coverage.never_accepted
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def run_advise(command: Advise) -> int:
 def run_verify(command: VerifyLossless) -> int:
     """The `verify-lossless` command."""
     from specdec_jax.app.views.proof import verify
-    from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
+    from specdec_jax.lossless import LOSSLESS, NOT_LOSSLESS
 
     return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
 

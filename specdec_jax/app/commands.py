@@ -193,10 +193,11 @@ class Advise:
 class VerifyLossless:
     """Prove that a policy and a verifier leave the target's distribution unchanged.
 
-    Exact enumeration on toy models, all rounds of short drafts and every round of long ones, then chi-square tests of
-    samples from the whole decoder, on a toy and, with a target and a drafter, on that pair. The last line says what
-    was put to the test. Exit code 1: not lossless; 2: an error in a file of yours or an option; 3: not shown, because
-    the rule was never seen to stop at some draft, or some draft never occurred.
+    Draws cases from a seed: warps, batches, draft lengths, texts, vocabularies, and numbers that the tested functions
+    contain. Rounds are enumerated exactly on toy models, rows compared among other rows, verifiers and drafters tested
+    at real vocabularies in float32, and long texts sampled with the whole decoder. The last lines say how much was
+    drawn and what would escape. Exit code 1: not lossless; 2: an error in a file of yours or an option; 3: not shown,
+    because the rule was never seen to stop at some draft, or something else never occurred.
 
       python -m specdec_jax verify-lossless --policy "adaedl(keep_checked_token=True)" --verifier block
       python -m specdec_jax verify-lossless --policy my_rule.py --target smollm2 --drafter smollm2-drafter
@@ -207,9 +208,9 @@ class VerifyLossless:
     """What watches the text for rules that read it: phases, or a path to your own .py. By default phases, where a rule
     needs them."""
     max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """The longest draft tested, at most 10; by default 5 on toys and 7 on a pair."""
-    sequences: int = 40960
-    """Sequences of the sampled test on a toy."""
+    """The longest draft tested, at most 8; by default 8 on toys and 7 on a pair."""
+    minutes: float = 0.0
+    """Draw for this many minutes; by default once, in about one minute."""
     target: Annotated[str | None, Maybe] = None
     """A real target for the sampled test."""
     drafter: Annotated[str | None, Maybe] = None
@@ -224,6 +225,6 @@ class VerifyLossless:
     """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores; Ctrl-C stops with the
     results so far."""
     seed: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
-    """Draws the temperatures of the rows side by side; by default others every time, and the report says which."""
+    """Draws the cases; by default others every time, and the report says which seed."""
     json: Switch = False
     """Print the report as one line of JSON."""

@@ -1,36 +1,37 @@
-"""Proofs of losslessness: exact ones on toy models, and chi-square tests of samples of the whole decoder."""
+"""Proofs of losslessness: cases drawn from a seed, enumerated on toy models or sampled from the whole decoder."""
 
-from specdec_jax.lossless.counterexample import Counterexample
+from specdec_jax.lossless.counterexample import Counterexample, Result
 from specdec_jax.lossless.coverage import Coverage
-from specdec_jax.lossless.exact import TOLERANCE, TOYS, WARPS, Case, LosslessReport, prove_exactly
-from specdec_jax.lossless.long_drafts import RoundsCase, RoundsReport, prove_long_drafts
-from specdec_jax.lossless.long_texts import LongTextsReport, prove_long_texts
-from specdec_jax.lossless.real_size import RealSizeReport, prove_real_size
+from specdec_jax.lossless.drawing import Drawing, Shape, constants_of
+from specdec_jax.lossless.enumeration import enumerate_distribution
+from specdec_jax.lossless.law import prove_law
+from specdec_jax.lossless.proof import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof, Row, prove
+from specdec_jax.lossless.real_size import prove_real_size
+from specdec_jax.lossless.rounds import prove_rounds
 from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, check_on_toy, test_by_sampling, toy_decoder
-from specdec_jax.lossless.together import drawn_warps, prove_together, prove_verifier
+from specdec_jax.lossless.whole import prove_whole
 
 __all__ = [
     "FALSE_ALARM",
-    "TOLERANCE",
-    "TOYS",
-    "WARPS",
-    "Case",
+    "LOSSLESS",
+    "NOT_LOSSLESS",
+    "NOT_SHOWN",
     "Counterexample",
     "Coverage",
-    "LongTextsReport",
-    "LosslessReport",
-    "RealSizeReport",
-    "RoundsCase",
-    "RoundsReport",
+    "Drawing",
+    "Proof",
+    "Result",
+    "Row",
     "SampledReport",
+    "Shape",
     "check_on_toy",
-    "drawn_warps",
-    "prove_exactly",
-    "prove_long_drafts",
-    "prove_long_texts",
+    "constants_of",
+    "enumerate_distribution",
+    "prove",
+    "prove_law",
     "prove_real_size",
-    "prove_together",
-    "prove_verifier",
+    "prove_rounds",
+    "prove_whole",
     "test_by_sampling",
     "toy_decoder",
 ]

@@ -1,9 +1,7 @@
-"""Counterexamples of failed proofs: the shortest text with a wrong probability."""
+"""The result of testing a property, and counterexamples: the shortest text with a wrong probability."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 
 class Counterexample(NamedTuple):
@@ -11,29 +9,26 @@ class Counterexample(NamedTuple):
 
     proof: str  # the failed proof, such as "round by round"
     prompt: tuple[int, ...]  # the last tokens of the text at the round's beginning, or all
-    warp: Mapping[str, Any]
+    warp: Mapping[str, Any]  # the arguments of `make_warp` that are not at their defaults
     tokens: tuple[int, ...]  # emitted tokens; only the last one has a wrong probability
-    position: int  # position of the last token; the first token after the prompt has 1
     probability: float  # probability of the last token
     expected: float  # its probability under the target
     draft: tuple[int, ...] | None = None  # a draft with which it is emitted; None: the proof sums over drafts
     sampled: bool = False  # whether both are frequencies in sampled texts
 
+    @property
+    def position(self) -> int:
+        """Position of the last token; the first one after the prompt has 1."""
+        return len(self.tokens)
 
-def first_wrong(joint: np.ndarray, target: np.ndarray, tolerance: float) -> tuple[tuple[int, ...], float, float] | None:
-    """The shortest (tokens, probability of the last one, expected probability) for two distributions [V] * tokens.
 
-    None: their total variation is at most the tolerance at every length.
-    """
-    for length in range(1, joint.ndim + 1):
-        beyond = tuple(range(length, joint.ndim))
-        probability, expected = joint.sum(axis=beyond), target.sum(axis=beyond)
-        if not 0.5 * np.abs(probability - expected).sum() <= tolerance:
-            difference = np.nan_to_num(np.abs(probability - expected), nan=np.inf)
-            tokens = np.unravel_index(np.argmax(difference), probability.shape)
-            before = expected.sum(axis=-1)[tokens[:-1]] or probability.sum(axis=-1)[tokens[:-1]]  # 0: impossible text
-            return tuple(map(int, tokens)), float(probability[tokens] / before), float(expected[tokens] / before)
-    return None
+class Result(NamedTuple):
+    """What a test of one property drew, and the worst that it measured."""
+
+    measure: float  # a total variation, or a p-value
+    counts: Mapping[str, int]  # what was drawn, by unit
+    wrong: str = ""  # a sentence on what does not hold; "": nothing
+    counterexample: Counterexample | None = None
 
 
 def shortest(counterexamples: Sequence[Counterexample | None]) -> Counterexample | None:
@@ -43,3 +38,10 @@ def shortest(counterexamples: Sequence[Counterexample | None]) -> Counterexample
         return wrong.sampled, wrong.position, -abs(wrong.probability - wrong.expected)
 
     return min(filter(None, counterexamples), key=size, default=None)
+
+
+def shown_warp(warp: Any, request: int) -> dict[str, float]:
+    """The numbers of one request's warp that are not at their defaults; the temperature always."""
+    default = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    numbers = {name: leaf[request].item() for name, leaf in warp._asdict().items()}
+    return {name: number for name, number in numbers.items() if number != default.get(name)}

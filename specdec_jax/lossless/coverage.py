@@ -24,16 +24,6 @@ class Coverage(NamedTuple):
         return int(declined[-1]) + 1 if len(declined) else 0
 
     @property
-    def complete(self) -> bool:
-        """Whether the policy stopped at the last position, and every number of accepted drafts occurred."""
-        return self.shown == len(self.asked) and bool(np.all(self.accepted > 0))
-
-    @property
-    def never_asked(self) -> tuple[int, ...]:
-        """Draft positions that never occurred."""
-        return tuple(int(k) + 1 for k in np.flatnonzero(self.asked == 0))
-
-    @property
     def never_declined(self) -> tuple[int, ...]:
         """Draft positions that occurred and at which the policy never stopped."""
         return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.declined == 0)))
@@ -43,20 +33,13 @@ class Coverage(NamedTuple):
         """Numbers of accepted drafts that never occurred."""
         return tuple(int(k) for k in np.flatnonzero(self.accepted == 0))
 
-    @property
-    def draft_lengths(self) -> tuple[int, ...]:
-        """Draft lengths that occurred."""
-        return tuple(int(k) for k in np.flatnonzero(self.lengths))
-
-    def __add__(self, other: "Coverage") -> "Coverage":  # type: ignore[override]
-        return Coverage(*(mine + yours for mine, yours in zip(self, other, strict=True)))
-
 
 class Tally:
     """Counts during an enumeration of drafts of up to `most` (K) tokens; `coverage` is the result."""
 
     def __init__(self, longest: int) -> None:
         self.coverage = Coverage(*(np.zeros(size, np.int64) for size in (longest, longest, longest + 1, longest + 1)))
+        self.siblings = np.zeros(longest + 1)  # sum of the probabilities that a sibling of the k-th draft is accepted
 
     def asks(self, drafted: int, goes_on: np.ndarray) -> None:
         """Counts decisions of `begin` or `proceed` for rows that have drafted `drafted` tokens and have budget."""

@@ -1,162 +1,145 @@
-"""The exact output distribution of decoding on a toy model, by enumeration of all drafts and verifications per round.
+"""One round of decoding on a toy model by enumeration: all drafts, all numbers of accepted tokens, all next tokens.
 
-The states of policy and verifier are carried from round to round, which is necessary for adaptive rules: a rule that
-reads forbidden values may be unbiased within one round and biased over two. Policy and verifier are called as in the
-decoder, `batch` rows at a time; only the draft loop (decoding/draft_loop.py) is reimplemented here.
+Policy and verifier are called as in the decoder, a batch of rows at a time, and their states are carried from round to
+round; only the draft loop (decoding/draft_loop.py) is reimplemented here.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding.sampling import distribution, make_warp
+from specdec_jax.decoding import no_monitor
+from specdec_jax.decoding.sampling import distribution
 from specdec_jax.hyperparameters import host, select_rows
-from specdec_jax.lossless.batched import in_batches, joined, take
+from specdec_jax.lossless.batched import Neighbours, in_batches, joined, take
 from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.nodes import (
     Branches,
     Nodes,
+    Requests,
     Setting,
     chosen_at,
     context_of,
-    count_of,
     draft_of,
+    drafter_place,
     drawn_distribution,
     pair,
-    rule_answers,
+    verify_arguments,
 )
-from specdec_jax.lossless.toys import FADES, Toy
-from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
+from specdec_jax.lossless.toys import FADES, Toy, toy_phases
+from specdec_jax.types import (
+    Distribution,
+    Draft,
+    Monitor,
+    RoundContext,
+    StoppingPolicy,
+    VerificationResult,
+    Verifier,
+    Warp,
+)
 
-BATCH = 32  # default number of rows per call of policy and verifier
+PHASES, UNWATCHED = toy_phases(), no_monitor()  # created once, so that compiled functions are reused
+TABLE_ROWS = 2048  # rows per call when distributions are computed
 PROMPT = np.array([[0, 1]], np.int32)
+ENDS = 0.15  # probability that a draft ends at a position, where no policy is tested
+_distribution = jax.jit(distribution)
 
 
-def distribution_table(tables: Sequence[np.ndarray], warp: Mapping[str, Any]) -> Distribution:
-    """Distributions by warp, toy and the last two tokens, of [V, V, V] logits each."""
-    flat = jnp.asarray(np.concatenate([table.reshape(-1, table.shape[-1]) for table in tables]), jnp.float64)
+def monitor_for(policy: StoppingPolicy | None, verifier: Verifier) -> Monitor:
+    """Phases that change with every token if policy or verifier reads phases, else no monitor."""
+    return PHASES if verifier.needs_phases or (policy is not None and policy.needs_phases) else UNWATCHED
+
+
+def distribution_table(logits: np.ndarray, warp: Warp) -> Distribution:
+    """Distributions [R * N, ...] of logits [R, N, V] under the requests' warps [R]."""
+    requests, each, vocab = logits.shape
+    flat, index = logits.reshape(-1, vocab), np.repeat(np.arange(requests), each)
     parts = []
-    for index in range(count_of(warp)):
-        numbers = {name: value[index] if np.ndim(value) else value for name, value in warp.items()}
-        parts.append(jax.tree.map(np.asarray, jax.jit(distribution)(flat, make_warp(len(flat), **numbers))))
-    return joined(parts)
-
-
-def drafter_table(toys: Sequence[Toy], longest: int, warp: Mapping[str, Any]) -> Distribution:
-    """Distributions of the drafters, laid out as in `Setting`; without `Toy.read` the token read has no effect."""
-    tables = []
-    for toy in toys:
-        vocab = toy.drafter.shape[-1]
-        read = np.zeros((vocab, vocab)) if toy.read is None else toy.read
-        faded = FADES ** np.arange(longest)[:, None, None] * read[None]  # [K, V, V]
-        tables.append(faded[:, :, None, :] + toy.drafter.reshape(1, 1, vocab * vocab, vocab))
-    return distribution_table(tables, warp)
+    for first in range(0, len(flat), TABLE_ROWS):
+        rows = np.minimum(np.arange(first, first + TABLE_ROWS), len(flat) - 1)
+        parts.append(jax.tree.map(np.asarray, _distribution(flat[rows], take(warp, index[rows]))))
+    return take(joined(parts), slice(0, len(flat)))
 
 
 def setting_of(
-    policy: StoppingPolicy,
+    policy: StoppingPolicy | None,
     verifier: Verifier,
-    monitor: Monitor,
+    monitor: Monitor | None,
     longest: int,
-    warp: Mapping[str, Any],
+    requests: Requests,
     toys: Sequence[Toy],
     *,
     tokens: int,
-    limit: int,
+    batch: int,
+    seed: int = 0,
 ) -> Setting:
-    """The setting of toys whose drafters draw up to `longest` (K) tokens; `tokens` and `limit` as in `Setting`."""
-    tables = drafter_table(toys, longest, warp), distribution_table([toy.target for toy in toys], warp)
-    return Setting(policy, verifier, monitor, *tables, warp, longest, tokens, limit, BATCH, False, Tally(longest))
+    """The setting of requests with a toy each, whose drafters draft up to `longest` (K) tokens."""
+    target = np.stack([toy.target for toy in toys])
+    drafter, vocab = np.stack([toy.drafter for toy in toys]), target.shape[-1]
+    if any(toy.read is not None for toy in toys):
+        nothing = np.zeros((vocab, vocab), drafter.dtype)
+        read = np.stack([nothing if toy.read is None else toy.read for toy in toys])
+        faded = (FADES ** np.arange(longest))[None, :, None, None] * read[:, None]  # [R, K, V, V]
+        drafter = drafter[:, None, None] + faded[:, :, :, None, None].astype(drafter.dtype)
+    drafts, goal = (distribution_table(each.reshape(len(toys), -1, vocab), requests.warp) for each in (drafter, target))
+    watched, counts = monitor or monitor_for(policy, verifier), (Tally(longest), Neighbours(seed))
+    return Setting(policy, verifier, watched, requests, drafts, goal, longest, batch, tokens, *counts)
 
 
-def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, toy: Any = 0) -> Nodes:
-    """One row per prompt [N, 2], each with probability 1, with room for `setting.tokens` more tokens.
-
-    `toy` [N] is the index of the row's toy, over all warps.
-    """
-    count, vocab = len(prompts), setting.target_distributions.log_prob.shape[-1]
+def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, request: Any = 0) -> Nodes:
+    """One row per prompt [N, 2] of the requests [N], each with probability 1."""
+    count = len(prompts)
     host = functools.partial(jax.tree.map, np.asarray)
     return Nodes(
         tokens=np.pad(prompts, ((0, 0), (0, setting.tokens))).astype(np.int32),
-        table=np.broadcast_to(np.asarray(toy, np.int64) * vocab**2, count),
+        request=np.broadcast_to(np.asarray(request, np.int64), count),
         emitted=np.zeros(count, np.int32),
         chance=np.ones(count),
-        policy=host(setting.policy.init(count)),
+        policy=() if setting.policy is None else host(setting.policy.init(count)),
         verifier=host(setting.verifier.init(count)),
         monitor=host(setting.monitor.init(count)),
     )
 
 
-def enumerate_distribution(setting: Setting, nodes: Nodes) -> np.ndarray:
-    """The joint distribution of the emitted tokens, [V] * tokens float64."""
-    vocab = setting.target_distributions.log_prob.shape[-1]
-    joint = np.zeros((vocab,) * setting.tokens)
-    while len(nodes.chance):
-        branches = draft_tree(setting, nodes)
-        if setting.policy.rounds is None:
-            outcomes = verified(setting, nodes, branches)
-            chosen = np.nonzero(outcomes.chance)
-            following = after(setting, nodes, branches, outcomes, chosen, outcomes.chance[chosen])
-        else:
-            following = setting.policy.rounds.enumerate_round(setting, nodes, branches)
-        following = _merged(following)
-        done = following.emitted >= setting.tokens
-        finished = take(following, done)
-        np.add.at(joint, tuple(finished.tokens[:, 2:].T), finished.chance)
-        nodes = take(following, ~done)
-    return joint
-
-
-def target_joint(setting: Setting) -> np.ndarray:
-    """The target's joint distribution of the same tokens: the product of its conditionals."""
-    prob = np.exp(setting.target_distributions.log_prob)
-    vocab = prob.shape[-1]
-    joint = np.zeros((vocab,) * setting.tokens)
-    for sequence in np.ndindex(joint.shape):
-        text = (0, 1, *sequence)
-        pairs = zip(text, text[1:], text[2:], strict=False)
-        joint[sequence] = np.prod([prob[a * vocab + b, c] for a, b, c in pairs])
-    return joint
-
-
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     """All drafts of a round: the counterpart of the draft loop, with all possible draws instead of one."""
-    context, rules, tally = context_of(setting, nodes), _rules(setting.policy.bare, setting.batch), setting.tally
-    going, policy = rules.begin(context, nodes.policy)
+    context, watch, tally = context_of(setting, nodes), setting.neighbours, setting.tally
+    context = context._replace(relative_drafter_cost=np.ones(len(nodes.emitted), np.float32))
+    rules = _at_random(watch.rng) if setting.policy is None else _rules(setting.policy.bare, setting.batch)
+    going, policy = rules.begin(watch, context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
-    vocab, count, longest = setting.drafter_distributions.log_prob.shape[-1], len(going), setting.longest
+    vocab, count, longest = setting.vocab_size, len(going), setting.longest
     text = np.full((count, 2 + longest), vocab - 1, np.int32)
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
-    log_q = np.full((count, longest, vocab), -np.inf)  # beyond a draft's end the loop leaves one of two things:
-    log_q[1::2] = -np.log(vocab)  # nothing, or distributions of other rows or rounds
-    none = np.zeros(count, np.int32)
-    rounds = setting.policy.rounds
-    extra = () if rounds is None else rounds.without_extras(setting, count)
-    branches = Branches(np.arange(count), nodes.table, text, log_q, none, extra, nodes.chance, policy)
+    log_q = np.full((count, longest, vocab), -np.inf, setting.drafter_distributions.log_prob.dtype)
+    log_q[1::2] = -np.log(vocab)  # beyond a draft's end the loop leaves nothing, or distributions of earlier rounds
+    none, trees = np.zeros(count, np.int32), None if setting.policy is None else setting.policy.rounds
+    extra = () if trees is None else trees.without_extras(setting, count)
+    branches = Branches(np.arange(count), nodes.request, text, log_q, none, extra, nodes.chance, policy)
     has_budget = context.budget > 0
     tally.asks(0, going[has_budget])
     going, finished = going & has_budget, []
     for step in range(longest):
         finished.append(take(branches, ~going))
         branches = take(branches, going)
-        if rounds is not None:
-            branches = rounds.before_pass(setting, context, branches, step)
-        here = (branches.table // vocab**2 * longest + step) * vocab + branches.text[:, 0]
-        here = here * vocab**2 + pair(branches.text[:, step : step + 2], vocab)
+        if trees is not None:
+            branches = trees.before_pass(setting, context, branches, step)
+        here = drafter_place(setting, branches, step) + pair(branches.text[:, step : step + 2], vocab)
         distributions = take(setting.drafter_distributions, here)
         branches.log_q[:, step] = distributions.log_prob
-        draws, policy = rules.check(take(context, branches.node), branches.policy, distributions, branches.drafted)
+        row = take(context, branches.node)
+        draws, policy = rules.check(watch, row, branches.policy, distributions, branches.drafted)
         tally.checks(step, draws)
         branches = branches._replace(policy=policy)
         finished.append(take(branches, ~draws))
         branches, distributions = take(branches, draws), take(distributions, draws)
         branches, distributions, token = _each_token(setting, branches, distributions, step)
         row = take(context, branches.node)
-        going, policy = rules.proceed(row, branches.policy, distributions, token, branches.drafted)
+        going, policy = rules.proceed(watch, row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
         has_budget = branches.drafted < row.budget
         tally.asks(step + 1, going[has_budget])
@@ -168,9 +151,10 @@ def _each_token(
     setting: Setting, branches: Branches, distributions: Distribution, step: int
 ) -> tuple[Branches, Distribution, np.ndarray]:
     """One branch per possible token, with the distribution it was drawn from."""
-    prob = np.exp(distributions.log_prob)  # [M, V]
-    chose = chosen_at(setting, branches.text)[:, step]
+    prob = np.exp(distributions.log_prob.astype(np.float64))  # [M, V]
+    chose = chosen_at(setting, branches)[:, step]
     prob = np.where(chose[:, None], np.eye(prob.shape[-1])[distributions.top_token], prob)
+    prob /= prob.sum(axis=1, keepdims=True)
     parent, token = np.nonzero(prob > 0)
     branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
     branches.text[:, 2 + step] = token
@@ -181,43 +165,43 @@ def _each_token(
     )
 
 
-class Outcomes(NamedTuple):
-    """All outcomes of M drafts: the number of accepted tokens, and the token after them."""
+class Ends(NamedTuple):
+    """All ways in which the rounds of N nodes end: leaves [L, ...]."""
 
-    chance: np.ndarray  # [M, K+1, V] float64, probability of node, draft and outcome
-    draft: Draft
-    distributions: Distribution  # the target's, every leaf [M, K+1, ...]
-    verifier: Any  # its state after the round, [M, ...]
+    branch: np.ndarray  # [L] index of its draft
+    text: np.ndarray  # [L, W] int32, the emitted tokens
+    length: np.ndarray  # [L] int32, their number
+    chance: np.ndarray  # [L] float64, probability of node, draft and outcome
+    following: Callable[[np.ndarray, np.ndarray], Nodes]
+    # (index [I], chance [I]) -> the rows at the beginning of the next round after these ends
 
 
-def verified(setting: Setting, nodes: Nodes, branches: Branches) -> Outcomes:
-    """All outcomes of all drafts."""
-    arguments = rule_answers(setting, nodes, branches, draft_of(setting, branches))
-    log_prob_accepted, weights, state = _verification(setting.verifier.bare, setting.batch, setting.longest)(*arguments)
-    lengths = drawn_distribution(np.exp(log_prob_accepted))
+def ends_of_round(setting: Setting, nodes: Nodes) -> tuple[Branches, Ends]:
+    """All drafts of a round and all ways in which it ends."""
+    branches = draft_tree(setting, nodes)
+    if setting.policy is not None and setting.policy.rounds is not None:
+        return setting.policy.rounds.ends_of_round(setting, nodes, branches)
+    verify = _verification(setting.verifier.bare, setting.batch, setting.longest)
+    context, *arguments = verify_arguments(setting, nodes, branches, draft_of(setting, branches))
+    log_prob_accepted, weights, state = verify(setting.neighbours, context, *arguments)
+    lengths = drawn_distribution(np.exp(log_prob_accepted.astype(np.float64)))
     setting.tally.accepts(branches.drafted, lengths)
     chance = branches.chance[:, None, None] * lengths[:, :, None] * drawn_distribution(weights)
-    return Outcomes(chance, arguments[2], arguments[3], state)
+    branch, accepted, token = np.nonzero(chance)
+    tokens = emitted_tokens(branches, branch, accepted, token)
+
+    def following(index: np.ndarray, probability: np.ndarray) -> Nodes:
+        result = VerificationResult(host(tokens[index]), host((accepted[index] + 1).astype(np.int32)))
+        _, draft, distributions = arguments
+        learnt = take((draft, distributions, state), branch[index])
+        return advance(setting, nodes, branches, branch[index], probability, learnt, result, result)
+
+    length = (accepted + 1).astype(np.int32)
+    return branches, Ends(branch, tokens, length, chance[branch, accepted, token], following)
 
 
-def after(
-    setting: Setting,
-    nodes: Nodes,
-    branches: Branches,
-    outcomes: Outcomes,
-    chosen: tuple[np.ndarray, ...],
-    chance: np.ndarray,
-) -> Nodes:
-    """The rows at the beginning of the next round, for chosen (branch, accepted, token) with probability `chance`."""
-    branch, accepted, token = chosen
-    tokens = tokens_of(branches, chosen)
-    result = VerificationResult(host(tokens), host((accepted + 1).astype(np.int32)))
-    return advance(setting, nodes, branches, outcomes, branch, chance, result, result)
-
-
-def tokens_of(branches: Branches, chosen: tuple[np.ndarray, ...]) -> np.ndarray:
-    """[N, K+1] int32, the accepted drafts of the chosen (branch, accepted, token) and the token after them."""
-    branch, accepted, token = chosen
+def emitted_tokens(branches: Branches, branch: np.ndarray, accepted: np.ndarray, token: np.ndarray) -> np.ndarray:
+    """[L, K+1] int32, the accepted drafts of (branch, accepted, token) [L] and the token after them."""
     index = np.arange(branches.text.shape[1] - 1)[None, :]
     drafts = np.pad(branches.text[:, 2:], ((0, 0), (0, 1)))[branch]
     return np.where(index < accepted[:, None], drafts, token[:, None]).astype(np.int32)
@@ -227,45 +211,74 @@ def advance(
     setting: Setting,
     nodes: Nodes,
     branches: Branches,
-    outcomes: Any,
     branch: np.ndarray,
     chance: np.ndarray,
+    learnt: tuple[Any, Distribution, Any],
     result: Any,
     emitted: VerificationResult,
 ) -> Nodes:
-    """The rows at the beginning of the next round.
+    """The rows [I, ...] at the beginning of the next round, from the drafts `branch` [I] with probability `chance`.
 
-    Args:
-        outcomes: `draft`, `distributions` and `verifier` of all branches, as in `Outcomes`.
-        branch: [N], index of each row's branch; chance: [N], probability of the row.
-        result: argument of the policy's `update`; emitted: the tokens that the round emits.
+    `learnt` are the rows' drafts, the target's distributions and the verifier's state; `result` is the argument of the
+    policy's `update`, and `emitted` are the tokens that the round emits.
     """
-    rules, context = _rules(setting.policy.bare, setting.batch), take(context_of(setting, nodes), branches.node[branch])
-    policy = rules.update(context, take(branches.policy, branch), take(outcomes.draft, branch), result)
+    draft, distributions, verifier = learnt
+    node, watch = branches.node[branch], setting.neighbours
+    context, policy = take(context_of(setting, nodes), node), take(branches.policy, branch)
+    if setting.policy is not None:
+        policy = _rules(setting.policy.bare, setting.batch).update(watch, context, policy, draft, result)
     monitor = context.monitor
     if jax.tree.leaves(monitor):
-        watch = _watch(setting.monitor.bare, setting.batch)
         # By the drafts only: the toys' monitor reads the distributions at the chain's positions.
-        monitor = watch(context, monitor, take(outcomes.distributions, branch), VerificationResult(*result[:2]))
-    node = branches.node[branch]
-    tokens = _appended(nodes.tokens[node], nodes.emitted[node], emitted)
-    count = (nodes.emitted[node] + emitted.length).astype(np.int32)
-    return Nodes(tokens, branches.table[branch], count, chance, policy, take(outcomes.verifier, branch), monitor)
+        observed = context, monitor, distributions, VerificationResult(*result[:2])
+        monitor = _watch(setting.monitor.bare, setting.batch)(watch, *observed)
+    tokens, count = nodes.tokens[node].copy(), (nodes.emitted[node] + emitted.length).astype(np.int32)
+    for k in range(emitted.tokens.shape[1]):
+        place = 2 + nodes.emitted[node] + k
+        rows = np.flatnonzero((k < emitted.length) & (place < tokens.shape[1]))
+        tokens[rows, place[rows]] = emitted.tokens[rows, k]
+    return Nodes(tokens, branches.request[branch], count, chance, policy, verifier, monitor)
 
 
-def _appended(tokens: np.ndarray, emitted: np.ndarray, result: VerificationResult) -> np.ndarray:
-    """Texts with a round's tokens appended; tokens that do not fit are dropped."""
-    tokens = tokens.copy()
-    for k in range(result.tokens.shape[1]):
-        place = 2 + emitted + k
-        rows = np.flatnonzero((k < result.length) & (place < tokens.shape[1]))
-        tokens[rows, place[rows]] = result.tokens[rows, k]
-    return tokens
+def enumerate_distribution(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    toy: Toy,
+    warp: Warp,
+    *,
+    monitor: Monitor | None = None,
+    kind: int = 0,
+    longest: int = 2,
+    tokens: int = 3,
+    batch: int = 3,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The joint distributions, [V] * tokens float64, of the first emitted tokens and of the target's, summed over all
+    rounds in float64 from the prompt 0, 1. `kind` is that of `nodes.Requests`; warps have one row.
+    """
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        one = lambda value, dtype: np.full(1, value, dtype)  # noqa: E731
+        numbers = one(kind, np.int8), one(tokens + 1, np.int32), one(0, np.int32), one(0, np.uint32)
+        requests = Requests(jax.tree.map(np.asarray, warp), *numbers)
+        double: Any = jax.tree.map(np.float64, toy)
+        setting = setting_of(policy, verifier, monitor, longest, requests, [double], tokens=tokens, batch=batch)
+        nodes, vocab = first_nodes(setting), setting.vocab_size
+        joint = np.zeros((vocab,) * tokens)
+        while len(nodes.chance):
+            _, ends = ends_of_round(setting, nodes)
+            nodes = _merged(ends.following(np.arange(len(ends.chance)), ends.chance))
+            done = nodes.emitted >= tokens
+            np.add.at(joint, tuple(nodes.tokens[done, 2:].T), nodes.chance[done])
+            nodes = take(nodes, ~done)
+    prob = np.exp(setting.target_distributions.log_prob).reshape((vocab,) * 3)
+    goal = prob[0, 1]
+    for size in range(1, tokens):
+        goal = goal[..., None] * (prob[1] if size == 1 else prob)
+    return joint, goal
 
 
 def _merged(nodes: Nodes) -> Nodes:
     """Merges rows with identical futures."""
-    leaves = [nodes.tokens, nodes.table, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
+    leaves = [nodes.tokens, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
     leaves += jax.tree.leaves((nodes.policy, nodes.verifier, nodes.monitor))
     count = len(nodes.chance)
     raw = [np.ascontiguousarray(leaf).reshape(count, -1).view(np.uint8).reshape(count, -1) for leaf in leaves]
@@ -281,6 +294,15 @@ class _Rules(NamedTuple):
     update: Callable[..., Any]
 
 
+def _at_random(rng: np.random.Generator) -> _Rules:
+    """Drafts that end at random before or after a pass; one in thirty rounds drafts nothing."""
+
+    def goes_on(neighbours: Any, context: RoundContext, state: Any, *rest: Any) -> tuple[np.ndarray, Any]:
+        return rng.random(len(context.length)) >= ENDS * (1.0 if rest else 0.2), state
+
+    return _Rules(goes_on, goes_on, goes_on, goes_on)
+
+
 @functools.lru_cache(maxsize=64)
 def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
     """The policy's functions as called by the draft loop, in batches; finished rows keep their state."""
@@ -289,22 +311,23 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
         go_on, new = policy.begin(state, context)
         return go_on & context.alive, select_rows(context.alive, new, state)
 
+    def check(context: RoundContext, state: Any, distribution: Distribution, drafted: Any) -> Any:
+        return policy.check(state, distribution, drafted, context)
+
+    def proceed(context: RoundContext, state: Any, distribution: Distribution, token: Any, drafted: Any) -> Any:
+        return policy.proceed(state, distribution, token, drafted, context)
+
     def update(context: RoundContext, state: Any, draft: Draft, result: VerificationResult) -> Any:
         return select_rows(context.alive, policy.update(state, draft, result), state)
 
-    return _Rules(
-        begin=in_batches(begin, batch),
-        check=in_batches(
-            lambda context, state, distribution, drafted: policy.check(state, distribution, drafted, context), batch
-        ),
-        proceed=in_batches(
-            lambda context, state, distribution, token, drafted: policy.proceed(
-                state, distribution, token, drafted, context
-            ),
-            batch,
-        ),
-        update=in_batches(update, batch),
-    )
+    each = begin, check, proceed, update
+    return _Rules(*(in_batches(f, batch, f"the policy's {f.__name__}", policy.joins_rows) for f in each))
+
+
+def scaled(weights: Any, chance: Any) -> Any:
+    """Weights [B, K+1, V] scaled to the sums `chance` [B, K+1]: rounding means nothing where they are never used."""
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return jnp.where(chance[..., None] > 0, weights * (chance[..., None] / jnp.where(total > 0, total, 1.0)), 0.0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -313,10 +336,11 @@ def _verification(verifier: Verifier, batch: int, longest: int) -> Callable[...,
 
     def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
-        weights = [next_distribution(jnp.full((batch,), k, jnp.int32)) for k in range(longest + 1)]
-        return log_prob_accepted, jnp.stack(weights, axis=1), state
+        rows = len(context.length)
+        weights = [next_distribution(jnp.full((rows,), k, jnp.int32)) for k in range(longest + 1)]
+        return log_prob_accepted, scaled(jnp.stack(weights, axis=1), jnp.exp(log_prob_accepted)), state
 
-    return in_batches(verify, batch)
+    return in_batches(verify, batch, "the verifier's verify")
 
 
 @functools.lru_cache(maxsize=64)
@@ -327,4 +351,4 @@ def _watch(monitor: Monitor, batch: int) -> Callable[..., Any]:
         assert distributions.raw_log_prob is not None  # logits up to a constant
         return select_rows(context.alive, monitor.observe(state, distributions.raw_log_prob, result, context), state)
 
-    return in_batches(observe, batch)
+    return in_batches(observe, batch, "the monitor's observe")

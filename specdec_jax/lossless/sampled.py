@@ -27,11 +27,12 @@ from specdec_jax.drafters.model import model
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.reading import reading
+from specdec_jax.lossless.batched import joined, take
 from specdec_jax.lossless.counterexample import Counterexample
-from specdec_jax.lossless.exact import PHASES
+from specdec_jax.lossless.enumeration import PHASES
 from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_model, toy_pair, with_reading
 from specdec_jax.models.adapters import with_source
-from specdec_jax.types import Array, Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
+from specdec_jax.types import Array, Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier, Warp
 
 FALSE_ALARM = 1e-4  # probability that a lossless decoder fails one of the tests
 JOINT_TOKENS = 4  # default tokens of the joint test: each further one multiplies the cells
@@ -52,8 +53,6 @@ class SampledReport(NamedTuple):
     lossless: bool  # neither test fails
     by_position: tuple[float, ...] = ()  # p-value of each position's token given the text before it
     drafted: tuple[int, ...] = ()  # number of drafts of at least 1, 2, ... K tokens
-    stopped: int = 0  # number of rounds with fewer drafts than the budget
-    widths: tuple[int, ...] = ()  # verification widths that occurred
     counterexample: Counterexample | None = None
 
     @property
@@ -156,8 +155,8 @@ def test_by_sampling(
     else:
         cells, joint = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}, tokens
     observed = dict.fromkeys(cells, 0)
-    positions = None if against is not None else Positions(target, params.target, len(prompt), tokens, numbers)
-    drafted, done, begun, stopped, widths = np.zeros(longest, np.int64), 0, time.perf_counter(), 0, set()
+    positions = None if against is not None else Positions(target, params.target, len(prompt), tokens)
+    drafted, done, begun = np.zeros(longest, np.int64), 0, time.perf_counter()
     while done < sequences:
         count = min(batch, sequences - done)
         state = decoder.prefill(
@@ -169,19 +168,16 @@ def test_by_sampling(
             **strategies,
             sources=None if source is None else [list(source)] * batch,
             stop_ids=(),
-            record_rounds=tokens + longest,
         )
         state = decoder.run(params, state)
         texts = np.asarray(state.tokens)[:count, : len(prompt) + tokens]
         drafted += np.asarray(state.statistics.drafted_at).sum(axis=0)
-        stops, wide = _stops_and_widths(state.record, tokens + longest, longest, count)
-        stopped, widths = stopped + stops, widths | wide
         for text, times in zip(
             *np.unique(texts[:, len(prompt) : len(prompt) + joint], axis=0, return_counts=True), strict=True
         ):
             observed[_cell_of(cells, text.tolist())] += int(times)
         if positions is not None:
-            positions.add(texts)
+            positions.add(texts, make_warp(count, **numbers))
         begun = time.perf_counter() if done == 0 else begun
         done += count
         if not progress(done, time.perf_counter() - begun):
@@ -189,9 +185,7 @@ def test_by_sampling(
     counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
     report = _report(counts, expected, done, tokens)
     by_position = () if positions is None else positions.by_stretch(1)
-    report = report._replace(
-        by_position=by_position, drafted=tuple(drafted.tolist()), stopped=stopped, widths=tuple(sorted(widths))
-    )
+    report = report._replace(by_position=by_position, drafted=tuple(drafted.tolist()))
     lossless = report.p_value >= FALSE_ALARM and report.least >= FALSE_ALARM
     wrong = None if lossless else _wrong_cell(cells, observed, tuple(prompt), numbers)
     return report._replace(lossless=lossless, counterexample=wrong)
@@ -241,14 +235,6 @@ def _cell_of(cells: Mapping[Cell, float], text: Sequence[int]) -> Cell:
     return prefix, (prefix, True) in cells
 
 
-def _stops_and_widths(record: Any, limit: int, longest: int, count: int) -> tuple[int, set[int]]:
-    """(number of rounds of the first `count` rows with fewer drafts than the budget, widths of passes)."""
-    drafted, emitted, width = (np.asarray(leaf)[:count] for leaf in (record.drafted, record.emitted, record.width))
-    budget = np.minimum(longest, limit - (np.cumsum(emitted, axis=1) - emitted) - 1)
-    played = emitted > 0
-    return int(np.sum(played & (drafted < budget))), set(np.unique(width[played]).tolist())
-
-
 def _wrong_cell(
     cells: Mapping[Cell, float], observed: Mapping[Cell, int], prompt: tuple[int, ...], warp: Mapping[str, Any]
 ) -> Counterexample | None:
@@ -266,7 +252,7 @@ def _wrong_cell(
             expected, tried = chance[text] / chance[text[:-1]], times[text[:-1]]
             off = abs(times[text] - tried * expected) / max(np.sqrt(tried * expected * (1 - expected)), 1e-9)
             if off > worst:
-                wrong, worst = (text, length, times[text] / tried, expected), off
+                wrong, worst = (text, times[text] / tried, expected), off
         if wrong is not None:
             return Counterexample("samples", prompt, warp, *wrong, sampled=True)
     return None
@@ -304,34 +290,42 @@ class Positions:
     are uncorrelated from position to position, and a position's sum over its covariance is chi-square distributed.
     """
 
-    def __init__(
-        self, target: LanguageModel, params: Params, prompt_length: int, tokens: int, warp: Mapping[str, Any]
-    ) -> None:
-        self.params, self.tokens, vocab = params, tokens, target.spec.vocab_size
+    def __init__(self, target: LanguageModel, params: Params, prompt_length: int, tokens: int) -> None:
+        self.params, self.prompt_length, self.tokens = params, prompt_length, tokens
+        vocab = target.spec.vocab_size
         self.listed = vocab <= LISTED
         bins, groups = (vocab, vocab) if self.listed else (len(RANKS) + 1, 1)
         self.excess = np.zeros((tokens, groups, bins))
         self.covariance = np.zeros((tokens, groups, bins, bins))
         self.impossible = False
         self.rows = max(1, min(4096, 2**24 // vocab // tokens))
-        self.binned = jax.jit(lambda params, texts: _binned(target, params, texts, prompt_length, warp, self.listed))
+        self.binned = jax.jit(
+            lambda params, texts, warp: _binned(target, params, texts, prompt_length, warp, self.listed)
+        )
 
-    def add(self, texts: np.ndarray) -> None:
-        """Counts texts [N, prompt_length + tokens]."""
+    def add(self, texts: np.ndarray, warp: Warp, emitted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Counts texts [N, prompt_length + tokens] of which `emitted` [N] tokens count (None: all), by warps [N].
+
+        Returns the differences [N, T, bins] and the expected counts, zero beyond a text's end.
+        """
+        every = np.full(len(texts), self.tokens) if emitted is None else emitted
+        each = []
         for first in range(0, len(texts), self.rows):
-            part = texts[first : first + self.rows]
-            filled = np.resize(part, (self.rows, texts.shape[1]))
-            chance, group, bins = (np.asarray(leaf)[: len(part)] for leaf in self.binned(self.params, filled))
-            chance = chance.astype(np.float64)
+            index = np.minimum(np.arange(first, first + self.rows), len(texts) - 1)
+            chance, group, bins = map(np.asarray, self.binned(self.params, texts[index], take(warp, index)))
+            count = min(self.rows, len(texts) - first)
+            chance, inside = chance[:count].astype(np.float64), np.arange(self.tokens) < every[index[:count], None]
             chance /= chance.sum(axis=-1, keepdims=True)
-            hit = np.eye(chance.shape[-1])[bins]
-            self.impossible |= bool(np.any(chance[hit > 0] <= 0))
+            hit = np.eye(chance.shape[-1])[bins[:count]]
+            self.impossible |= bool(np.any(inside & ((chance * hit).sum(axis=-1) <= 0)))
             for group_index in range(self.excess.shape[1]):
-                mine = (group == group_index)[..., None]
+                mine = ((group[:count] == group_index) & inside)[..., None]
                 p = np.where(mine, chance, 0.0)  # [N, T, bins]
                 self.excess[:, group_index] += np.sum(np.where(mine, hit, 0.0) - p, axis=0)
                 self.covariance[:, group_index] -= np.einsum("ntc,ntd->tcd", p, p)
                 self.covariance[:, group_index] += np.eye(p.shape[-1]) * p.sum(axis=0)[:, :, None]
+            each.append((np.where(inside[..., None], hit - chance, 0.0), np.where(inside[..., None], chance, 0.0)))
+        return joined(each)
 
     def by_stretch(self, size: int) -> tuple[float, ...]:
         """The joint p-value of every `size` positions; bins with expected counts below five are pooled."""
@@ -353,12 +347,12 @@ class Positions:
 
 
 def _binned(
-    target: LanguageModel, params: Params, texts: Array, prompt_length: int, warp: Mapping[str, Any], listed: bool
+    target: LanguageModel, params: Params, texts: Array, prompt_length: int, warp: Warp, listed: bool
 ) -> tuple[Array, Array, Array]:
     """(chance [B, T, bins] under the target, group [B, T], bin of the text's token [B, T]) after the prompt."""
     batch, length = texts.shape
     logits, _ = target.apply(params, texts, target.init_cache(params, batch, length))
-    prob = jnp.exp(distributions(logits[:, prompt_length - 1 : -1], make_warp(batch, **warp)).log_prob)
+    prob = jnp.exp(distributions(logits[:, prompt_length - 1 : -1], warp).log_prob)
     token = texts[:, prompt_length:]
     if listed:
         return prob, texts[:, prompt_length - 1 : -1], token

@@ -59,24 +59,27 @@ def with_reading(toy: Toy, seed: int = 0, size: float = 2.0) -> Toy:
     return toy._replace(read=(size * np.random.default_rng(seed).normal(size=(vocab, vocab))).astype(np.float32))
 
 
-def narrow_pair(vocab_size: int = 12, seed: int = 0, distance: float = 0.5) -> Toy:
-    """A random pair whose long drafts can be enumerated: most contexts have two or three tokens, some have all.
+def drawn_pair(rng: np.random.Generator, vocab_size: int, choices: float, reads: bool = False) -> Toy:
+    """A random pair whose drafter has about `choices` possible tokens in most contexts, and all in some.
 
-    In the former sharpness is uniform on a logarithmic scale, so that drafts continue; the latter are uncertain, up to
-    log V nats. The target always has one possible token more than the drafter, if there is one.
+    Either model has tokens of probability zero that the other has, some pairs share them, and logits may be tied. The
+    drafter may be equal to the target or unlike it.
     """
-    rng = np.random.default_rng(seed)
     shape = (vocab_size,) * 3
-    choices = rng.choice([2, 2, 3, vocab_size], (vocab_size, vocab_size, 1))
-    sharpness = np.exp(rng.uniform(np.log(0.5), np.log(12.0), choices.shape))
-    sharpness = np.where(choices == vocab_size, rng.uniform(0.1, 0.8, choices.shape), sharpness)
-    place = np.argsort(rng.normal(size=shape), axis=-1)
+    sharpness = np.exp(rng.uniform(np.log(0.3), np.log(10.0), (vocab_size, vocab_size, 1)))
     target = rng.normal(size=shape)
-    drafter = target + distance * rng.normal(size=shape)
-    return Toy(
-        np.where(place <= choices, target * sharpness, NEVER).astype(np.float32),
-        np.where(place < choices, drafter * sharpness, NEVER).astype(np.float32),
-    )
+    drafter = target + rng.choice([0.0, 0.3, 1.0, 3.0]) * rng.normal(size=shape)
+    size = np.floor(choices + rng.uniform(size=sharpness.shape))
+    size = np.where(rng.uniform(size=sharpness.shape) < 0.05, vocab_size, np.clip(size, 1, vocab_size))
+    place = np.argsort(rng.normal(size=shape), axis=-1)
+    other = place if rng.uniform() < 0.5 else np.argsort(rng.normal(size=shape), axis=-1)
+    more = rng.choice([0, 1, vocab_size], p=[0.3, 0.4, 0.3])
+    logits = target * sharpness, drafter * sharpness
+    if rng.uniform() < 0.3:  # ties
+        logits = np.round(logits[0]), np.round(logits[1])
+    target, drafter = np.where(other < size + more, logits[0], NEVER), np.where(place < size, logits[1], NEVER)
+    read = 2.0 * rng.normal(size=shape[:2]).astype(np.float32) if reads else None
+    return Toy(target.astype(np.float32), drafter.astype(np.float32), read)
 
 
 def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4096) -> LanguageModel:

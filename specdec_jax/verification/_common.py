@@ -19,7 +19,10 @@ def positions(width: int) -> Array:
 
 
 def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, Array]:
-    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); q is one-hot for chosen tokens (`Draft.one_hot`)."""
+    """(log_q [B, K, V], log p(token) [B, K], log q(token) [B, K]); q is one-hot for chosen tokens (`Draft.one_hot`).
+
+    q(token) is 1 where p(token) is 0, so that p/q is 0 and not undefined for a token that neither has.
+    """
     vocab = log_p.shape[-1]
     hit = jnp.arange(vocab, dtype=jnp.int32)[None, None, :] == draft.tokens[:, :, None]
     certain = jnp.where(hit, jnp.zeros((), log_p.dtype), jnp.array(-jnp.inf, log_p.dtype))
@@ -27,7 +30,7 @@ def draft_log_probabilities(draft: Draft, log_p: Array) -> tuple[Array, Array, A
     token = draft.tokens[:, :, None]
     drafted_p = jnp.take_along_axis(log_p[:, :-1], token, axis=2)[:, :, 0]
     drafted_q = jnp.take_along_axis(log_q, token, axis=2)[:, :, 0]
-    return log_q, drafted_p, drafted_q
+    return log_q, drafted_p, jnp.where(drafted_p == -jnp.inf, 0.0, drafted_q)
 
 
 def token_by_token(log_accept: Array, draft: Draft) -> Array:

@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow
 
 CHEATS = Path(__file__).parents[1] / "cheats"
 MOST = 5
-FEW = {"warps": ({"temperature": 1.0},), "rounds": 2, "max_draft_length": MOST}
-OF_ROWS = FEW | {"rounds": 4}  # rows are compared with other neighbours in the first round and the fourth
+SHAPE = lossless.Shape(vocab_size=8, longest=MOST, batch=4, reads=False, chosen=False)
 
 
-@pytest.fixture(autouse=True)
-def few_prompts(monkeypatch):
-    """A quarter of a proof's drafts: every cheat here is in them, a hundred times over the tolerance."""
-    monkeypatch.setattr("specdec_jax.lossless.long_drafts.DRAWN", 1_500)
+def enumerated(policy, verifier, **options):
+    """Four rounds of 24 drawn requests: (error, rows among other rows, coverage)."""
+    return lossless.prove_rounds(
+        policy, verifier, lossless.Drawing(0), SHAPE, **({"rounds": 4, "drafts": 3_000} | options)
+    )
 
 
 # What a cheat may depend on: (context, index of the draft [B], its token [B] or None, rounds played [B]) -> [B] bool
@@ -35,24 +35,13 @@ def at_draft(k):
     return lambda context, index, token, rounds: index == k - 1
 
 
-def at_token(value):
-    return lambda context, index, token, rounds: token == value
-
-
-def in_row(row):
-    return lambda context, index, token, rounds: jnp.arange(index.shape[0], dtype=jnp.int32) == row
-
-
-def in_odd_rounds(context, index, token, rounds):
-    return rounds % 2 == 1
-
-
-def beside_a_longer_text(context, index, token, rounds):
-    return jnp.roll(context.length, 1) + 1 > context.length
-
-
 PLACES = {f"draft {k}": at_draft(k) for k in (1, 3, MOST)}
-PLACES |= {"token 2": at_token(2), "row 1": in_row(1), "odd rounds": in_odd_rounds, "next row": beside_a_longer_text}
+PLACES |= {
+    "token 2": lambda context, index, token, rounds: token == 2,
+    "row 1": lambda context, index, token, rounds: jnp.arange(index.shape[0], dtype=jnp.int32) == 1,
+    "odd rounds": lambda context, index, token, rounds: rounds % 2 == 1,
+    "next row": lambda context, index, token, rounds: jnp.roll(context.length, 1) + 1 > context.length,
+}
 OF_THE_ROW = [name for name in PLACES if name not in ("row 1", "next row")]
 
 
@@ -142,21 +131,21 @@ def test_the_same_rule_without_the_seed_is_honest():
 def test_honest_policies_that_act_there_only_pass(place):
     """By the distribution, where one is looked at; the next token is not known, so its own chance stands for it."""
     rule = policy(PLACES[place], by_chance if place == "token 2" else uncertain)
-    report = lossless.prove_long_drafts(rule, rejection(), **FEW)
-    assert report.lossless and report.alone and report.error < 1e-7
-    asked, declined = report.coverage.asked, report.coverage.declined
+    result, rows, coverage = enumerated(rule, rejection())
+    assert result.measure < 2e-6 and not result.wrong and not rows.wrong and rows.counts["answers"] > 1_000
     if place.startswith("draft"):
         draft = int(place[-1])
-        assert report.coverage.shown == draft and declined[draft - 1] > 0 and declined.sum() == declined[draft - 1]
+        declined = coverage.declined
+        assert coverage.shown == draft and declined[draft - 1] > 0 and declined.sum() == declined[draft - 1]
     else:
-        assert report.coverage.shown == MOST
-    assert asked.min() > 0
+        assert coverage.shown == MOST
+    assert coverage.asked.min() > 0
 
 
 @pytest.mark.parametrize("place", ["row 1", "next row"])
 def test_policies_whose_rows_look_at_each_other_are_rejected(place):
-    report = lossless.prove_long_drafts(policy(PLACES[place], uncertain), rejection(), **OF_ROWS)
-    assert not report.alone and not report.lossless
+    result, rows, _ = enumerated(policy(PLACES[place], uncertain), rejection())
+    assert "the policy's check differs for the same row" in rows.wrong and result.wrong == rows.wrong
 
 
 # Verifiers
@@ -194,43 +183,29 @@ def verifier(where, fair):
     return rejection().replace(init=init, verify=verify)
 
 
-def in_row_of_many(row):
-    return lambda context, index, token, rounds: (jnp.arange(index.shape[0], dtype=jnp.int32) == row)[:, None]
-
-
-def beside_a_longer_row(context, index, token, rounds):
-    return (jnp.roll(context.length, 1) + 1 > context.length)[:, None]
-
-
-VERIFIED = PLACES | {"row 1": in_row_of_many(1), "next row": beside_a_longer_row}
+VERIFIED = PLACES | {name: lambda *where, place=PLACES[name]: place(*where)[:, None] for name in ("row 1", "next row")}
 TO_THE_END = static(draft_length=MOST)
 
 
 @pytest.mark.parametrize("place", VERIFIED)
 def test_verifiers_that_cheat_there_only_are_rejected(place):
-    report = lossless.prove_long_drafts(TO_THE_END, verifier(VERIFIED[place], fair=False), **FEW)
-    assert not report.lossless and report.error > 0.001
+    result, _, _ = enumerated(TO_THE_END, verifier(VERIFIED[place], fair=False))
+    example = result.counterexample
+    assert result.measure > 0.001 and abs(example.probability - example.expected) > 1e-5
 
 
 @pytest.mark.parametrize("place", OF_THE_ROW)
 def test_verifiers_that_are_fair_there_pass(place):
-    report = lossless.prove_long_drafts(TO_THE_END, verifier(VERIFIED[place], fair=True), **FEW)
-    assert report.lossless and report.error < 1e-7
-    assert not report.coverage.never_accepted
+    result, rows, coverage = enumerated(TO_THE_END, verifier(VERIFIED[place], fair=True))
+    assert result.measure < 2e-6 and not rows.wrong and not coverage.never_accepted
 
 
 @pytest.mark.parametrize("place", ["row 1", "next row"])
 def test_fair_verifiers_whose_rows_look_at_each_other_are_rejected(place):
-    report = lossless.prove_long_drafts(TO_THE_END, verifier(VERIFIED[place], fair=True), **OF_ROWS)
-    assert not report.alone and not report.lossless
+    _, rows, _ = enumerated(TO_THE_END, verifier(VERIFIED[place], fair=True))
+    assert "the verifier's verify differs for the same row" in rows.wrong
 
 
-# A cheat in drafts that are seldom so long is as visible as one in all
-
-
-def test_a_rare_cheat_is_seen_as_clearly(tmp_path):
-    """A joint sum over rounds of two drafts calls it lossless; so does a total variation under its probability."""
-    rare = verifier(at_draft(5), fair=False)
-    assert lossless.prove_exactly(static(), rare, batches=(3,), warps=FEW["warps"]).lossless
-    report = lossless.prove_long_drafts(TO_THE_END, rare, **FEW)
-    assert report.error > 0.1
+def test_a_rare_cheat_is_seen_as_clearly():
+    """Among all rounds, and in those that draft so far."""
+    assert enumerated(TO_THE_END, verifier(at_draft(5), fair=False))[0].measure > 0.1

@@ -1,58 +1,48 @@
-"""The `verify-lossless` command: the proofs of `lossless/` on a policy and a verifier, and their coverage."""
+"""The `verify-lossless` command: the proofs of `lossless/proof.py`, their table, and a verdict with what was drawn."""
 
 import contextlib
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from specdec_jax.app.commands import VerifyLossless
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import columns, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
-from specdec_jax.decoding.decoder import default_widths, widest_draft
 from specdec_jax.loading import download
 from specdec_jax.lossless import (
     FALSE_ALARM,
-    TOLERANCE,
-    TOYS,
-    Case,
+    LOSSLESS,
+    NOT_LOSSLESS,
+    NOT_SHOWN,
     Counterexample,
-    RoundsReport,
+    Proof,
     SampledReport,
     check_on_toy,
-    drawn_warps,
-    prove_exactly,
-    prove_long_drafts,
-    prove_long_texts,
-    prove_real_size,
-    prove_together,
-    prove_verifier,
+    prove,
     test_by_sampling,
-    toy_decoder,
 )
-from specdec_jax.lossless.conclusion import LOSSLESS, NOT_SHOWN, Proof, listed, warp_text
-from specdec_jax.lossless.real_size import ROUNDING
-from specdec_jax.lossless.together import LENGTHS, in_turn
-from specdec_jax.stopping.static import static
+from specdec_jax.lossless.proof import LONGEST
 from specdec_jax.text.generation import encode
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import measured_pair, without_model
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import Monitor, StoppingPolicy, Verifier
+from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
-TOY_DRAFTS, PAIR_DRAFTS = 5, 7  # default maximum draft lengths; 7 is that of `generate`
+CHECKED, PAIR_DRAFTS = 5, 7  # maximum draft lengths of the first check of shapes, and on the pair, as in `generate`
 PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the joint test
-SEVERAL = 16_384  # maximum sequences of the sampled tests of other drafters
-QUOTES = (0, 1, 2, 0, 1, 2, 0, 1)  # a prompt in which lookups find matches
-DRAFTER_VOCABULARY = 6  # vocabulary size of the toy for a user's drafter
-CLOSE = 0.5  # distance of the sampled toy's drafter from its target, so that long drafts are accepted
+DRAFTER_VOCABULARY = 6  # vocabulary size of the first check of a user's drafter
+ESCAPES = (
+    "To escape, a mistake must need drafts longer than {longest} tokens, vocabularies or numbers that were not drawn, "
+    "states that no text of 128 tokens reaches, or deviate by less than the bounds above; at these hyperparameters."
+)
 
 
 def verify(command: VerifyLossless) -> str:
@@ -63,96 +53,50 @@ def verify(command: VerifyLossless) -> str:
             drafter without a model.
     """
     policy, verifier = command.rules.policy, command.rules.verifier
-    target, drafter, sequences, seed = command.target, command.drafter, command.sequences, command.seed
-    if command.max_draft_length is not None and command.max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
+    target, drafter, seed = command.target, command.drafter, command.seed
+    longest = LONGEST if command.max_draft_length is None else command.max_draft_length
+    if not 1 <= longest <= LONGEST:
+        raise ValueError(f"max_draft_length must lie in [1, {LONGEST}], got {longest}")
     rules = choose("policy", policy), choose("verifier", verifier)
     watches = None if command.monitor is None else choose("monitor", command.monitor)
     if (target is None) != (drafter is None) and not (target is None and without_model(drafter)):
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
-    if (least := min(sequences, command.pair_sequences)) < 1:
-        raise ValueError(f"sequences must be at least 1, got {least}")
+    if command.pair_sequences < 1:
+        raise ValueError(f"pair_sequences must be at least 1, got {command.pair_sequences}")
+    if not 0 <= command.minutes < 1e5:
+        raise ValueError(f"minutes must be 0 or more, got {command.minutes:g}")
     if target is not None and rules[1].greedy_only and command.temperature > 0:
         raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {command.temperature:g}")
     if seed is not None and seed < 0:
         raise ValueError(f"a seed must be 0 or more, got {seed}")
-    draft_limit, seed = command.max_draft_length or TOY_DRAFTS, secrets.randbelow(2**31) if seed is None else seed
+    seed, pair = secrets.randbelow(2**31) if seed is None else seed, None
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators use lower precision for float32 by default
-        with interrupts_end_here():
-            modelless, toy = None, {"vocab_size": DRAFTER_VOCABULARY}
-            if drafter is not None and target is None:
-                modelless = choose("drafter", drafter, max_draft_length=draft_limit, **toy)
-            check_on_toy(*rules, watches, draft_limit)
-            if modelless is not None:
-                check_on_toy(*rules, watches, modelless.max_draft_length, drafter=modelless, **toy)
-            proof = _on_toys(*rules, watches, draft_limit, sequences, seed)
-            if modelless is not None:
-                longest, few = modelless.max_draft_length, min(sequences, SEVERAL)
-                with status(f"Decoding {few} sequences with {modelless.name}"):
-                    sizes = longest, longest + 1, few
-                    turns = in_turn(longest), rules[1]  # the policy itself may draft nothing with this drafter
-                    report = _sampled_on_toy(*turns, watches, *sizes, QUOTES, drafter=modelless, **toy)
-                proof = proof._replace(drafter=report)
-        if target is not None and drafter is not None:
-            proof = proof._replace(pair=_sampled_on_pair(command, *rules, watches))
-    scope = proof.scope(*rules)
+        with interrupts_end_here(), status("Checking shapes") as shown:
+
+            def modelless(length: int, vocab_size: int) -> Drafter:
+                return choose("drafter", str(drafter), max_draft_length=length, vocab_size=vocab_size)
+
+            users = modelless if drafter is not None and target is None else None
+            check_on_toy(*rules, watches, CHECKED)
+            if users is not None:
+                toy = users(CHECKED, DRAFTER_VOCABULARY)
+                check_on_toy(*rules, watches, toy.max_draft_length, drafter=toy, vocab_size=DRAFTER_VOCABULARY)
+            options: dict[str, Any] = {"monitor": watches, "drafter": users, "max_draft_length": longest}
+            update = getattr(shown, "update", lambda text: None)
+            proof = prove(*rules, seed=seed, minutes=command.minutes, progress=update, **options)
+        if target is not None and proof.conclusion != NOT_LOSSLESS:
+            pair = _sampled_on_pair(command, *rules, watches)
+    conclusion = proof.conclusion if pair is None or pair.lossless else NOT_LOSSLESS
+    missing = () if pair is None else [length for length, times in enumerate(pair.drafted, 1) if not times]
+    gaps = (*proof.gaps, *([f"on the pair drafts of {_listed(missing)} tokens never occurred"] if missing else []))
+    conclusion = NOT_SHOWN if gaps and conclusion == LOSSLESS else conclusion
     if command.json:
-        print(as_json(proof, policy, verifier, scope, seed))
+        print(json_text(_by_name(_fields(proof, policy, verifier, conclusion, gaps, pair))))
     else:
-        show(proof, Console(highlight=False), f"{policy} with {verifier} verification", scope, seed)
-    return proof.conclusion
-
-
-def _on_toys(
-    policy: StoppingPolicy, verifier: Verifier, monitor: Monitor | None, longest: int, sequences: int, seed: int
-) -> Proof:
-    """All proofs except those on the pair."""
-    strategies, to_the_end = (policy, verifier), (static(draft_length=longest), verifier)
-    warps: dict[str, Any] = {"warps": drawn_warps(seed), "monitor": monitor}
-    with status("Enumerating all rounds of short drafts"):
-        exact = prove_exactly(*strategies, monitor=monitor)
-    with status(f"Enumerating rounds of up to {longest} drafts"):
-        rounds = prove_long_drafts(*strategies, monitor=monitor, max_draft_length=longest)
-        rounds_to_the_end = prove_long_drafts(*to_the_end, monitor=monitor, max_draft_length=longest, rounds=2)
-        together = prove_together(*strategies, **warps, max_draft_length=longest)
-        alone = prove_verifier(verifier, **warps)
-        real_size = prove_real_size(verifier, monitor=monitor)
-    with status(f"Decoding {sequences} sequences on a toy, twice"):
-        some = (1, *default_widths(widest_draft(policy, longest)))
-        sampled = _sampled_on_toy(*strategies, monitor, longest, longest + 1, sequences, widths=some)
-        every = range(1, longest + 2)
-        rules = in_turn(longest), verifier
-        sampled_in_turn = _sampled_on_toy(*rules, monitor, longest, 2 * longest + 2, sequences, widths=every)
-    several = None
-    if policy.rounds is None or not policy.rounds.needs_one_model(policy):
-        with status("Decoding with several drafters"):
-            few = min(sequences, SEVERAL)
-            several = _sampled_on_toy(*strategies, monitor, longest, longest + 1, few, QUOTES, several=True)
-    with status("Decoding long texts on a toy, one by one and in batches"):
-        texts = prove_long_texts(*strategies, monitor=monitor, max_draft_length=longest)
-    trees, of_trees = None, policy.rounds or verifier.rounds
-    if of_trees is not None:
-        with status("Enumerating rounds of trees"):
-            trees = of_trees.prove_rounds(verifier)
-    proof = Proof(exact, rounds, rounds_to_the_end, sampled, sampled_in_turn, texts=texts, trees=trees)
-    return proof._replace(together=together, verifier=alone, real_size=real_size, several=several)
-
-
-def _sampled_on_toy(
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    monitor: Monitor | None,
-    longest: int,
-    tokens: int,
-    sequences: int,
-    prompt: Sequence[int] = (0, 1),
-    **toy: Any,
-) -> SampledReport:
-    """A sampled test on a toy; `toy`: further options of `toy_decoder`."""
-    decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, distance=CLOSE, **toy)
-    warp = {"temperature": 0.0 if verifier.greedy_only else 1.0}
-    return test_by_sampling(decoder, params, prompt, warp=warp, tokens=tokens, sequences=sequences)
+        title = " and ".join(filter(None, [f"{policy} with {verifier} verification", users and drafter]))
+        show(proof, Console(highlight=False), title, conclusion, gaps, pair)
+    return conclusion
 
 
 def _sampled_on_pair(
@@ -203,66 +147,49 @@ def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def show(proof: Proof, console: Console, title: str, scope: str, seed: int) -> None:
-    """Prints the table of exact distances, that of the policy's decisions, lines of other results, and the verdict."""
-    exact, rounds = proof.exact, proof.rounds
-    console.print(_table(exact.cases, title))
-    console.print(
-        f"Exact, all rounds: the largest total variation of {len(exact.cases)} enumerated distributions from the "
-        f"target's is {exact.total_variation:.1e} (must be under {TOLERANCE:.0e}); "
-        f"draft lengths that occurred: {listed(exact.draft_lengths)}."
-    )
-    console.print(_coverage_table(rounds))
-    console.print(
-        f"Exact, round by round: the largest relative error of a sequence's probability in "
-        f"{sum(case.rounds for case in rounds.cases)} rounds is {rounds.error:.1e}, drafting to the end "
-        f"{proof.rounds_to_the_end.error:.1e} (must be under {TOLERANCE:.0e})."
-    )
-    if proof.trees is not None:
-        console.print(proof.trees.sentence)
-    _show_together(proof, console, seed)
-    if not proof.alone:
-        console.print("A row's results depend on its neighbours or on its place in the batch.")
-    console.print(f"Sampled, the whole decoder on a toy: {_sentence(proof.sampled)}.")
-    console.print(f"The same, drafting every length in turn: {_sentence(proof.sampled_in_turn)}.")
-    for report, where in ((proof.several, "prompt lookup and a model as drafters"), (proof.drafter, "your drafter")):
-        if report is not None:
-            console.print(f"Sampled with {where}: {_sentence(report)}.")
-    if proof.texts is not None:
-        console.print(
-            f"Long texts, {proof.texts.rows} of {proof.texts.tokens} tokens, at keys that a rule can guess: by stretch "
-            f"p = {proof.texts.least:.2g} (must be over {FALSE_ALARM:g})."
-        )
-    if proof.pair is not None:
-        console.print(f"Sampled, the whole decoder on the pair: {_sentence(proof.pair)}.")
-    if proof.counterexample is not None and not proof.passed:
-        console.print(f"Smallest counterexample: {counterexample_text(proof.counterexample)}.")
-    if proof.conclusion == NOT_SHOWN:
-        too_short = proof.shown < len(proof.rounds.cases[0].coverage.asked)
-        console.print(f"Not shown{f' beyond draft {proof.shown}' if too_short else ''}: {'; '.join(proof.gaps)}.")
-        if too_short:
-            console.print("--max-draft-length sets the longest draft tested.")
-    elif proof.conclusion == LOSSLESS:
-        console.print(f"Lossless for {'; '.join((scope, *proof.never))}.")
-    else:
+def show(
+    proof: Proof, console: Console, title: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None = None
+) -> None:
+    """Prints the properties as a table, the policy's decisions, and a verdict."""
+    table = columns("property", "drawn", "worst", "bound", texts=2, title=f"{title}, seed {proof.seed}")
+    for row in proof.rows:
+        sign = "over" if row.bound == FALSE_ALARM else "under"
+        bound = "" if np.isnan(row.measure) else f"{sign} {row.bound:.0e}"
+        worst = "" if np.isnan(row.measure) else f"{row.measure:.1e}"
+        table.add_row(row.name, row.drawn, worst if row.passed else f"{worst} FAILED".strip(), bound)
+    console.print(table)
+    asked, declined = (list(map(int, counts)) for counts in proof.coverage[:2])
+    pairs = ", ".join(f"{no}/{yes}" if yes else "-" for no, yes in zip(declined, asked, strict=True))
+    console.print(f"The rule said no to draft 1, 2, ... in {pairs} of its decisions.", soft_wrap=True)
+    if pair is not None:
+        console.print(f"Sampled, the whole decoder on the pair: {_sentence(pair)}.", soft_wrap=True)
+    for row in proof.rows:
+        if row.wrong:
+            console.print(f"{row.name}: {row.wrong}.", soft_wrap=True, markup=False)
+    example = proof.counterexample or (pair.counterexample if pair is not None else None)
+    if conclusion == NOT_LOSSLESS:
+        if example is not None:
+            console.print(f"Smallest counterexample: {counterexample_text(example)}.", soft_wrap=True)
         console.print("NOT lossless.")
+        return
+    text = f"No deviation in {drawn(proof)}, total variation below {rounds_error(proof):.0e}."
+    console.print(f"{text} --seed {proof.seed} draws the same again, another seed other cases.", soft_wrap=True)
+    console.print(ESCAPES.format(longest=len(asked)), soft_wrap=True)
+    if conclusion == NOT_SHOWN:
+        console.print(f"Not shown: {'; '.join(gaps)}.", soft_wrap=True)
 
 
-def _show_together(proof: Proof, console: Console, seed: int) -> None:
-    """Prints the results for rows of several warps, the verifier alone, and float32."""
-    if proof.together is not None and proof.verifier is not None:
-        temperatures = proof.together.cases[0].warp["temperature"]
-        console.print(
-            f"The same of rows of several warps in one batch, drafts drawn and chosen: {proof.together.error:.1e}; the "
-            f"verifier alone with drafts of up to {listed(LENGTHS)} tokens: {proof.verifier.error:.1e}. Temperatures: "
-            f"{', '.join(f'{number:g}' for number in temperatures)} (--seed {seed} draws them again)."
-        )
-    if proof.real_size is not None:
-        report = proof.real_size
-        console.print(
-            f"Exact, in float32 with {report.vocab_size:,} tokens: total variation {report.total_variation:.1e} (must "
-            f"be under {ROUNDING:.0e}); largest probability of a truncated token: {report.truncated:.1g} (must be 0)."
-        )
+def drawn(proof: Proof) -> str:
+    """What was drawn in one phrase, such as "4,096 rounds of 5 sizes"."""
+    rounds = sum(row.rounds for row in proof.rows)
+    passes = f"{proof.passes} passes" if proof.passes > 1 else "one pass"
+    return f"{rounds:,} rounds ({passes}, {proof.seconds:.0f} s)"
+
+
+def rounds_error(proof: Proof) -> float:
+    """The power of ten above the worst total variation of the exact properties."""
+    worst = max(row.measure for row in proof.rows if row.bound != FALSE_ALARM and not np.isnan(row.measure))
+    return 10.0 ** np.ceil(np.log10(max(worst, 1e-12)))
 
 
 def counterexample_text(example: Counterexample) -> str:
@@ -282,67 +209,34 @@ def _tokens(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) or "of no tokens"
 
 
-def _coverage_table(report: RoundsReport) -> Table:
-    """A row per draft position, a column per warp: number of stops of the number of decisions."""
-    warps = [warp_text(case.warp).replace("temperature", "T").replace(", ", ",\n") for case in report.cases]
-    table = columns("draft", *warps, title="Times the rule said no to a draft / times it was asked")
-    for index in range(len(report.cases[0].coverage.asked)):
-        counts = [(case.coverage.declined[index], case.coverage.asked[index]) for case in report.cases]
-        table.add_row(
-            str(index + 1), *(f"{declined}/{times}" if times else "never asked" for declined, times in counts)
-        )
-    return table
+def warp_text(warp: Mapping[str, Any]) -> str:
+    """A warp as text, such as "temperature 0.7, top-k 2"."""
+    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in warp.items())
 
 
-def as_json(proof: Proof, policy: str, verifier: str, scope: str, seed: int) -> str:
-    """The proof as one line of JSON."""
-    example = proof.counterexample
-    fields = {
-        "policy": policy,
-        "verifier": verifier,
-        "conclusion": proof.conclusion,
-        "lossless": proof.conclusion == LOSSLESS,
-        "shown": proof.shown,
-        "gaps": list(proof.gaps),
-        "scope": scope,
-        "never": list(proof.never),
-        "seed": seed,
-        "counterexample": None if example is None or proof.passed else example,
-        "verifier_rounds": proof.verifier,
-        **{name: report for name, report in proof._asdict().items() if name != "verifier"},
-    }
-    return json_text(_by_name(fields))
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _fields(
+    proof: Proof, policy: str, verifier: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None
+) -> dict[str, Any]:
+    """The proof's fields in JSON."""
+    fields = {"policy": policy, "verifier": verifier, "conclusion": conclusion, "lossless": conclusion == LOSSLESS}
+    return fields | proof._asdict() | {"gaps": list(gaps), "pair": pair}
 
 
 def _by_name(value: Any) -> Any:
-    """Reports as dicts of their fields, at any depth, without the enumerated distributions."""
-    if hasattr(value, "_asdict"):
-        value = {name: entry for name, entry in value._asdict().items() if name != "distribution"}
+    """Reports as dicts of their fields, at any depth."""
+    value = value._asdict() if hasattr(value, "_asdict") else value
     if isinstance(value, dict):
         return {name: _by_name(entry) for name, entry in value.items()}
     return [_by_name(entry) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-def _table(cases: Sequence[Case], title: str) -> Table:
-    """Total variation by warp and batch, a column per toy; the worse of drawn and chosen drafts."""
-    toys = sorted({case.toy for case in cases})
-    equal = [toy < len(TOYS) and bool((TOYS[toy].target == TOYS[toy].drafter).all()) for toy in toys]
-    heads = [f"toy {toy + 1}" + (", q = p" if same else "") for toy, same in zip(toys, equal, strict=True)]
-    title = f"Total variation from the target's distribution: {title}"
-    table = columns("warp", "batch", *heads, texts=1, title=title)
-    table.columns[0].no_wrap = True
-    worst: dict[tuple[str, int], dict[int, float]] = {}
-    for case in cases:
-        row = worst.setdefault((warp_text(case.warp), case.batch), {})
-        row[case.toy] = max(row.get(case.toy, 0.0), case.total_variation)
-    for (warp, batch), row in worst.items():
-        table.add_row(warp, str(batch), *(f"{row[toy]:.1e}" for toy in toys))
-    return table
 
 
 def _sentence(report: SampledReport) -> str:
     return (
         f"chi-square {report.statistic:.1f} on {report.degrees} degrees of freedom, p = {report.p_value:.2g}; by "
         f"position p = {report.least:.2g} (both must be over {FALSE_ALARM:g}), {report.sequences} sequences of "
-        f"{report.tokens} tokens; drafts of at least 1, 2, ... tokens: {listed(report.drafted)}"
+        f"{report.tokens} tokens; drafts of at least 1, 2, ... tokens: {_listed(report.drafted)}"
     )

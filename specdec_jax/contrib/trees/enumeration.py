@@ -16,16 +16,17 @@ from specdec_jax.contrib.trees.leaves import (
 from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import take
-from specdec_jax.lossless.enumeration import advance, tokens_of
+from specdec_jax.lossless.enumeration import Ends, advance, emitted_tokens
 from specdec_jax.lossless.nodes import (
     Branches,
     Nodes,
     Setting,
     context_of,
     draft_of,
+    drafter_place,
     drawn_distribution,
     pair,
-    rule_answers,
+    verify_arguments,
 )
 from specdec_jax.types import Distribution, RoundContext, VerificationResult
 
@@ -49,10 +50,12 @@ def policy_of(setting: Setting) -> TreePolicy:
 
 def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, TreeDraft]:
     """One branch per way of drawing the siblings that the policy wants."""
-    vocab, draft = setting.target_distributions.log_prob.shape[-1], TreeDraft(*draft_of(setting, branches))
-    is_greedy = float(setting.warp["temperature"]) <= 0
+    vocab, draft = setting.vocab_size, TreeDraft(*draft_of(setting, branches))
+    temperature = setting.requests.warp.temperature
+    is_greedy = float(temperature[0]) <= 0
+    assert np.all((temperature <= 0) == is_greedy), "rounds with siblings are greedy for all requests or for none"
     seen = setting.drafter_distributions
-    table = np.exp(seen.raw_log_prob if is_greedy else seen.log_prob)
+    table = np.exp(np.float64(seen.raw_log_prob if is_greedy else seen.log_prob))
 
     def place(branch: np.ndarray, depth: Any, token: Any) -> np.ndarray:
         """The index of the drafter's distribution after `depth` drafts, the last one replaced by a token."""
@@ -60,13 +63,12 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
         last_two[:, 1] = last_two[:, 1] if token is None else token
         number = np.minimum(depth, setting.longest - 1)  # beyond it nothing is drawn
-        read = ((branches.table[branch] // vocab**2 * setting.longest + number) * vocab + text[:, 0]) * vocab**2
-        return read + pair(last_two, vocab)
+        return drafter_place(setting, take(branches, branch), number) + pair(last_two, vocab)
 
     siblings = host(np.zeros((*draft.tokens.shape, policy_of(setting).siblings), np.int32))
     draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
     context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(policy_of(setting).bare, setting.batch)(context, branches.policy, draft)
+    draft = beside_of(policy_of(setting).bare, setting.batch)(setting.neighbours, context, branches.policy, draft)
     branch_of, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
     draft = take(draft, branch_of)._replace(siblings=host(drawn[:, : setting.longest]))
     if draft.children is not None:
@@ -92,9 +94,10 @@ def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Chil
 
 def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: TreeDraft) -> CombOutcomes:
     """All outcomes of all drafts with their siblings."""
-    answers = rule_answers(setting, nodes, branches, draft)  # type: ignore[arg-type]
-    log_prob_accepted, several, rest, state = decided(setting.verifier.bare, setting.batch, setting.longest)(*answers)
-    lengths = drawn_distribution(np.exp(log_prob_accepted))
+    answers = verify_arguments(setting, nodes, branches, draft)  # type: ignore[arg-type]
+    decide = decided(setting.verifier.bare, setting.batch, setting.longest)
+    log_prob_accepted, several, rest, state = decide(setting.neighbours, *answers)
+    lengths = drawn_distribution(np.exp(log_prob_accepted.astype(np.float64)))
     setting.tally.accepts(branches.drafted, lengths)
     reached = branches.chance[:, None] * lengths
     return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, answers[3], state)
@@ -104,13 +107,13 @@ def comb_leaves(
     setting: Setting, nodes: Nodes, branches: Branches, outcomes: CombOutcomes
 ) -> tuple[tuple[np.ndarray, ...], Leaf]:
     """All outcomes of drafts with siblings, as leaves."""
-    vocab, draft = setting.target_distributions.log_prob.shape[-1], outcomes.draft
+    vocab, draft = setting.vocab_size, outcomes.draft
 
     def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray, child: np.ndarray | None) -> np.ndarray:
         last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
         last, token = (last, sibling) if child is None else (sibling, child)
-        log_prob = setting.target_distributions.log_prob[branches.table[branch] + last * vocab + token]
-        return drawn_distribution(np.exp(log_prob))
+        log_prob = setting.target_distributions.log_prob[(branches.request[branch] * vocab + last) * vocab + token]
+        return drawn_distribution(np.exp(log_prob.astype(np.float64)))
 
     def decided_children(
         branch: np.ndarray, accepted: np.ndarray, index: int, following: np.ndarray
@@ -118,7 +121,8 @@ def comb_leaves(
         assert draft.children is not None and draft.siblings is not None
         sibling = (accepted * draft.siblings.shape[2] + index).astype(np.int32)
         context = take(context_of(setting, nodes), branches.node[branch])
-        outcome = children_decided(setting.batch)(context, following, take(draft.children, branch), sibling)
+        arguments = following.astype(setting.target_distributions.log_prob.dtype), take(draft.children, branch), sibling
+        outcome = children_decided(setting.batch)(setting.neighbours, context, *arguments)
         return outcome._replace(chance=drawn_distribution(outcome.chance), rest=drawn_distribution(outcome.rest))
 
     siblings = np.asarray(draft.siblings)
@@ -136,22 +140,28 @@ def before_pass(setting: Setting, context: RoundContext, branches: Branches, ste
     count = policy_of(setting).expanded
     if count and step:
         questions = take(context, branches.node), branches.policy, branches.drafted, branches.extra
-        chosen = to_expand_of(policy_of(setting).bare, setting.batch)(*questions)
+        chosen = to_expand_of(policy_of(setting).bare, setting.batch)(setting.neighbours, *questions)
         branches.extra[:, (step - 1) * count : step * count] = chosen
     return branches
 
 
-def enumerate_round(setting: Setting, nodes: Nodes, branches: Branches) -> Nodes:
-    """The rows at the beginning of the next round, for all orders of siblings and all outcomes of all drafts."""
+def ends_of_round(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, Ends]:
+    """All ways in which a round ends, for all orders of siblings and all outcomes of all drafts."""
     branches, draft = with_siblings(setting, nodes, branches)
     outcomes = verified_combs(setting, nodes, branches, draft)
-    chosen, leaf = comb_leaves(setting, nodes, branches, outcomes)
-    branch, accepted, _ = chosen
-    tokens, index = tokens_of(branches, chosen), np.arange(setting.longest + 1)[None, :]
+    (branch, accepted, token), leaf = comb_leaves(setting, nodes, branches, outcomes)
+    tokens, index = emitted_tokens(branches, branch, accepted, token), np.arange(setting.longest + 1)[None, :]
     for step, other in enumerate((leaf.sibling, leaf.child)):
         here = (other >= 0)[:, None] & (index == accepted[:, None] + step)
         tokens = np.where(here, other[:, None], tokens)
-    extra = host(np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32))
-    result = TreeResult(host(tokens), host((accepted + 1).astype(np.int32)), extra)
-    emitted = VerificationResult(result.tokens, result.emitted)
-    return advance(setting, nodes, branches, outcomes, branch, leaf.chance, result, emitted)
+    length, extra = accepted + 1, np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32)
+
+    def following(index: np.ndarray, chance: np.ndarray) -> Nodes:
+        columns = tokens[index], length[index].astype(np.int32), extra[index]
+        result = TreeResult(*map(host, columns))
+        learnt = take((outcomes.draft, outcomes.distributions, outcomes.verifier), branch[index])
+        emitted = VerificationResult(result.tokens, result.emitted)
+        return advance(setting, nodes, branches, branch[index], chance, learnt, result, emitted)
+
+    setting.tally.siblings += np.bincount(accepted, leaf.chance * (leaf.sibling >= 0), setting.longest + 1)
+    return branches, Ends(branch, tokens, (length + extra).astype(np.int32), leaf.chance, following)

@@ -17,6 +17,7 @@ from specdec_jax.contrib.trees.layout import truncated
 from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy
 from specdec_jax.contrib.trees.siblings import child_outcomes, outcomes
 from specdec_jax.lossless.batched import in_batches, joined
+from specdec_jax.lossless.enumeration import scaled
 from specdec_jax.types import Distribution, RoundContext, Verifier
 
 ROOM = 64  # number of places of the widest verification
@@ -49,7 +50,7 @@ def beside_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
         free, parent = ROOM - draft.length, None if draft.children is None else draft.children.parent
         return truncated(draft, policy.beside(state, draft.length, free, context, parent), free)
 
-    return in_batches(wanted, batch)
+    return in_batches(wanted, batch, "the policy's beside", policy.joins_rows)
 
 
 @functools.lru_cache(maxsize=64)
@@ -60,7 +61,7 @@ def to_expand_of(policy: TreePolicy, batch: int) -> Callable[..., Any]:
         assert policy.expand is not None
         return to_expand(policy.expand(state, drafted, context), parent, drafted, policy.expanded)
 
-    return in_batches(chosen, batch)
+    return in_batches(chosen, batch, "the policy's expand", policy.joins_rows)
 
 
 def every_order(
@@ -120,12 +121,14 @@ def decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
     def decide(context: RoundContext, state: Any, draft: TreeDraft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)  # type: ignore[arg-type]
         ends = []
-        for accepted in (jnp.full((batch,), k, jnp.int32) for k in range(longest + 1)):
+        rows = len(context.length)
+        for accepted in (jnp.full((rows,), k, jnp.int32) for k in range(longest + 1)):
             ends.append(outcomes(verifier, next_distribution, draft, distributions, accepted, context))
         chances, rests = (jnp.stack(leaves, axis=1) for leaves in ([o.chance for o in ends], [o.rest for o in ends]))
-        return log_prob_accepted, chances, rests, state
+        reached = jnp.exp(log_prob_accepted)
+        return log_prob_accepted, scaled(chances, reached), scaled(rests, reached * chances[..., 0]), state
 
-    return in_batches(decide, batch)
+    return in_batches(decide, batch, "the verifier's outcomes")
 
 
 @functools.lru_cache(maxsize=64)
@@ -135,7 +138,7 @@ def children_decided(batch: int) -> Callable[..., Any]:
     def decide(context: RoundContext, following: Any, children: Children, sibling: Any) -> SiblingOutcomes:
         return child_outcomes(following, children, child_of(children, sibling), context.warp.temperature > 0)
 
-    return in_batches(decide, batch)
+    return in_batches(decide, batch, "the decision about children")
 
 
 def leaves(

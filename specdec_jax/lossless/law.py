@@ -1,0 +1,288 @@
+"""Proof of a drafter: its tokens have the distribution that it reports, and none is left out for its value.
+
+A draft is a function of the uniforms of its positions. With the others fixed, the uniform of one position is swept over
+[0, 1), and the intervals in which each token is drawn are found by bisection. Their lengths must be the probabilities
+of `log_q`, as the verifier gets it (`Source.close`), and nothing else may change: neither whether the token is drafted,
+nor `log_q`, nor earlier tokens. Chosen tokens are one-hot given the uniform, so they need no test of their law.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.rounds import draft_of, empty_log_q
+from specdec_jax.decoding.sampling import uniforms
+from specdec_jax.hyperparameters import host
+from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.counterexample import Result
+from specdec_jax.lossless.drawing import Drawing
+from specdec_jax.lossless.enumeration import ENDS, PHASES
+from specdec_jax.strategy import strategy
+from specdec_jax.types import Array, Draft, Drafter, Params, RoundContext, StoppingPolicy
+
+TOLERANCE = 2e-4  # of a total variation; cumulative sums in float32 and the bisection leave about 1e-5
+POINTS = 64  # uniforms per call
+RESOLUTION = 4e-6  # width of an interval at which the bisection stops
+STEPS = 40  # of a bisection; what is unresolved then counts in the drafter's favour
+SLOTS = 64  # slots of the text
+
+
+@strategy
+def at_random() -> StoppingPolicy:
+    """Drafts that end at random after a pass, by `policy_seed`: a drafter's rows have drafts of all lengths."""
+
+    def check(state: Any, distribution: Any, drafted: Array, context: RoundContext) -> tuple[Array, Any]:
+        return uniforms(context.policy_seed, context.emitted, drafted, 0) >= ENDS, state
+
+    return StoppingPolicy(lambda batch: (), check=check, hyperparameters={})
+
+
+class Text(NamedTuple):
+    """The rows of a batch at the beginning of a round; leaves are numpy, [B, ...]."""
+
+    tokens: np.ndarray  # [B, SLOTS] int32
+    prompt: np.ndarray  # [B] int32
+    context: RoundContext
+
+
+def prove_law(
+    drafter: Drafter,
+    params: Params,
+    drawing: Drawing,
+    *,
+    vocab_size: int,
+    batch: int,
+    rounds: int,
+    exactly: bool = True,
+) -> Result:
+    """Rounds of `batch` drawn texts: sweeps of the uniforms, and rows beside others.
+
+    Args:
+        params: the drafter's.
+        exactly: whether intervals are found by bisection; else only what must not change is compared, and that tokens
+            of probability zero are not drawn, at POINTS uniforms.
+
+    Raises:
+        ValueError: a drafter that reads hidden states of its target.
+    """
+    if drafter.observe is not None:
+        raise ValueError(f"{drafter.name} reads hidden states of its target: test it with the decoder")
+    longest, rng = drafter.max_draft_length, drawing.rng
+    functions = _functions(drafter, vocab_size)
+    text, error, sweeps, drafted, drawn = _text(drawing, vocab_size, batch, longest), 0.0, 0, 0, 0
+    state = functions.fill(params, text.tokens, text.context.length)
+    for _ in range(rounds):
+        numbers = rng.uniform(size=(batch, longest)).astype(np.float32)
+        draft, closed = functions.draft(params, state, text.tokens, text.context, numbers)
+        draft = jax.tree.map(np.asarray, draft)
+        wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
+        for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
+            at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position))
+            worst, count, wrong = _swept(at, batch, int(position), exactly)
+            error, sweeps = max(error, worst), sweeps + batch
+            drafted, drawn = drafted + count[0], drawn + count[1]
+            if wrong:
+                break
+        if wrong:
+            break
+        text = _next_round(drawing, text, draft, vocab_size)
+        state = functions.commit(params, closed, text.tokens, text.context.length)
+        if np.any(text.context.length + longest + 1 > SLOTS):
+            break
+    return Result(error, {"positions": sweeps, "drafted": drafted, "drawn": drawn}, wrong)
+
+
+class _Functions(NamedTuple):
+    fill: Callable[..., Any]  # (params, tokens, length) -> the drafter's state
+    draft: Callable[..., Any]  # (params, state, tokens, context, uniforms [B, K]) -> draft, state
+    sweep: Callable[..., Any]
+    # (params, state, tokens, context, uniforms [B, K], position, [POINTS, B]) -> tokens, is_drafted, one_hot, changed,
+    # each [POINTS, B], and log_q [B, V]
+    commit: Callable[..., Any]  # (params, state, tokens, length) -> state
+
+
+def _functions(drafter: Drafter, vocab_size: int) -> _Functions:
+    policy, longest = at_random(), drafter.max_draft_length
+
+    def fill(params: Params, tokens: Array, length: Array) -> Any:
+        return drafter.fill(params, drafter.init(params, *tokens.shape), tokens, length)
+
+    def draft(params: Params, state: Any, tokens: Array, context: RoundContext, numbers: Array) -> tuple[Draft, Any]:
+        source = drafter.source(params, state, tokens, context)
+        log_q = empty_log_q(source, len(tokens), longest, vocab_size, True)
+        uniform = lambda index: lax.dynamic_index_in_dim(numbers, index, 1, keepdims=False)  # noqa: E731
+        closed, drafted = source.close(draft_loop.draft(source, policy, (), context, uniform, longest, log_q))
+        return draft_of(drafted), closed
+
+    def sweep(
+        params: Params, state: Any, tokens: Array, context: RoundContext, numbers: Array, position: Array, points: Array
+    ) -> Any:
+        column, rows = jnp.arange(longest)[None, :] == position, jnp.arange(len(tokens))
+
+        def at(point: Array) -> Draft:
+            return draft(params, state, tokens, context, jnp.where(column, point[:, None], numbers))[0]
+
+        def q_at(drafted: Draft) -> Array:
+            empty = jnp.full((len(tokens), 1), -jnp.inf, jnp.float32)  # all are chosen
+            return empty if drafted.log_q is None else drafted.log_q[rows, position]
+
+        first = at(points[0])
+        log_q = q_at(first)
+
+        def compared(point: Array) -> tuple[Array, ...]:
+            drafted = at(point)
+            is_drafted, one_hot = drafted.length > position, drafted.one_hot[rows, position]
+            before = (jnp.arange(longest)[None, :] < position) & (jnp.arange(longest)[None, :] < first.length[:, None])
+            changed = jnp.any(before & (drafted.tokens != first.tokens), axis=1)
+            changed |= jnp.minimum(drafted.length, position) != jnp.minimum(first.length, position)
+            other = jnp.max(jnp.abs(jnp.exp(q_at(drafted)) - jnp.exp(log_q)), axis=1) > 1e-6
+            return drafted.tokens[rows, position], is_drafted, one_hot, changed | (is_drafted & ~one_hot & other)
+
+        return *lax.map(compared, points), log_q
+
+    return _Functions(jax.jit(fill), jax.jit(draft), jax.jit(sweep), jax.jit(drafter.commit))
+
+
+def _swept(
+    at: Callable[[np.ndarray], Any], batch: int, position: int, exactly: bool
+) -> tuple[float, tuple[int, int], str]:
+    """(largest total variation, (rows that drafted, rows that drew), what is wrong) of one sweep of all rows."""
+    points = np.tile(np.linspace(0, 1 - 2**-24, POINTS, dtype=np.float32)[:, None], (1, batch))
+    tokens, is_drafted, one_hot, changed, log_q = map(np.asarray, at(points))
+    q = np.exp(log_q.astype(np.float64))
+    each: list[Any] = [(points[:, row].astype(np.float64), tokens[:, row]) for row in range(batch)]
+
+    def wrong_with(is_drafted: np.ndarray, one_hot: np.ndarray, changed: np.ndarray) -> str:
+        if np.any(is_drafted != is_drafted[:1]):
+            return f"whether draft {position + 1} is proposed depends on the token drawn for it"
+        if np.any(changed) or np.any(is_drafted & (one_hot != one_hot[:1])):
+            return f"earlier drafts or the reported distribution depend on the token drawn for draft {position + 1}"
+        return ""
+
+    wrong = wrong_with(is_drafted, one_hot, changed)
+    drew = is_drafted[0] & ~one_hot[0]
+    counts = int(is_drafted[0].sum()), int(drew.sum())
+    if wrong or not np.any(drew):
+        return 0.0, counts, wrong
+    total = np.abs(q[drew].sum(axis=1) - 1.0).max()
+    if not total < TOLERANCE:
+        return float(total), counts, f"the reported distribution of draft {position + 1} sums to 1 + {total:.1e}"
+    impossible = drew & np.any(np.take_along_axis(q, tokens.T, axis=1) == 0, axis=1)
+    if np.any(impossible):
+        row = int(np.flatnonzero(impossible)[0])
+        token = next(int(t) for t in tokens[:, row] if q[row, t] == 0)
+        return 1.0, counts, f"draft {position + 1} can be token {token}, whose reported probability is 0"
+    for _ in range(STEPS if exactly else 0):
+        gaps = [_gaps(*each[row]) if drew[row] else np.zeros(0) for row in range(batch)]
+        if not any(map(len, gaps)):
+            break
+        points = np.full((POINTS, batch), 0.5, np.float32)
+        for row, middles in enumerate(gaps):
+            points[: len(middles), row] = middles
+        tokens, is_drafted, one_hot, changed, _ = map(np.asarray, at(points))
+        if wrong := wrong_with(is_drafted, one_hot, np.zeros(0)):
+            return 0.0, counts, wrong
+        for row, middles in enumerate(gaps):
+            new = points[: len(middles), row], tokens[: len(middles), row]
+            places, drawn = (np.concatenate(pair) for pair in zip(each[row], new, strict=True))
+            order = np.argsort(places, kind="stable")
+            each[row] = places[order], drawn[order]
+    error = max(_distance(each[row][0], each[row][1], q[row]) for row in np.flatnonzero(drew)) if exactly else 0.0
+    if error < TOLERANCE:
+        return error, counts, ""
+    return error, counts, f"draft {position + 1} is drawn from another distribution than the reported one"
+
+
+def _gaps(places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Uniforms between neighbouring ones with different tokens, the widest gaps first, at most POINTS."""
+    width = np.diff(places)
+    between = np.flatnonzero((tokens[1:] != tokens[:-1]) & (width > RESOLUTION))
+    between = between[np.argsort(-width[between])][:POINTS]
+    return (places[between] + places[between + 1]) / 2
+
+
+def _distance(places: np.ndarray, tokens: np.ndarray, q: np.ndarray) -> float:
+    """The total variation of the swept tokens from q, less what the bisection left open."""
+    edges = np.concatenate([[0.0], (places[1:] + places[:-1]) / 2, [1.0]])
+    share = np.bincount(tokens, np.diff(edges), minlength=len(q))
+    open_gaps = np.where(tokens[1:] != tokens[:-1], np.diff(places), 0.0)
+    return max(0.0, 0.5 * float(np.abs(share - q).sum()) - float(open_gaps[open_gaps > RESOLUTION].sum()) / 2)
+
+
+def _text(drawing: Drawing, vocab_size: int, batch: int, longest: int) -> Text:
+    """Texts of 2 to 24 tokens of a few different ones, so that lookups match and rare tokens are drafted."""
+    rng = drawing.rng
+    length = rng.integers(2, 25, batch).astype(np.int32)
+    some = np.stack([np.resize(drawing.tokens(vocab_size, 6), 6) for _ in range(batch)])
+    tokens = np.take_along_axis(some, rng.integers(0, 6, (batch, SLOTS)), axis=1)
+    tokens = np.where(np.arange(SLOTS)[None, :] < length[:, None], tokens, 0).astype(np.int32)
+    return Text(
+        tokens, length, _context(drawing, length, length, longest, drawing.warps(batch, vocab_size=min(vocab_size, 17)))
+    )
+
+
+def _context(drawing: Drawing, length: np.ndarray, prompt: np.ndarray, longest: int, warp: Any) -> RoundContext:
+    rng, batch = drawing.rng, len(length)
+    budget = np.where(rng.uniform(size=batch) < 0.7, longest, rng.integers(0, longest + 1, batch)).astype(np.int32)
+    seed, monitor = rng.integers(0, 2**32, batch).astype(np.uint32), jax.tree.map(np.asarray, PHASES.init(batch))
+    monitor = monitor._replace(phase=rng.integers(0, 2, batch).astype(np.int32))
+    emitted, alive = host((length - prompt).astype(np.int32)), host(np.ones(batch, bool))
+    return RoundContext(host(length), emitted, host(budget), alive, host(seed), warp, monitor)
+
+
+def _next_round(drawing: Drawing, text: Text, draft: Draft, vocab_size: int) -> Text:
+    """The texts after a round that accepted any number of drafts, and any next token."""
+    rng, (tokens, prompt, context) = drawing.rng, text
+    tokens, length = tokens.copy(), np.asarray(context.length).copy()
+    for row in range(len(length)):
+        accepted = int(rng.integers(0, draft.length[row] + 1))
+        new = [*draft.tokens[row, :accepted], rng.choice(tokens[row, : length[row]])][: SLOTS - length[row]]
+        tokens[row, length[row] : length[row] + len(new)] = new
+        length[row] += len(new)
+    return Text(tokens, prompt, _context(drawing, length, prompt, draft.tokens.shape[1], context.warp))
+
+
+def _beside_others(
+    functions: _Functions,
+    params: Params,
+    drawing: Drawing,
+    text: Text,
+    numbers: np.ndarray,
+    vocab_size: int,
+    longest: int,
+) -> str:
+    """What is wrong with rows beside others: in the same place to the bit, and in another place up to rounding."""
+    batch = len(numbers)
+    state = functions.fill(params, text.tokens, text.context.length)
+    first = _rows_of(functions.draft(params, state, text.tokens, text.context, numbers)[0])
+    same, order = drawing.rng.uniform(size=batch) < 0.5, drawing.rng.permutation(batch)
+    other = _text(drawing, vocab_size, batch, longest)
+    numbers_of_others = drawing.rng.uniform(size=numbers.shape).astype(np.float32)
+
+    def mixed(mine: Any, theirs: Any) -> Any:
+        return jax.tree.map(lambda a, b: np.where(same.reshape(-1, *(1,) * (a.ndim - 1)), a, b), mine, theirs)
+
+    for index, exact in ((np.arange(batch), True), (order, False)):
+        here, uniforms = take(mixed((text, numbers), (other, numbers_of_others)), index)
+        state = functions.fill(params, here.tokens, here.context.length)
+        again = _rows_of(functions.draft(params, state, here.tokens, here.context, uniforms)[0])
+        rows = np.flatnonzero(same[index])
+        for mine, others in zip(take(first, index[rows]), take(again, rows), strict=True):
+            equal = np.array_equal(mine, others) if exact else np.allclose(mine, others, rtol=1e-4, atol=1e-6)
+            if not equal:
+                return "a row's drafts depend on the other rows of its batch"
+    return ""
+
+
+def _rows_of(draft: Draft) -> tuple[np.ndarray, ...]:
+    """What a draft says, [B, ...]: entries beyond its length are zero, and distributions are probabilities."""
+    tokens, one_hot, length = (np.asarray(leaf) for leaf in (draft.tokens, draft.one_hot, draft.length))
+    inside = np.arange(tokens.shape[1])[None, :] < length[:, None]
+    q = np.zeros((*tokens.shape, 1)) if draft.log_q is None else np.exp(np.asarray(draft.log_q))
+    return np.where(inside, tokens, 0), inside & one_hot, length, np.where((inside & ~one_hot)[..., None], q, 0.0)

@@ -1,0 +1,197 @@
+"""One engine for policies, verifiers and drafters: it draws cases from a seed, tests properties, and says how much.
+
+Each pass draws everything anew: rounds by enumeration (rounds.py), rows among other rows (batched.py), float32 at the
+sizes of real vocabularies (real_size.py), a drafter's declared distribution (law.py) and the whole decoder (whole.py).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_jax.lossless import enumeration, law, real_size, rounds
+from specdec_jax.lossless.counterexample import Counterexample, Result, shortest
+from specdec_jax.lossless.coverage import Coverage
+from specdec_jax.lossless.drawing import Drawing, Shape, constants_of
+from specdec_jax.lossless.law import prove_law
+from specdec_jax.lossless.real_size import VOCABULARIES, prove_real_size
+from specdec_jax.lossless.rounds import prove_rounds
+from specdec_jax.lossless.sampled import FALSE_ALARM
+from specdec_jax.lossless.whole import prove_whole
+from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
+
+LOSSLESS, NOT_LOSSLESS, NOT_SHOWN = "lossless", "not lossless", "not shown"
+LONGEST = 8  # longest draft of an enumeration
+SHAPES = 5  # compiled sizes per pass, one of each length
+DRAFTER_VOCABULARY = 8  # of the whole decoder's toy with a user's drafter
+
+
+class Row(NamedTuple):
+    """One property, over all passes."""
+
+    name: str
+    drawn: str  # what was drawn, such as "1,204 rounds, 30,112 drafts"
+    rounds: int  # number of rounds
+    measure: float  # the worst; NaN: a property that holds or does not
+    bound: float  # lossless code has a smaller measure, or a larger one if it is a p-value
+    passed: bool
+    wrong: str = ""  # a sentence
+
+
+class Proof(NamedTuple):
+    """All properties, what was drawn, and what was not."""
+
+    rows: tuple[Row, ...]
+    coverage: Coverage  # of the policy's decisions, and of the numbers of accepted drafts
+    counterexample: Counterexample | None
+    gaps: tuple[str, ...]  # clauses about what never occurred
+    seed: int
+    passes: int
+    seconds: float
+    constants: tuple[float, ...]  # of the tested functions, which were drawn too
+
+    @property
+    def conclusion(self) -> str:
+        """LOSSLESS, NOT_LOSSLESS, or NOT_SHOWN if no property failed but something never occurred."""
+        if not all(row.passed for row in self.rows):
+            return NOT_LOSSLESS
+        return NOT_SHOWN if self.gaps else LOSSLESS
+
+
+class _Sums:
+    """What is added up over passes, by property."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.counts: dict[str, dict[str, int]] = {}
+        self.examples: list[Counterexample | None] = []
+
+    def add(self, name: str, result: Result, bound: float) -> bool:
+        """Adds a result, whose bound FALSE_ALARM is that of a p-value; another one of a measure. Whether it passes."""
+        total = self.counts.setdefault(name, {})
+        for unit, count in result.counts.items():
+            total[unit] = total.get(unit, 0) + count
+        self.examples.append(result.counterexample)
+        worst = min if bound == FALSE_ALARM else np.maximum
+        before = self.rows.get(name, Row(name, "", 0, result.measure, bound, True))
+        passed = result.measure >= bound if bound == FALSE_ALARM else not result.measure >= bound
+        drawn = ", ".join(f"{count:,} {unit}" for unit, count in total.items())
+        passed, wrong = bool(passed and not result.wrong and before.passed), before.wrong or result.wrong
+        measure = float(worst(before.measure, result.measure))
+        self.rows[name] = Row(name, drawn, total.get("rounds", 0), measure, bound, passed, wrong)
+        return passed
+
+
+def prove(
+    policy: StoppingPolicy,
+    verifier: Verifier,
+    *,
+    seed: int,
+    monitor: Monitor | None = None,
+    drafter: Callable[[int, int], Drafter] | None = None,
+    max_draft_length: int = LONGEST,
+    minutes: float = 0.0,
+    shapes: int = SHAPES,
+    progress: Callable[[str], Any] = lambda text: None,
+) -> Proof:
+    """Draws and tests; ends at the first property that fails, or after a pass when `minutes` are over.
+
+    Args:
+        drafter: (max_draft_length, vocab_size) -> a drafter without parameters, which is tested too.
+        max_draft_length: longest draft of the enumerated rounds.
+        shapes: sizes that are compiled per pass.
+
+    Raises:
+        ValueError: a length outside 1 to LONGEST.
+    """
+    if not 1 <= max_draft_length <= LONGEST:
+        raise ValueError(f"drafts of 1 to {LONGEST} tokens can be enumerated, got max_draft_length {max_draft_length}")
+    watched = monitor or enumeration.monitor_for(policy, verifier)
+    small = None if drafter is None else drafter(3, 7)
+    constants = constants_of(policy, verifier, watched), constants_of(None, None, enumeration.PHASES, small)
+    sums, began, passes, failed = _Sums(), time.perf_counter(), 0, False
+    decisions = Coverage(*(np.zeros(size, np.int64) for size in (LONGEST, LONGEST, LONGEST + 1, LONGEST + 1)))
+    sibling_gaps: tuple[str, ...] = ()
+    while not failed and (passes == 0 or time.perf_counter() - began < 60 * minutes):
+        drawing = Drawing(_seed_of_pass(seed, passes), constants[0])
+        if drafter is not None:
+            progress("Sweeping the drafter's uniforms")
+            failed = not _drafter(sums, drafter, Drawing(_seed_of_pass(seed, passes), constants[1]))
+        for shape, _ in zip(drawing.shapes(max_draft_length), range(shapes if not failed else 0), strict=False):
+            progress(f"Enumerating rounds of up to {shape.longest} drafts")
+            for rule in (policy, None):
+                failed = failed or not _rounds(sums, rule, verifier, monitor, drawing, shape, decisions)
+        if not failed:
+            for vocab in VOCABULARIES:
+                progress(f"Summing outcomes in float32 of {vocab:,} tokens")
+                result = prove_real_size(verifier, drawing, vocab, monitor=monitor)
+                failed = failed or not sums.add(f"float32, {vocab:,} tokens", result, real_size.ROUNDING)
+        trees = policy.rounds or verifier.rounds
+        if trees is not None and not failed:
+            progress("Enumerating rounds with siblings")
+            result, sibling_gaps = trees.prove_siblings(policy, verifier, drawing, monitor)
+            failed = not sums.add("rounds with siblings", result, rounds.TOLERANCE)
+        if not failed:
+            progress("Decoding long texts on a toy")
+            user = None if drafter is None else drafter(5, DRAFTER_VOCABULARY)
+            result = prove_whole(policy, verifier, drawing, monitor=monitor, drafter=user, several=passes > 0)
+            failed = not sums.add("the whole decoder", result, FALSE_ALARM)
+        passes += 1
+    gaps = () if failed else (*_gaps(decisions), *sibling_gaps)
+    if small is not None and not failed and not sums.counts["the drafter's distribution"]["drafted"]:
+        gaps = (*gaps, "this drafter drafted nothing")
+    seconds = time.perf_counter() - began
+    every = tuple(sorted({*constants[0], *constants[1]}))
+    return Proof(tuple(sums.rows.values()), decisions, shortest(sums.examples), gaps, seed, passes, seconds, every)
+
+
+def _seed_of_pass(seed: int, index: int) -> int:
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+
+
+def _rounds(
+    sums: _Sums,
+    policy: StoppingPolicy | None,
+    verifier: Verifier,
+    monitor: Monitor | None,
+    drawing: Drawing,
+    shape: Shape,
+    decisions: Coverage,
+) -> bool:
+    """Enumerated rounds of one shape, with the policy or with drafts that end at random. Whether they pass."""
+    if policy is None and shape.longest == 0:
+        return True  # without drafts they are the same rounds
+    result, compared, coverage = prove_rounds(policy, verifier, drawing, shape, monitor=monitor)
+    for total, counted in zip(decisions, coverage, strict=True):
+        if policy is not None or counted is coverage.accepted:
+            total[: len(counted)] += counted
+    name = "rounds of the policy" if policy is not None else "rounds of drafts of random length"
+    return sums.add(name, result, rounds.TOLERANCE) and sums.add("rows among other rows", compared, np.nan)
+
+
+def _drafter(sums: _Sums, drafter: Callable[[int, int], Drafter], drawing: Drawing) -> bool:
+    """The drafter's declared distribution on small vocabularies and real ones. Whether it passes."""
+    rng = drawing.rng
+    cases = [(int(rng.choice([4, 6, 9, 13])), int(rng.integers(2, 9)), int(rng.integers(3, 9)), 4, True)]
+    cases += [(vocab, 2, 3, 3, False) for vocab in VOCABULARIES]
+    cases += [(int(rng.choice([3, 5, 8])), int(rng.integers(2, 9)), int(rng.integers(1, 9)), 4, True)]
+    for vocab, batch, longest, played, exactly in cases:
+        result = prove_law(
+            drafter(longest, vocab), None, drawing, vocab_size=vocab, batch=batch, rounds=played, exactly=exactly
+        )
+        name = "the drafter's distribution" if exactly else f"the drafter with {vocab:,} tokens"
+        if not sums.add(name, result, law.TOLERANCE):
+            return False
+    return True
+
+
+def _gaps(decisions: Coverage) -> list[str]:
+    """Clauses about decisions of the policy and outcomes of the verifier that never occurred."""
+    drafts = lambda numbers: ("drafts " if len(numbers) > 1 else "draft ") + ", ".join(map(str, numbers))  # noqa: E731
+    if not np.any(decisions.lengths[1:]):
+        return ["the rule never drafted"]
+    late = [draft for draft in decisions.never_declined if draft > decisions.shown]
+    gaps = [f"the rule never said no to {drafts(late)}"] if late else []
+    missing = [k for k in decisions.never_accepted if k <= LONGEST and decisions.lengths[k:].any()]
+    return gaps + ([f"it never happened that {', '.join(map(str, missing))} drafts were accepted"] if missing else [])
