@@ -17,6 +17,7 @@ import pytest
 
 from specdec_jax import kernels
 from specdec_jax.kernels import compiled
+from specdec_jax.models.attention import _attend_by_xla
 
 BF16 = ml_dtypes.bfloat16
 COMPILER = next(filter(None, map(shutil.which, compiled.COMPILERS)), None)
@@ -89,6 +90,39 @@ def test_attention_is_right_and_depends_on_what_is_seen_alone(library):
         more = [one[:1, :, -1:, mask[0, -1]] for one in more]
         alone = compiled.call_attention(library, *last, np.ones((1, 1, mask[0, -1].sum()), bool), *more, cap=cap)
         np.testing.assert_array_equal(alone[0, 0], found[0, -1], str(turn))
+
+
+@needs_path
+def test_weights_of_attention_are_the_nearest_in_bfloat16(library):
+    query, keys = (np.random.default_rng(0).normal(size=(1, *shape, 16)).astype(BF16) for shape in ((1, 1), (1, 40)))
+    values, mask = np.eye(40, dtype=BF16)[None, None, :, :16], np.ones((1, 1, 40), bool)  # outputs are weights
+    found = compiled.call_attention(library, query, keys, values, mask, cap=0.0)
+    np.testing.assert_array_equal(found, found.astype(BF16))
+    np.testing.assert_allclose(found, attention(query, keys, values, mask, 0.0, 0.0)[0], rtol=2.0**-8)
+
+
+@needs_path
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+def test_scores_that_are_no_numbers_give_what_xlas_give(library, cap):
+    """In slots that a row sees; in others neither keys nor values change a row."""
+    rng, nan, inf = np.random.default_rng(0), np.nan, np.inf
+    shapes = (1, 2, 4, 16), (1, 2, 40, 16), (1, 2, 40, 16)
+    query, keys, values = (rng.normal(size=shape).astype(BF16) for shape in shapes)
+    mask = np.arange(40) <= np.array([[[30], [31]]])
+    by_bias = [(0.0, bias, slots) for bias in (nan, inf, -inf, -3e38) for slots in (0, 17, 31, 35, slice(0, 16))]
+    for key, bias, slots in [(nan, 0.0, 3), (nan, 0.0, 31), (inf, 0.0, 3), (-inf, 0.0, 5), (nan, 0.0, 35), *by_bias]:
+        changed, biases = keys.copy(), np.zeros((1, 4, 2, 40), np.float32)
+        changed[:, :, slots] += BF16(key)
+        biases[..., slots] = bias
+        arrays = query, changed, values, mask, biases
+        found = compiled.call_attention(library, *arrays, cap=cap).reshape(1, 2, -1)
+        by_xla = _attend_by_xla(cap or None, *map(jnp.asarray, arrays))
+        np.testing.assert_allclose(found, by_xla, atol=0.03, err_msg=str((key, bias, slots)))
+    nothing = np.full((1, 4, 2, 40), -inf, np.float32)
+    assert np.isnan(compiled.call_attention(library, query, keys, values, mask, nothing, cap=cap)).all()
+    first = compiled.call_attention(library, query, keys, values, mask, cap=cap)[:, 0]
+    values[:, :, 31:] = nan
+    np.testing.assert_array_equal(compiled.call_attention(library, query, keys, values, mask, cap=cap)[:, 0], first)
 
 
 @needs_path
