@@ -179,7 +179,7 @@ sleep 0.2
 for last; do :; done
 {}
 """
-WRONG = 'extern "C" bool specdec_enable() {return true;}\nextern "C" void specdec_product() {}\n'
+WRONG = 'extern "C" bool specdec_enable() {{return true;}}\nextern "C" void specdec_product() {{{}}}\n'
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_off_says_nothing_and_an_unknown_path_is_refused(fresh, monkeypatch, cap
 
 
 @needs_path
-@pytest.mark.parametrize("fault", ["no compiler", "an error", "wrong"])
+@pytest.mark.parametrize("fault", ["no compiler", "an error", "slow", "wrong", "crash"])
 def test_what_fails_leaves_xlas_products_and_says_why(fault, fresh, monkeypatch, capfd):
     if fault == "no compiler":
         monkeypatch.setenv("PATH", str(fresh))
@@ -219,11 +219,17 @@ def test_what_fails_leaves_xlas_products_and_says_why(fault, fresh, monkeypatch,
     elif fault == "an error":
         monkeypatch.setenv("CXX", str(fake_compiler(fresh, "echo 'x.cc:1: error: no such thing' >&2; exit 1")))
         reason = "error: no such thing"
+    elif fault == "slow":
+        monkeypatch.setattr(compiled, "SECONDS", 0.1)
+        monkeypatch.setenv("CXX", str(fake_compiler(fresh, "")))
+        reason = "fake-c++ took over 0.1 seconds"
     else:
-        (fresh / "wrong.cc").write_text(WRONG)
+        (fresh / "wrong.cc").write_text(WRONG.format("__builtin_trap();" if fault == "crash" else ""))
         does = f'exec {COMPILER} -shared -fPIC {fresh / "wrong.cc"} -o "$last"'
         monkeypatch.setenv("CXX", str(fake_compiler(fresh, does)))
-        reason = "wrong products of"
+        reason = "first check of the library: " + (
+            "exit code -" if fault == "crash" else "ValueError: wrong products of"
+        )
     assert path_now() is None
     lines = capfd.readouterr().err.splitlines()
     assert len([line for line in lines if "products are XLA's" in line and reason in line]) == 1
@@ -236,22 +242,49 @@ def built(tmp_path_factory):
     """A compiled library of the slowest path, which fake compilers copy."""
     folder = tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as here:
-        here.setattr(compiled, "cache_folder", lambda name: folder)
+        for name in ("cache_folder", "cache_path"):
+            here.setattr(compiled, name, lambda name: folder)
         compiled.library(PATHS[-1])
     [file] = folder.glob("products-*.so")
     return file
 
 
 @needs_path
+@pytest.mark.parametrize("name", ["attend", "sum_rows"])
+def test_the_check_sees_whatever_a_function_leaves_undone(built, name):
+    loaded = compiled._opened(built)
+    setattr(loaded, f"specdec_{name}", lambda *arguments: None)
+    with pytest.raises(ValueError, match="wrong attention" if name == "attend" else "wrong sums"):
+        compiled._check(loaded)
+
+
+@needs_path
 def test_a_library_is_kept_and_a_damaged_one_made_again(fresh, built, monkeypatch):
     monkeypatch.setenv("CXX", str(fake_compiler(fresh, f'cp {built} "$last"')))
-    for damaged, times in ((False, 1), (True, 2), (False, 2)):
-        if damaged:
-            [file] = (fresh / "home").rglob("*.so")
-            file.unlink()  # a new file: this process has the old one mapped
-            file.write_bytes(b"half")
+    compiled.library(PATHS[-1])
+    [file] = (fresh / "home").rglob("*.so")
+    good, (name, _, _) = file.read_bytes(), file.stem.rpartition("-")
+    for damaged in (b"", good[:-1000] + bytes([good[-1000] ^ 4]) + good[-999:], good[: len(good) * 3 // 4]):
+        file.unlink()  # a new file: this process has the old one mapped
+        file.write_bytes(damaged)
+        assert compiled._stored(file.parent, name) is None
+    for _ in range(2):
         compiled.library(PATHS[-1])
-        assert (fresh / "count").read_text().count("compiled") == times
+    monkeypatch.setattr(compiled, "cache_folder", lambda name: 1 / 0)  # as if it were read-only
+    compiled.library(PATHS[-1])
+    assert (fresh / "count").read_text().count("compiled") == 2
+    assert {path.name for path in file.parent.iterdir()} == {file.name, f"{name}.so.lock"}
+
+
+@needs_path
+def test_another_path_than_the_fastest_is_reported(fresh, built, monkeypatch, capfd):
+    monkeypatch.delenv(kernels.VARIABLE)
+    monkeypatch.setattr(compiled, "paths_here", lambda: ("amx", PATHS[-1]))
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: None)
+    fails = f'case "$*" in *amx*) echo "x.cc:1: error: none" >&2; exit 1; esac; cp {built} "$last"'
+    monkeypatch.setenv("CXX", str(fake_compiler(fresh, fails)))
+    assert path_now() == PATHS[-1]
+    assert f"products take the path {PATHS[-1]}, slower" in capfd.readouterr().err
 
 
 @needs_path
