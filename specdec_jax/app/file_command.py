@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from specdec_jax import __version__
+from specdec_jax import __version__, kernels
 from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
@@ -30,7 +30,7 @@ from specdec_jax.text.continuous_batching import Completed, Size, complete, rows
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, digest, opened
+from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, Unwritten, digest, numbered, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -133,7 +133,12 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
-    _read(lines, results.lines, run.console)
+    first = results.lines
+    _read(lines, first, run.console)
+    if not lines.fields:
+        _write(lines, results)
+        run.console.print(f"{results.lines - first} lines, all refused (error in {results.path.name})")
+        return results.refused + lines.refused
     enable()
     with interrupts_end_here():  # lines are written atomically, so nothing is lost
         pair = _pair(run, results)
@@ -155,8 +160,8 @@ def _wanted(settings: Settings) -> dict[str, Any]:
 
 def _lines(content: bytes) -> _Lines:
     """The non-blank lines with their numbers."""
-    numbered = {number: line for number, line in enumerate(content.split(b"\n"), 1) if line.strip()}
-    return _Lines(list(numbered), list(numbered.values()))
+    lines = numbered(content)
+    return _Lines(list(lines), list(lines.values()))
 
 
 def _read(lines: _Lines, first: int, console: Console) -> None:
@@ -180,9 +185,12 @@ def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> N
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     """The pair; choices of the machine are stored in the output's settings, from which a later run reads them."""
-    decided = results.decided
+    decided, products = results.decided, kernels.products()
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
+        if (before := decided.get("products")) != products:
+            hint = f"set {kernels.VARIABLE}, {ADVICE}"
+            raise ValueError(f"{results.path} was written with products of {before}, not of {products}: {hint}")
         costs = decided["costs"]
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in (costs or {}).items()
@@ -196,11 +204,12 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         pair = build(settings, run.policy, run.verifier, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
     if decided is not None and not _same(decided.get("weights") or [], weights):
-        raise ValueError(f"{results.path} was written with other weights: give another name, or --overwrite")
+        raise ValueError(f"{results.path} was written with other weights: {ADVICE}")
     if decided is None:
         parts = pair.decoder.parts
         decided = {
             "weights": weights,
+            "products": products,
             "dtype": pair.target.dtype,
             "max_draft_length": parts.drafter.max_draft_length,
             "verification_widths": parts.widths,

@@ -9,6 +9,8 @@ import pytest
 from filelock import FileLock
 from tiny_pair import write_pair
 
+from specdec_jax import kernels
+from specdec_jax.app import file_command
 from specdec_jax.app.cli import main
 from specdec_jax.stopping import survival
 from specdec_jax.text import continuous_batching, result_file
@@ -23,7 +25,7 @@ GOOD = [
     {"prompt": "the second", "temperature": 0.9, "max_new_tokens": 33, "stop": "q"},
     {"prompt": "4", "policy": {"prior_precision": 2.0}, "max_new_tokens": 1, "id": 4},
     {"prompt": "fünf", "temperature": 0.5, "top_p": 0.8},
-    {"prompt": "six", "max_new_tokens": 25},
+    {"turns": ["six"], "max_new_tokens": 25, "category": "numbers", "split": "judge"},
 ]
 BAD = [b"nonsense", b'{"prompt": "a", "temprature": 1}', b'{"prompt": "\xff"}', b'{"prompt": 3}', b"[]"]
 
@@ -131,6 +133,22 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     rule.write_text(rule.read_text().removesuffix("# another\n"))
     source.write_bytes(text.replace(b"hello", b"jello"))
     refused("written from another input")
+    source.write_bytes(text)
+    first, second, *_ = lines = before.splitlines(keepends=True)
+    for number, damaged in (
+        (2, [first, b"garbage\n"]),
+        (1, [b"\n", second]),
+        (2, [first, first]),
+        (11, [*lines, first]),
+    ):
+        before = b"".join(damaged)
+        output.write_bytes(before)
+        refused(f"{output}:{number} is no result of ")
+    before = first + second
+    output.write_bytes(before)
+    stored = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**stored, "decided": {**stored["decided"], "products": "sse9"}}))
+    refused(f"written with products of sse9, not of {kernels.products()}: set SPECDEC_JAX_KERNELS")
     settings.unlink()
     refused("does not say what it is")
     assert run(models, source, output, *words, "--overwrite", "--log-probs") == 1
@@ -138,6 +156,14 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     good = [line for line in read(output) if "error" not in line]
     assert good and all(len(line["log_probs"]) == line["num_tokens"] == len(line["warped_log_probs"]) for line in good)
     assert (tmp_path / "out.jsonl.old").read_bytes() == before
+
+
+def test_no_model_is_loaded_where_all_lines_are_refused(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(file_command, "build", lambda *_, **__: 1 / 0)
+    (tmp_path / "bad.jsonl").write_bytes(b"\n".join(BAD))
+    for words in ("5 lines, all refused", "is complete: 5 lines"):
+        assert run(models, tmp_path / "bad.jsonl", tmp_path / "out.jsonl") == 1
+        assert words in capsys.readouterr().err and len(read(tmp_path / "out.jsonl")) == 5
 
 
 def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
@@ -201,6 +227,8 @@ WRONG = {
     "min_p": [-1e-9, 1.5, "x", None, {}],
     "seed": [-1, 2**32, 1.0, "7", None, 10**40],
     "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
+    "turns": ["a", [], ["a", "b"], [[]], [""]],
+    "category": [[], {}],
     "system": [3, [], {}, "\udc00", None],
     "id": [[], {}, [1]],
     "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}, {"": 1}]
@@ -214,7 +242,7 @@ WRONG = {
 def malformed(rng):
     """A line that no request may be made of: one field is wrong in one way."""
     field = rng.choice(sorted(WRONG))
-    line = {"prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(WRONG[field])}
+    line = {"turns" if field == "turns" else "prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(WRONG[field])}
     return json.dumps(line).encode()
 
 
