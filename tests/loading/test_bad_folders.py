@@ -178,6 +178,14 @@ def test_orbax_parameters_that_are_damaged(checkpoint, damage):
     assert_says(refusal(checkpoint), checkpoint / "params", "damaged")
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_orbax_parameters_that_are_no_numbers(checkpoint, value):
+    loaded = load_model(checkpoint)
+    params = loaded.params | {"norm": {"scale": loaded.params["norm"]["scale"].at[-1].set(value)}}
+    save_orbax(checkpoint, loaded.config, params, loaded.tokenizer, overwrite=True)
+    assert_says(refusal(checkpoint), checkpoint / "params", "norm/scale has NaN or infinity in bfloat16")
+
+
 # Saving
 
 
