@@ -26,7 +26,7 @@ from specdec_jax.processes import Share, from_first, is_first, together
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
-from specdec_jax.text.continuous_batching import Completed, Size, complete, rows_that_fit, size_of
+from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
@@ -57,8 +57,7 @@ class _Run:
 class _Lines:
     """The input's lines and their counts; results wait here until all earlier lines are written."""
 
-    numbers: list[int]  # line number of each request, from 1
-    lines: list[bytes]
+    lines: list[tuple[int, bytes]]  # `result_file.numbered`
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests that are not finished
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
@@ -104,7 +103,7 @@ def generate_file(
     if share is not None:
         return _together(run, share, output, wanted, content, overwrite)
     with opened(output, wanted, content, overwrite) as results:
-        return _complete(run, _lines(content), results)
+        return _complete(run, _Lines(numbered(content)), results)
 
 
 def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
@@ -125,7 +124,7 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
         if (first["options"], first["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
         results = results or Unwritten(output, first["lines"], first["refused"], first["decided"])
-        return _complete(run, _lines(content), results)
+        return _complete(run, _Lines(numbered(content)), results)
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
@@ -158,18 +157,12 @@ def _wanted(settings: Settings) -> dict[str, Any]:
     return wanted
 
 
-def _lines(content: bytes) -> _Lines:
-    """The non-blank lines with their numbers."""
-    lines = numbered(content)
-    return _Lines(list(lines), list(lines.values()))
-
-
 def _read(lines: _Lines, first: int, console: Console) -> None:
     """Reads the fields of the lines from `first` on, before any model is loaded."""
     for index in range(first, len(lines.lines)):
         try:
             lines.fields[index] = {}  # if the line is no object
-            lines.fields[index] = read_line(lines.lines[index])
+            lines.fields[index] = read_line(lines.lines[index][1])
             check_fields(lines.fields[index])
         except ValueError as error:
             _refuse(lines, index, error, console)
@@ -177,10 +170,10 @@ def _read(lines: _Lines, first: int, console: Console) -> None:
 
 def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> None:
     """Makes the line of the output, and prints the line's number and the reason."""
-    lines.ready[index] = error_line(lines.numbers[index], lines.fields.pop(index), error)
+    lines.ready[index] = error_line(lines.lines[index][0], lines.fields.pop(index), error)
     lines.refused += 1
     if lines.refused <= PRINTED:
-        console.print(f"line {lines.numbers[index]} refused: {' '.join(str(error).split())}")
+        console.print(f"line {lines.lines[index][0]} refused: {' '.join(str(error).split())}")
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
@@ -259,9 +252,10 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
             index = indices[done.index]
             if done.result.compile_seconds and done.rows < run.batch:
                 console.print(f"{done.rows} of {run.batch} rows of {done.slots} slots fit in memory", style="dim")
-            _count(lines, done)
+            lines.counts.update({name: value for name, value in done.result.statistics.items() if name[:4] == "num_"})
+            lines.compiling += done.result.compile_seconds
             fields = lines.fields.pop(index)
-            lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)
+            lines.ready[index] = result_line(lines.lines[index][0], fields, done.result, run.with_tokens)
             _write(lines, results)
             bar.update(task, completed=results.lines, description=_progress_text(lines, time.perf_counter() - began))
         _write(lines, results)
@@ -278,12 +272,6 @@ def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
     """Writes results in order, up to the first missing line."""
     while results.lines in lines.ready:
         results.append(lines.ready.pop(results.lines))
-
-
-def _count(lines: _Lines, done: Completed) -> None:
-    counts = {name: value for name, value in done.result.statistics.items() if name.startswith("num_")}
-    lines.counts.update(counts)
-    lines.compiling += done.result.compile_seconds
 
 
 def _progress_text(lines: _Lines, seconds: float) -> str:

@@ -62,9 +62,13 @@ def library(path: str) -> ctypes.CDLL:
         OSError: there is no compiler, it fails, or the system does not permit the instructions.
         ValueError: the library computes wrong products.
     """
-    command = [*_compiler(), *FLAGS, *(f"-m{name}" for name in PATHS[path]), f"-I{jax.ffi.include_dir()}"]
-    version_of_compiler = _run([command[0], "--version"], command[0])
-    identity = SOURCE.read_text(encoding="utf-8"), version_of_compiler, command, cpu_info("flags"), version("jaxlib")
+    words = shlex.split(os.environ.get("CXX", ""))
+    compiler = next(filter(None, map(shutil.which, words[:1] or COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C++ compiler ({', '.join(words[:1] or COMPILERS)})")
+    flags = *words[1:], *FLAGS, *(f"-m{name}" for name in PATHS[path]), f"-I{jax.ffi.include_dir()}"
+    about = _run([compiler, "--version"], compiler)
+    identity = SOURCE.read_text(encoding="utf-8"), about, compiler, flags, cpu_info("flags"), version("jaxlib")
     name = f"products-{path}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
     with suppress(OSError, RuntimeError):  # there is no home, or it cannot be read
         if loaded := _stored(cache_path("kernels"), name):
@@ -75,7 +79,7 @@ def library(path: str) -> ctypes.CDLL:
         say(f"compiling products for this processor ({path}), once{where}")
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             file = Path(temporary) / name
-            _run([*command, str(SOURCE), "-o", str(file)], command[0])
+            _run([compiler, *flags, str(SOURCE), "-o", str(file)], compiler)
             _run([sys.executable, "-c", FIRST_CHECK.format(sys.path), str(file)], "the first check of the library")
             with file.open("rb") as content:
                 os.fsync(content.fileno())
@@ -122,15 +126,6 @@ def call_attention(loaded: ctypes.CDLL, *arrays: np.ndarray, cap: float) -> np.n
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays] + ([] if biases else [ctypes.c_void_p(None)])
     loaded.specdec_attend(*pointers, ctypes.c_void_p(out.ctypes.data), sizes, ctypes.c_float(cap))
     return out
-
-
-def _compiler() -> list[str]:
-    """The command of the C++ compiler: CXX in the environment, or the first one found. Raises FileNotFoundError."""
-    words = shlex.split(os.environ.get("CXX", ""))
-    for name in words[:1] or COMPILERS:
-        if where := shutil.which(name):
-            return [where, *words[1:]]
-    raise FileNotFoundError(f"no C++ compiler ({', '.join(words[:1] or COMPILERS)})")
 
 
 def _run(command: list[str], name: str) -> str:

@@ -21,7 +21,7 @@ class ResultFile:
 
     def __init__(self, path: Path, source: bytes):
         self.path = path
-        self.lines, self.refused, self._size = whole_lines(path, list(numbered(source)))
+        self.lines, self.refused, self._size = whole_lines(path, [number for number, _ in numbered(source)])
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         self.decided = read_settings(path).get(DECIDED)  # choices of the machine on which the run began
         os.ftruncate(self._descriptor, self._size)
@@ -137,9 +137,9 @@ def digest(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def numbered(source: bytes) -> dict[int, bytes]:
-    """The lines of an input that are not blank, by number from 1."""
-    return {number: line for number, line in enumerate(source.split(b"\n"), 1) if line.strip()}
+def numbered(source: bytes) -> list[tuple[int, bytes]]:
+    """The lines of an input that are not blank, with their numbers from 1."""
+    return [(number, line) for number, line in enumerate(source.split(b"\n"), 1) if line.strip()]
 
 
 def whole_lines(path: Path, numbers: Sequence[int]) -> tuple[int, int, int]:

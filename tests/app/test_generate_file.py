@@ -10,7 +10,6 @@ from filelock import FileLock
 from tiny_pair import write_pair
 
 from specdec_jax import kernels
-from specdec_jax.app import file_command
 from specdec_jax.app.cli import main
 from specdec_jax.stopping import survival
 from specdec_jax.text import continuous_batching, result_file
@@ -116,7 +115,7 @@ def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, wh
     assert output.read_bytes().startswith(whole) and read(output)[-1]["num_tokens"] == 12
 
 
-def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, capsys):
+def test_other_settings_and_other_inputs_are_refused(models, source, whole, tmp_path, capsys):
     output, rule, text = tmp_path / "out.jsonl", tmp_path / "rule.py", source.read_bytes()
     rule.write_text("from specdec_jax.stopping.static import static\n\nrule = static\n")
     words = ["--policy", str(rule)]
@@ -134,21 +133,14 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     source.write_bytes(text.replace(b"hello", b"jello"))
     refused("written from another input")
     source.write_bytes(text)
-    first, second, *_ = lines = before.splitlines(keepends=True)
-    for number, damaged in (
-        (2, [first, b"garbage\n"]),
-        (1, [b"\n", second]),
-        (2, [first, first]),
-        (11, [*lines, first]),
-    ):
-        before = b"".join(damaged)
+    first, *_ = before.splitlines(keepends=True)
+    settings.write_text(settings.read_text().replace(f'"{kernels.products()}"', '"sse9"'))
+    words_of = {first: f"written with products of sse9, not of {kernels.products()}: set SPECDEC_JAX_KERNELS"}
+    for number, damaged in ((2, first + b"garbage\n"), (1, b"\n" + first), (2, 2 * first), (11, whole + first)):
+        words_of[damaged] = f"{output}:{number} is no result of "
+    for before, message in words_of.items():
         output.write_bytes(before)
-        refused(f"{output}:{number} is no result of ")
-    before = first + second
-    output.write_bytes(before)
-    stored = json.loads(settings.read_text())
-    settings.write_text(json.dumps({**stored, "decided": {**stored["decided"], "products": "sse9"}}))
-    refused(f"written with products of sse9, not of {kernels.products()}: set SPECDEC_JAX_KERNELS")
+        refused(message)
     settings.unlink()
     refused("does not say what it is")
     assert run(models, source, output, *words, "--overwrite", "--log-probs") == 1
@@ -159,11 +151,11 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
 
 
 def test_no_model_is_loaded_where_all_lines_are_refused(models, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(file_command, "build", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("specdec_jax.app.file_command.build", lambda *_, **__: 1 / 0)
     (tmp_path / "bad.jsonl").write_bytes(b"\n".join(BAD))
     for words in ("5 lines, all refused", "is complete: 5 lines"):
-        assert run(models, tmp_path / "bad.jsonl", tmp_path / "out.jsonl") == 1
-        assert words in capsys.readouterr().err and len(read(tmp_path / "out.jsonl")) == 5
+        code = run(models, tmp_path / "bad.jsonl", tmp_path / "out.jsonl")
+        assert code == 1 and words in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
@@ -228,9 +220,8 @@ WRONG = {
     "seed": [-1, 2**32, 1.0, "7", None, 10**40],
     "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
     "turns": ["a", [], ["a", "b"], [[]], [""]],
-    "category": [[], {}],
     "system": [3, [], {}, "\udc00", None],
-    "id": [[], {}, [1]],
+    **dict.fromkeys(["id", "category", "split"], [[], {}, [1]]),
     "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}, {"": 1}]
     + [{"initial_rate": value} for value in ([0.1, 0.2], HUGE, NOT, {})]
     + [{"greedy": 3 * [HUGE]}, {"rate_weight": None}, {"greedy": [1.0]}, {"greedy": [[1.0]]}],
