@@ -80,7 +80,8 @@ def library(path: str) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             file = Path(temporary) / name
             _run([compiler, *flags, str(SOURCE), "-o", str(file)], compiler)
-            _run([sys.executable, "-c", FIRST_CHECK.format(sys.path), str(file)], "the first check of the library")
+            python = sys.executable or "python3", "-c", FIRST_CHECK.format(sys.path)
+            _run([*python, str(file)], "the library's first check")
             with file.open("rb") as content:
                 os.fsync(content.fileno())
                 digest = hashlib.sha256(content.read()).hexdigest()[:16]

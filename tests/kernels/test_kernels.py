@@ -176,8 +176,8 @@ FAULTS = {  # what the compiler does, and what is said
     "no compiler": ("", "no C++ compiler"),
     "error": ("echo 'x.cc:1: error: no such thing' >&2; exit 1", "error: no such thing"),
     "slow": ("", "fake-c++ took over 0.1 seconds"),
-    "wrong": (LIBRARY.format("", COMPILER), "first check of the library: ValueError: wrong products of"),
-    "crash": (LIBRARY.format("__builtin_trap();", COMPILER), "first check of the library: exit code -"),
+    "wrong": (LIBRARY.format("", COMPILER), "library's first check: ValueError: wrong products of"),
+    "crash": (LIBRARY.format("__builtin_trap();", COMPILER), "library's first check: exit code -"),
 }
 
 
