@@ -26,14 +26,14 @@ def shown(folder: Path) -> str:
     return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
-def cache_folder(name: str) -> Path:
-    """The folder `name` in `~/.cache/specdec_jax`, created if necessary.
+def cache_path(name: str) -> Path:
+    """The folder `name` in `~/.cache/specdec_jax`. Raises RuntimeError if there is no home folder."""
+    return Path.home() / ".cache" / "specdec_jax" / name
 
-    Raises:
-        OSError: it cannot be written.
-        RuntimeError: there is no home folder.
-    """
-    return _writable(Path.home() / ".cache" / "specdec_jax" / name)
+
+def cache_folder(name: str) -> Path:
+    """`cache_path`, created if necessary. Raises as it does, and OSError if it cannot be written."""
+    return _writable(cache_path(name))
 
 
 def _writable(folder: Path) -> Path:

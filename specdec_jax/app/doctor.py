@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
+from specdec_jax import kernels
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import columns, status
@@ -131,6 +132,8 @@ def _sections(
         return Conclusion(False, False, refusal)
     with status(f"Loading {settings.target} and {settings.drafter}"):
         pair = build(settings, *rules)
+    page.report["products"] = kernels.products()
+    page.console.print(f"Products of few rows are computed by: {kernels.products()}.")
     if refusal := _caches(page, pair, context):
         return Conclusion(False, False, refusal)
     costs, costs_source = costs_counted(pair), costs_asked(settings.costs)

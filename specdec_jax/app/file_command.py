@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from specdec_jax import __version__
+from specdec_jax import __version__, kernels
 from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
@@ -26,11 +26,11 @@ from specdec_jax.processes import Share, from_first, is_first, together
 from specdec_jax.sharding import check_rows, spans_processes
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
-from specdec_jax.text.continuous_batching import Completed, Size, complete, rows_that_fit, size_of
+from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import SETTINGS, ResultFile, Unwritten, digest, opened
+from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, Unwritten, digest, numbered, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -57,8 +57,7 @@ class _Run:
 class _Lines:
     """The input's lines and their counts; results wait here until all earlier lines are written."""
 
-    numbers: list[int]  # line number of each request, from 1
-    lines: list[bytes]
+    lines: list[tuple[int, bytes]]  # `result_file.numbered`
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests that are not finished
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
@@ -104,7 +103,7 @@ def generate_file(
     if share is not None:
         return _together(run, share, output, wanted, content, overwrite)
     with opened(output, wanted, content, overwrite) as results:
-        return _complete(run, _lines(content), results)
+        return _complete(run, _Lines(numbered(content)), results)
 
 
 def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
@@ -125,7 +124,7 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
         if (first["options"], first["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
         results = results or Unwritten(output, first["lines"], first["refused"], first["decided"])
-        return _complete(run, _lines(content), results)
+        return _complete(run, _Lines(numbered(content)), results)
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
@@ -133,7 +132,12 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
-    _read(lines, results.lines, run.console)
+    first = results.lines
+    _read(lines, first, run.console)
+    if not lines.fields:
+        _write(lines, results)
+        run.console.print(f"{results.lines - first} lines, all refused (error in {results.path.name})")
+        return results.refused + lines.refused
     enable()
     with interrupts_end_here():  # lines are written atomically, so nothing is lost
         pair = _pair(run, results)
@@ -153,18 +157,12 @@ def _wanted(settings: Settings) -> dict[str, Any]:
     return wanted
 
 
-def _lines(content: bytes) -> _Lines:
-    """The non-blank lines with their numbers."""
-    numbered = {number: line for number, line in enumerate(content.split(b"\n"), 1) if line.strip()}
-    return _Lines(list(numbered), list(numbered.values()))
-
-
 def _read(lines: _Lines, first: int, console: Console) -> None:
     """Reads the fields of the lines from `first` on, before any model is loaded."""
     for index in range(first, len(lines.lines)):
         try:
             lines.fields[index] = {}  # if the line is no object
-            lines.fields[index] = read_line(lines.lines[index])
+            lines.fields[index] = read_line(lines.lines[index][1])
             check_fields(lines.fields[index])
         except ValueError as error:
             _refuse(lines, index, error, console)
@@ -172,17 +170,20 @@ def _read(lines: _Lines, first: int, console: Console) -> None:
 
 def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> None:
     """Makes the line of the output, and prints the line's number and the reason."""
-    lines.ready[index] = error_line(lines.numbers[index], lines.fields.pop(index), error)
+    lines.ready[index] = error_line(lines.lines[index][0], lines.fields.pop(index), error)
     lines.refused += 1
     if lines.refused <= PRINTED:
-        console.print(f"line {lines.numbers[index]} refused: {' '.join(str(error).split())}")
+        console.print(f"line {lines.lines[index][0]} refused: {' '.join(str(error).split())}")
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     """The pair; choices of the machine are stored in the output's settings, from which a later run reads them."""
-    decided = results.decided
+    decided, products = results.decided, kernels.products()
     settings, more = run.settings, {"batch": run.batch}
     if decided is not None:
+        if (before := decided.get("products")) != products:
+            hint = f"set {kernels.VARIABLE}, {ADVICE}"
+            raise ValueError(f"{results.path} was written with products of {before}, not of {products}: {hint}")
         costs = decided["costs"]
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in (costs or {}).items()
@@ -196,11 +197,12 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         pair = build(settings, run.policy, run.verifier, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
     if decided is not None and not _same(decided.get("weights") or [], weights):
-        raise ValueError(f"{results.path} was written with other weights: give another name, or --overwrite")
+        raise ValueError(f"{results.path} was written with other weights: {ADVICE}")
     if decided is None:
         parts = pair.decoder.parts
         decided = {
             "weights": weights,
+            "products": products,
             "dtype": pair.target.dtype,
             "max_draft_length": parts.drafter.max_draft_length,
             "verification_widths": parts.widths,
@@ -250,9 +252,10 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
             index = indices[done.index]
             if done.result.compile_seconds and done.rows < run.batch:
                 console.print(f"{done.rows} of {run.batch} rows of {done.slots} slots fit in memory", style="dim")
-            _count(lines, done)
+            lines.counts.update({name: value for name, value in done.result.statistics.items() if name[:4] == "num_"})
+            lines.compiling += done.result.compile_seconds
             fields = lines.fields.pop(index)
-            lines.ready[index] = result_line(lines.numbers[index], fields, done.result, run.with_tokens)
+            lines.ready[index] = result_line(lines.lines[index][0], fields, done.result, run.with_tokens)
             _write(lines, results)
             bar.update(task, completed=results.lines, description=_progress_text(lines, time.perf_counter() - began))
         _write(lines, results)
@@ -269,12 +272,6 @@ def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
     """Writes results in order, up to the first missing line."""
     while results.lines in lines.ready:
         results.append(lines.ready.pop(results.lines))
-
-
-def _count(lines: _Lines, done: Completed) -> None:
-    counts = {name: value for name, value in done.result.statistics.items() if name.startswith("num_")}
-    lines.counts.update(counts)
-    lines.compiling += done.result.compile_seconds
 
 
 def _progress_text(lines: _Lines, seconds: float) -> str:

@@ -7,7 +7,6 @@ measures again, unless the machine is busy then, too.
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +20,7 @@ from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.cost_model import CostModel, load_cost_model, save_cost_model
 from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import busy_doubts
+from specdec_jax.kernels.compiled import say as say
 
 measured_here: set[Path] = set()  # files that this process wrote and uses even if doubtful
 
@@ -81,8 +81,3 @@ def steadiest(measure: Callable[[], CostModel]) -> CostModel:
     """A measured table, or, if it is doubtful, the less doubtful of two: short bursts of load end before the second."""
     first = measure()
     return min(first, measure(), key=lambda table: len(table.doubts)) if first.doubts else first
-
-
-def say(line: str) -> None:
-    """Prints a line to standard error, because the first call of `generate` waits for a measurement."""
-    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ TARGETS = *PRODUCTS.values(), ATTENTION, SUMS
 
 @functools.cache
 def path() -> str | None:
-    """The path of this process's kernels; None: XLA is used, and a failure is reported in a line on standard error.
+    """The path of this process's kernels; None: XLA is used. A failure is reported in a line on standard error.
 
     Nothing is reported on another device, for a processor without a path, or with `off`.
 
@@ -47,14 +47,21 @@ def path() -> str | None:
         try:
             library = compiled.library(name)
         except (OSError, ValueError) as error:
-            reason = reason or str(error)
+            reason = reason or f"{name}: {error}"
             continue
+        if reason:
+            compiled.say(f"products take the path {name}, slower and with other last bits: {reason}")
         for target in TARGETS:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
         return name
     if reason:
         compiled.say(f"products are XLA's, which are slower here: {reason}")
     return None
+
+
+def products() -> str:
+    """What computes products of few rows: a path of the kernels, or XLA."""
+    return (path() if jax.sharding.get_abstract_mesh().empty else None) or "XLA"
 
 
 def serve(x: Array, weights: Any) -> bool:
@@ -70,7 +77,7 @@ def serve_attention(query: Array, keys: Array) -> bool:
 
 
 def _here() -> bool:
-    return jax.sharding.get_abstract_mesh().empty and path() is not None
+    return products() != "XLA"
 
 
 def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Array) -> Array:

@@ -1,7 +1,8 @@
 """Compiles `products.cc` for this processor, caches the library, checks and loads it.
 
 A library is identified by its source, the headers, the compiler, its flags and the processor. Processes that need the
-same library wait for the first one, and files are written atomically.
+same library wait for the first one. A library gets its name, which ends in a checksum, after another process has loaded
+and checked it; a file that does not fit its checksum is not loaded.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ import ml_dtypes
 import numpy as np
 from filelock import FileLock
 
-from specdec_jax.compilation_cache import cache_folder, shown
+from specdec_jax.compilation_cache import cache_folder, cache_path, shown
 
 SOURCE = Path(__file__).with_name("products.cc")
 COMPILERS = "c++", "g++", "clang++"
@@ -36,7 +37,8 @@ PATHS = {  # fastest first: required instruction sets, as named by Linux and by 
     "avx512": ("avx2", "fma", *AVX512),
     "avx2": ("avx2", "fma"),
 }
-SECONDS = 120  # time limit for the compiler
+SECONDS = 120  # time limit for the compiler, and for the first check
+FIRST_CHECK = "import sys; sys.path[:] = {!r}; from specdec_jax.kernels import compiled; compiled._opened(sys.argv[1])"
 
 
 def cpu_info(field: str) -> str:
@@ -60,28 +62,47 @@ def library(path: str) -> ctypes.CDLL:
         OSError: there is no compiler, it fails, or the system does not permit the instructions.
         ValueError: the library computes wrong products.
     """
-    command = [*_compiler(), *FLAGS, *(f"-m{name}" for name in PATHS[path]), f"-I{jax.ffi.include_dir()}"]
-    compiler = subprocess.run([command[0], "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
-    identity = SOURCE.read_text(encoding="utf-8"), compiler, command, cpu_info("flags"), version("jaxlib")
-    name = f"products-{path}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}.so"
-    with _place() as (folder, where), FileLock(folder / f"{name}.lock"):
-        file = folder / name
-        if file.is_file():
-            with suppress(OSError, ValueError):  # a damaged one is compiled again
-                return _opened(file)
+    words = shlex.split(os.environ.get("CXX", ""))
+    compiler = next(filter(None, map(shutil.which, words[:1] or COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C++ compiler ({', '.join(words[:1] or COMPILERS)})")
+    flags = *words[1:], *FLAGS, *(f"-m{name}" for name in PATHS[path]), f"-I{jax.ffi.include_dir()}"
+    about = _run([compiler, "--version"], compiler)
+    identity = SOURCE.read_text(encoding="utf-8"), about, compiler, flags, cpu_info("flags"), version("jaxlib")
+    name = f"products-{path}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
+    with suppress(OSError, RuntimeError):  # there is no home, or it cannot be read
+        if loaded := _stored(cache_path("kernels"), name):
+            return loaded
+    with _place() as (folder, where), FileLock(folder / f"{name}.so.lock", timeout=3 * SECONDS):
+        if loaded := _stored(folder, name):  # by another process in the meantime
+            return loaded
         say(f"compiling products for this processor ({path}), once{where}")
-        temporary = folder / f".{os.getpid()}-{name}"
-        try:
-            _run([*command, str(SOURCE), "-o", str(temporary)])
-            loaded = _opened(temporary)
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            file = Path(temporary) / name
+            _run([compiler, *flags, str(SOURCE), "-o", str(file)], compiler)
+            python = sys.executable or "python3", "-c", FIRST_CHECK.format(sys.path)
+            _run([*python, str(file)], "the library's first check")
+            with file.open("rb") as content:
+                os.fsync(content.fileno())
+                digest = hashlib.sha256(content.read()).hexdigest()[:16]
+            for old in folder.glob(f"{name}-*.so"):  # a damaged one
+                old.unlink()
+            loaded = _opened(file)
+            file.replace(folder / f"{name}-{digest}.so")
         return loaded
 
 
+def _stored(folder: Path, name: str) -> ctypes.CDLL | None:
+    """The library of this name in the folder; None: there is none, or a damaged one."""
+    for file in folder.glob(f"{name}-*.so"):
+        with suppress(OSError, ValueError):
+            if file.stem == f"{name}-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}":
+                return _opened(file)
+    return None
+
+
 def say(line: str) -> None:
-    """Prints a line to standard error, because the first pass waits for the compiler."""
+    """Prints a line to standard error, because the first pass waits for the compiler, or a call for measurements."""
     print(f"specdec_jax: {line}", file=sys.stderr, flush=True)
 
 
@@ -108,24 +129,16 @@ def call_attention(loaded: ctypes.CDLL, *arrays: np.ndarray, cap: float) -> np.n
     return out
 
 
-def _compiler() -> list[str]:
-    """The command of the C++ compiler: CXX in the environment, or the first one found. Raises FileNotFoundError."""
-    words = shlex.split(os.environ.get("CXX", ""))
-    for name in words[:1] or COMPILERS:
-        if where := shutil.which(name):
-            return [where, *words[1:]]
-    raise FileNotFoundError(f"no C++ compiler ({', '.join(words[:1] or COMPILERS)})")
-
-
-def _run(command: list[str]) -> None:
-    """Runs the compiler. Raises OSError with its first error."""
+def _run(command: list[str], name: str) -> str:
+    """The command's output. Raises OSError with `name` and the first error."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        raise OSError(f"{command[0]} took over {SECONDS} seconds") from None
+        raise OSError(f"{name} took over {SECONDS} seconds") from None
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-        raise OSError(f"{command[0]}: {next((line for line in lines if 'error' in line), lines[-1])}")
+        raise OSError(f"{name}: {next((line for line in lines if 'error' in line), lines[-1])}")
+    return result.stdout
 
 
 @contextmanager
@@ -140,8 +153,8 @@ def _place() -> Iterator[tuple[Path, str]]:
     yield folder, f"; kept in {shown(folder)}"
 
 
-def _opened(file: Path) -> ctypes.CDLL:
-    """Loads and checks a library. Raises OSError, ValueError."""
+def _opened(file: str | Path) -> ctypes.CDLL:
+    """Loads and checks a library. Raises OSError, ValueError, or AttributeError for a missing function."""
     loaded = ctypes.CDLL(str(file))
     loaded.specdec_enable.restype = ctypes.c_bool
     if not loaded.specdec_enable():
@@ -151,7 +164,7 @@ def _opened(file: Path) -> ctypes.CDLL:
 
 
 def _check(loaded: ctypes.CDLL) -> None:
-    """Raises ValueError for a wrong product of integers, which are exact in any order of summation."""
+    """Raises ValueError for wrong products or sums of integers, exact in any order of summation, or wrong attention."""
     rng = np.random.default_rng(0)
 
     def whole(*shape: int, dtype: Any = ml_dtypes.bfloat16) -> np.ndarray:
@@ -163,3 +176,20 @@ def _check(loaded: ctypes.CDLL) -> None:
             exact = x.astype(np.float64) @ weights.astype(np.float64).T * (1.0 if factor is None else factor)
             if not np.array_equal(call(loaded, x, weights, factor), exact):
                 raise ValueError(f"wrong products of {rows} rows of {depth} with {columns} columns")
+        numbers, out = x.astype(np.float32), np.empty(rows, np.float32)
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (numbers, out)]
+        for power in (1, 2):
+            loaded.specdec_sum_rows(*pointers, *map(ctypes.c_size_t, x.shape), ctypes.c_bool(power == 2))
+            if not np.array_equal(out, (numbers**power).sum(axis=1)):
+                raise ValueError(f"wrong sums of {rows} rows of {depth}")
+    shapes = (2, 3, 4, 91), (2, 2, 40, 91), (2, 2, 40, 91)
+    arrays = [rng.normal(size=shape, scale=0.5).astype(ml_dtypes.bfloat16) for shape in shapes]
+    query, keys, values = (array.astype(np.float32) for array in arrays)
+    mask, biases = rng.random((2, 3, 40)) < 0.7, rng.normal(size=(2, 4, 3, 40)).astype(np.float32)
+    for cap in (0.0, 5.0):
+        scores = np.einsum("bthd,bhsd->bhts", query, keys.repeat(2, axis=1))
+        weights = np.exp((cap * np.tanh(scores / cap) if cap else scores) + biases) * mask[:, None]
+        weights /= weights.sum(axis=-1, keepdims=True)
+        exact = np.einsum("bhts,bhsd->bthd", weights, values.repeat(2, axis=1))
+        if not np.allclose(call_attention(loaded, *arrays, mask, biases, cap=cap), exact, atol=0.01):
+            raise ValueError(f"wrong attention with cap {cap}")

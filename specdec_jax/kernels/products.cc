@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -586,9 +587,9 @@ struct Attention {
   size_t pieces() const { return batch * kv_heads * chunks(); }
 };
 
-// To about 1e-7 of the result, for x up to 88.
+// To about 1e-7 of the result, for x up to 88; NaN stays NaN: of two operands with a NaN `larger` returns the second.
 inline Lanes exponential(Lanes x) {
-  x = larger(x, all(-87.0f));
+  x = larger(all(-87.0f), x);
   const Lanes n = whole(times(x, all(1.44269504f)));
   const Lanes r = add(add(x, n, all(-0.693359375f)), n, all(2.12194440e-4f));
   Lanes y = all(1.9875691500e-4f);
@@ -605,17 +606,19 @@ void soften(float* scores, size_t count, float cap) {
     const size_t here = std::min(LANES, count - i);
     memcpy(some, scores + i, here * sizeof(float));
     // Below -40 caps it is -cap.
-    const Lanes e = exponential(times(larger(load(some), all(-40.0f * cap)), all(-2.0f / cap)));
+    const Lanes e = exponential(times(larger(all(-40.0f * cap), load(some)), all(-2.0f / cap)));
     store(some, times(over(plus(all(1.0f), times(e, all(-1.0f))), plus(all(1.0f), e)), all(cap)));
     memcpy(scores + i, some, here * sizeof(float));
   }
 }
 
-// Scores [count] as their softmax rounded to bfloat16; what lies behind them, up to whole lanes, becomes zero.
+// Scores [count] as their softmax rounded to bfloat16; what lies behind them, up to whole lanes, becomes zero. All NaN,
+// as XLA's, with a score that is NaN or infinite, or where all are minus infinity.
 void softmax(float* scores, size_t count) {
+  constexpr float LOWEST = -std::numeric_limits<float>::infinity();
   const size_t lanes = up(count, LANES);
-  for (size_t i = count; i < lanes; i++) scores[i] = -1e30f;
-  Lanes top = all(-1e30f), sum = zero();
+  for (size_t i = count; i < lanes; i++) scores[i] = LOWEST;
+  Lanes top = all(LOWEST), sum = zero();
   for (size_t i = 0; i < lanes; i += LANES) top = larger(top, load(scores + i));
   float each[LANES];
   store(each, top);
@@ -726,6 +729,16 @@ void attend(const Attention& a, size_t piece) {
   for (; i + 4 <= rows; i += 4) weigh_all<4>(weights + i * stride, stride, values, slots, a.dim, out + i);
   if (i + 2 <= rows) weigh_all<2>(weights + i * stride, stride, values, slots, a.dim, out + i), i += 2;
   if (i < rows) weigh_all<1>(weights + i * stride, stride, values, slots, a.dim, out + i);
+  // A slot that a row does not see, but another row does, may hold NaN or infinity, which times zero is NaN.
+  for (i = 0; i < rows; i++) {
+    for (size_t d = 0; d < a.dim; d++) {
+      if (out[i][d] == out[i][d]) continue;
+      float sum = 0.0f;
+      for (size_t s = begin[i]; s < end[i]; s++)
+        if (mask[i][s]) sum += weights[i * stride + s - low] * to_float(values[(s - low) * a.dim + d]);
+      out[i][d] = sum;
+    }
+  }
 }
 
 void run(const Attention& a, ffi::ThreadPool* pool) {

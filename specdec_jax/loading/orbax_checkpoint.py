@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.drafters.draft_models.reduced_head import check_whole
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
-from specdec_jax.models.weights import Layout, placed_shapes
+from specdec_jax.models.weights import Layout, check_finite, placed_shapes
 
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 2  # in version 1 fused weights had another layout
@@ -75,11 +74,7 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
     place = layout(table) if layout else None
     wanted = placed_shapes(table, shapes, place or (lambda _: device))
     params = _restore(folder / PARAMS, wanted)
-    is_finite = jax.jit(lambda leaf: jnp.all(jnp.isfinite(leaf)))
-    for where, leaf in jax.tree.leaves_with_path(params):
-        if not is_finite(leaf):
-            name = jax.tree_util.keystr(where, simple=True, separator="/")
-            raise ValueError(f"{folder / PARAMS}: {name} has NaN or infinity in {leaf.dtype}")
+    check_finite(params, folder / PARAMS)
     return Restored(config, params, tokenizer)
 
 

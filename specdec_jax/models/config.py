@@ -69,11 +69,13 @@ class HFConfig:
                 raise ValueError(f"eos_token_id must be tokens, 0 to {self.vocab_size - 1}, got {token!r}")
 
     def check_positive(self, *names: str) -> None:
-        """Raises ValueError for the first of these fields that is not a positive integer."""
+        """Raises ValueError for the first of these fields that is no positive integer, or a number above 10,000."""
         for name in names:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{self.key(name)} must be a positive integer, got {value!r}")
+            if name.startswith("num_") and value > 10_000:  # layers, heads, experts: each has entries in tables
+                raise ValueError(f"{self.key(name)} must be at most 10000, got {value}")
 
     @property
     def embedding_width(self) -> int:

@@ -17,7 +17,7 @@ from specdec_jax.text.sampling_params import SamplingParams
 WHOLE = ("max_new_tokens", "top_k", "seed")
 NUMBERS = ("temperature", "top_p", "min_p")
 HYPERPARAMETERS = ("policy", "verifier")
-FIELDS = ("prompt", "system", "id", "stop", *WHOLE, *NUMBERS, *HYPERPARAMETERS)
+FIELDS = ("prompt", "turns", "system", "id", "category", "split", "stop", *WHOLE, *NUMBERS, *HYPERPARAMETERS)
 LARGEST = 2**53  # largest integer; beyond it floating point is not exact
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
 LOG_PROBS = ("log_probs", "warped_log_probs")
@@ -59,8 +59,8 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     for name in fields:
         if name not in FIELDS:
             raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
-    if "prompt" not in fields:
-        raise ValueError("there is no prompt")
+    if ("prompt" in fields) == ("turns" in fields):
+        raise ValueError("there are both prompt and turns" if "turns" in fields else "there is no prompt")
     for name, value in fields.items():
         _CHECKS[name](name, value)
 
@@ -68,8 +68,8 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
-    `prompt` is text, or messages with role and content; `policy` and `verifier` are objects of hyperparameters, `id` is
-    passed on to the result.
+    `prompt` is text, or messages with role and content; `turns` a list of one text; `policy` and `verifier` are objects
+    of hyperparameters, `id` is passed on to the result, `category` and `split` are not.
 
     Raises:
         ValueError: invalid fields.
@@ -79,9 +79,8 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
     sampling = dataclasses.replace(defaults.sampling, **changes)
     system = fields.get("system", defaults.system)
-    request = prepare(
-        pair, [fields["prompt"]], sampling, chat=defaults.chat, system=system, calibration=defaults.calibration
-    )
+    prompts = [fields["prompt"]] if "prompt" in fields else fields["turns"]
+    request = prepare(pair, prompts, sampling, chat=defaults.chat, system=system, calibration=defaults.calibration)
     for kind in HYPERPARAMETERS:
         name = f"{kind}_hyperparameters"
         if kind in fields:
@@ -140,6 +139,12 @@ def _check_prompt(name: str, value: Any) -> None:
             _check_text(f"{key} of message {index}", text)
 
 
+def _check_turns(name: str, value: Any) -> None:
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], str):
+        raise ValueError(f"{name} must be a list of one text, got {_short(value)}")
+    _check_prompt(name, value[0])
+
+
 def _check_stop(name: str, value: Any) -> None:
     for text in value if isinstance(value, list) else [value]:
         _check_text(name, text)
@@ -168,7 +173,8 @@ def _check_id(name: str, value: Any) -> None:
 _CHECKS = {
     "prompt": _check_prompt,
     "system": _check_text,
-    "id": _check_id,
+    "turns": _check_turns,
+    **dict.fromkeys(("id", "category", "split"), _check_id),
     "stop": _check_stop,
     **dict.fromkeys(WHOLE, functools.partial(_check_number, whole=True)),
     **dict.fromkeys(NUMBERS, _check_number),

@@ -4,33 +4,25 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec_jax.loading.new_folder import write_text
 from specdec_jax.locks import exclusive
 
+ADVICE = "give another name, or --overwrite"
 SETTINGS, OLD = ".settings.json", ".old"
 DECIDED = "decided"  # choices of the machine that began the run, reused when it continues
-ERROR = b'"error": '  # the field of error lines; inside a text its quotes would be escaped
-
-
-class Whole(NamedTuple):
-    """The complete lines of a file of results."""
-
-    lines: int
-    refused: int  # number of error lines
-    size: int  # bytes
 
 
 class ResultFile:
     """Appends whole lines; an incomplete line, also one of a killed run, is removed."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, source: bytes):
         self.path = path
+        self.lines, self.refused, self._size = whole_lines(path, [number for number, _ in numbered(source)])
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        self.lines, self.refused, self._size = whole_lines(path)
         self.decided = read_settings(path).get(DECIDED)  # choices of the machine on which the run began
         os.ftruncate(self._descriptor, self._size)
 
@@ -84,7 +76,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
     is replaced, and the old one is kept as `NAME.old`.
 
     Raises:
-        ValueError: the file has results of other settings or another input, or other contents.
+        ValueError: the file has results of other settings or another input, or a line that is no result.
         BlockingIOError: another process writes it.
         OSError: it cannot be written.
     """
@@ -100,7 +92,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
                 _check_same(path, settings_file, settings, source)
             else:
                 settings_file.unlink(missing_ok=True)
-            results = ResultFile(path)
+            results = ResultFile(path, source)
             with contextlib.closing(results):
                 write_settings(path, {**read_settings(path), "settings": settings, "input": digest(source)})
                 yield results
@@ -125,20 +117,19 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], source: bytes) -> None:
     stored = read_settings(path)
-    advice = "give another name, or --overwrite"
     if not settings_file.is_file() or not all(isinstance(stored.get(name), dict) for name in ("settings", "input")):
         raise ValueError(
-            f"{path} exists and is no unfinished output ({settings_file.name} does not say what it is): {advice}"
+            f"{path} exists and is no unfinished output ({settings_file.name} does not say what it is): {ADVICE}"
         )
     wanted = json.loads(json.dumps(settings))
     for name in wanted.keys() | stored["settings"].keys():
         before, now = stored["settings"].get(name), wanted.get(name)
         if before != now:
-            raise ValueError(f"{path} was written with {name} {before!r}, not {now!r}: {advice}")
+            raise ValueError(f"{path} was written with {name} {before!r}, not {now!r}: {ADVICE}")
     before = stored["input"].get("bytes")
     same = isinstance(before, int) and digest(source[:before]) == stored["input"]
     if not same or (source[before - 1 : before] != b"\n" and source[before : before + 1] not in (b"", b"\n", b"\r")):
-        raise ValueError(f"{path} was written from another input: {advice}")
+        raise ValueError(f"{path} was written from another input: {ADVICE}")
 
 
 def digest(content: bytes) -> dict[str, Any]:
@@ -146,11 +137,28 @@ def digest(content: bytes) -> dict[str, Any]:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def whole_lines(path: Path) -> Whole:
-    """Counts the whole lines of a file of results."""
+def numbered(source: bytes) -> list[tuple[int, bytes]]:
+    """The lines of an input that are not blank, with their numbers from 1."""
+    return [(number, line) for number, line in enumerate(source.split(b"\n"), 1) if line.strip()]
+
+
+def whole_lines(path: Path, numbers: Sequence[int]) -> tuple[int, int, int]:
+    """The numbers of whole lines, of refused ones among them, and of their bytes in a file of results, if it exists.
+
+    Raises ValueError for a line that is no result of the input's line in `numbers` at its place.
+    """
     lines, refused, size = 0, 0, 0
-    with path.open("rb") as file:
+    with path.open("rb") if path.exists() else contextlib.nullcontext(()) as file:
         for line in file:
-            if line.endswith(b"\n"):
-                lines, refused, size = lines + 1, refused + (ERROR in line), size + len(line)
-    return Whole(lines, refused, size)
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                entry = json.loads(line)
+                wrong = entry["line"] not in numbers[lines : lines + 1] or not {"text", "error"} & entry.keys()
+            except (ValueError, TypeError, KeyError, RecursionError):
+                wrong, entry = True, {}
+            if wrong:
+                wanted = f"of the input's line {numbers[lines]}" if lines < len(numbers) else "of any line"
+                raise ValueError(f"{path}:{lines + 1} is no result {wanted}: {ADVICE}")
+            lines, refused, size = lines + 1, refused + ("error" in entry), size + len(line)
+    return lines, refused, size

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from specdec_jax.decoding.decoder import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.models.weights import check_finite
 from specdec_jax.monitors.log_probs import LogProbs, log_probs
 from specdec_jax.stopping.survival import survival
 from specdec_jax.text.sampling_params import SamplingParams
@@ -46,7 +48,8 @@ def sampler(
         options: of `build_decoder`.
 
     Raises:
-        ValueError: stop strings, which require text; or as `build_decoder`.
+        ValueError: stop strings, which require text; or as `build_decoder`. `sample`: parameters with NaN or infinity,
+            outside of a caller's `jit`; the check costs a read of the weights before decoding begins.
     """
     if sampling.stop_strings:
         raise ValueError(f"a sampler decodes no text: give stop_ids in place of stop={sampling.stop!r}")
@@ -66,6 +69,9 @@ def sampler(
         return Samples(tokens, seen, mask, state.statistics)
 
     def sample(params: Params, drafter_params: Params, prompts: Sequence[Any], seed: Any = 0) -> Samples:
+        for name, tree in (("params", params), ("drafter_params", drafter_params)):
+            if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree)):
+                check_finite(tree, name)
         rows = [jnp.asarray(prompt, jnp.int32) for prompt in prompts]
         return sampled(ModelParams(params, drafter_params), rows, seed)
 

@@ -12,6 +12,7 @@ from tiny_weights import weights, write_folder
 
 from experiments.lib.rules import rule
 from experiments.lib.trace_runs import replay_rule
+from specdec_jax import kernels
 from specdec_jax.app import cli, doctor
 from specdec_jax.costs.cost_model import cost_model, load_cost_model, save_cost_model
 from specdec_jax.loading import for_target, load_model
@@ -92,6 +93,7 @@ def test_a_pair_that_pays_ends_with_the_command_to_decode_with(place, page):
     assert code == 0 and err == "" and "\x1b" not in out
     assert max(map(len, out.splitlines()[:-1])) <= 80
     assert report["acceptance"]["measured_probability_shared"] is None
+    assert report["products"] == kernels.products() and f"are computed by: {kernels.products()}." in out
     why, line = report["conclusion"]["why"], report["conclusion"]["command"]
     assert why.startswith("Drafting pays: ") and out.splitlines()[-1] == line
     parsed, best = cli._parsed(shlex.split(line)[3:]), report["rules"][0]

@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 from tiny_pair import write_pair
 
+from specdec_jax import kernels
 from specdec_jax.app.cli import main
 from specdec_jax.stopping import survival
 from specdec_jax.text import continuous_batching, result_file
@@ -23,7 +24,7 @@ GOOD = [
     {"prompt": "the second", "temperature": 0.9, "max_new_tokens": 33, "stop": "q"},
     {"prompt": "4", "policy": {"prior_precision": 2.0}, "max_new_tokens": 1, "id": 4},
     {"prompt": "fünf", "temperature": 0.5, "top_p": 0.8},
-    {"prompt": "six", "max_new_tokens": 25},
+    {"turns": ["six"], "max_new_tokens": 25, "category": "numbers", "split": "judge"},
 ]
 BAD = [b"nonsense", b'{"prompt": "a", "temprature": 1}', b'{"prompt": "\xff"}', b'{"prompt": 3}', b"[]"]
 
@@ -114,7 +115,7 @@ def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, wh
     assert output.read_bytes().startswith(whole) and read(output)[-1]["num_tokens"] == 12
 
 
-def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, capsys):
+def test_other_settings_and_other_inputs_are_refused(models, source, whole, tmp_path, capsys):
     output, rule, text = tmp_path / "out.jsonl", tmp_path / "rule.py", source.read_bytes()
     rule.write_text("from specdec_jax.stopping.static import static\n\nrule = static\n")
     words = ["--policy", str(rule)]
@@ -131,6 +132,15 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     rule.write_text(rule.read_text().removesuffix("# another\n"))
     source.write_bytes(text.replace(b"hello", b"jello"))
     refused("written from another input")
+    source.write_bytes(text)
+    first, *_ = before.splitlines(keepends=True)
+    settings.write_text(settings.read_text().replace(f'"{kernels.products()}"', '"sse9"'))
+    words_of = {first: f"written with products of sse9, not of {kernels.products()}: set SPECDEC_JAX_KERNELS"}
+    for number, damaged in ((2, first + b"garbage\n"), (1, b"\n" + first), (2, 2 * first), (11, whole + first)):
+        words_of[damaged] = f"{output}:{number} is no result of "
+    for before, message in words_of.items():
+        output.write_bytes(before)
+        refused(message)
     settings.unlink()
     refused("does not say what it is")
     assert run(models, source, output, *words, "--overwrite", "--log-probs") == 1
@@ -138,6 +148,14 @@ def test_other_settings_and_other_inputs_are_refused(models, source, tmp_path, c
     good = [line for line in read(output) if "error" not in line]
     assert good and all(len(line["log_probs"]) == line["num_tokens"] == len(line["warped_log_probs"]) for line in good)
     assert (tmp_path / "out.jsonl.old").read_bytes() == before
+
+
+def test_no_model_is_loaded_where_all_lines_are_refused(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("specdec_jax.app.file_command.build", lambda *_, **__: 1 / 0)
+    (tmp_path / "bad.jsonl").write_bytes(b"\n".join(BAD))
+    for words in ("5 lines, all refused", "is complete: 5 lines"):
+        code = run(models, tmp_path / "bad.jsonl", tmp_path / "out.jsonl")
+        assert code == 1 and words in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys, monkeypatch):
@@ -201,8 +219,9 @@ WRONG = {
     "min_p": [-1e-9, 1.5, "x", None, {}],
     "seed": [-1, 2**32, 1.0, "7", None, 10**40],
     "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
+    "turns": ["a", [], ["a", "b"], [[]], [""]],
     "system": [3, [], {}, "\udc00", None],
-    "id": [[], {}, [1]],
+    **dict.fromkeys(["id", "category", "split"], [[], {}, [1]]),
     "policy": [1, "survival", None, [], {"threshold": 1}, {"initial_rate": "x"}, {"initial_rate": -2.0}, {"": 1}]
     + [{"initial_rate": value} for value in ([0.1, 0.2], HUGE, NOT, {})]
     + [{"greedy": 3 * [HUGE]}, {"rate_weight": None}, {"greedy": [1.0]}, {"greedy": [[1.0]]}],
@@ -214,7 +233,7 @@ WRONG = {
 def malformed(rng):
     """A line that no request may be made of: one field is wrong in one way."""
     field = rng.choice(sorted(WRONG))
-    line = {"prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(WRONG[field])}
+    line = {"turns" if field == "turns" else "prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(WRONG[field])}
     return json.dumps(line).encode()
 
 

@@ -66,6 +66,7 @@ def test_folders_of_something_else_and_missing_files(tmp_path, folder):
         ({"eos_token_id": [2, 272]}, ["eos_token_id must be tokens, 0 to 271, got 272"]),
         ({"num_hidden_layers": 1}, ["unknown: model.layers.1."]),
         ({"num_hidden_layers": 3}, ["missing: model.layers.2."]),
+        ({"num_hidden_layers": 10**7}, ["num_hidden_layers must be at most 10000, got 10000000"]),
         ({"vocab_size": 300}, ["wrong shape: model.embed_tokens.weight (272, 64) instead of (300, 64)"]),
         ({"tie_word_embeddings": False}, ["missing: lm_head.weight"]),
     ],
@@ -152,7 +153,8 @@ def checkpoint(folder, tmp_path):
     return tmp_path / "ckpt"
 
 
-def test_orbax_of_another_format_and_a_config_that_does_not_fit(checkpoint):
+def test_orbax_of_another_format_a_config_that_does_not_fit_and_no_numbers(checkpoint):
+    loaded = load_model(checkpoint)
     marker = json.loads((checkpoint / "specdec_jax.json").read_text())
     edit(checkpoint / "specdec_jax.json", format=1)
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "format 2")
@@ -164,6 +166,9 @@ def test_orbax_of_another_format_and_a_config_that_does_not_fit(checkpoint):
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "rms_norm_eps must be a number")
     edit(checkpoint / "specdec_jax.json", model_type="lama")
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "unknown model_type 'lama'", EXTENDING)
+    params = loaded.params | {"norm": {"scale": loaded.params["norm"]["scale"].at[-1].set(-np.inf)}}
+    save_orbax(checkpoint, loaded.config, params, loaded.tokenizer, overwrite=True)
+    assert_says(refusal(checkpoint), checkpoint / "params", "norm/scale has NaN or infinity in bfloat16")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's own, of reads it gave up
@@ -261,14 +266,13 @@ def test_gguf_cut_anywhere(tmp_path):
 
 def test_gguf_of_noise(tmp_path):
     path = tmp_path / "x.gguf"
-    path.write_bytes(b"")
-    assert_says(refusal(path), path, "no GGUF file")
-    path.write_bytes(b"PK\3\4" * 100)
-    assert_says(refusal(path), path, "no GGUF file")
-    path.write_bytes(b"GGUF" + (3).to_bytes(4, "big") + b"\0" * 100)
-    assert_says(refusal(path), path, "version 50331648", "little-endian")
-    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 100)
-    assert_says(refusal(path), path, "truncated")
+    for content, words in (
+        *((content, "no GGUF file") for content in (b"", b"PK\3\4" * 100)),
+        (b"GGUF" + (3).to_bytes(4, "big") + b"\0" * 100, "version 50331648; versions 2 and 3, little-endian"),
+        (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 100, "truncated"),
+    ):
+        path.write_bytes(content)
+        assert_says(refusal(path), path, words)
 
 
 @pytest.mark.parametrize("where", [b"tokenizer.ggml.pre", b"smollm", b"token_embd.weight"])
@@ -292,6 +296,13 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
         ({"extra": {"rope_freqs.weight": np.linspace(1, 3, 8, dtype=np.float32)}}, ["rope_freqs.weight", "Llama 3"]),
         ({"extra": {"blk.0.ffn_gate_inp.weight": np.ones((2, 2), np.float32)}}, ["unknown: blk.0.ffn_gate_inp.weight"]),
         ({"metadata": {"llama.block_count": 3}}, ["missing: model.layers.2."]),
+        ({"metadata": {"llama.block_count": 4 * 10**9}}, ["llama.block_count must be 1 to 10000, got 4000000000"]),
+        ({"metadata": {"llama.attention.head_count": 0}}, ["llama.attention.head_count must be 1 to 10000, got 0"]),
+        ({"metadata": {"llama.expert_count": 10**7}}, ["llama.expert_count must be 0 to 10000, got 10000000"]),
+        ({"metadata": {"llama.context_length": "long"}}, ["damaged"]),
+        ({"metadata": {"tokenizer.ggml.pre": [1, 2]}}, ["damaged"]),
+        ({"metadata": {"general.alignment": 0}}, ["general.alignment is 0"]),
+        ({"metadata": {"llama.names": [[1], [2]]}}, ["nested array"]),
         ({"metadata": {"llama.attention.head_count_kv": 4}}, ["wrong shape", "self_attn.k_proj.weight (32, 64)"]),
         ({"metadata": {"tokenizer.ggml.pre": "smolm"}}, ["pre-tokenizer 'smolm'", "smollm"]),
         ({"metadata": {"tokenizer.ggml.model": "bert"}}, ["tokenizer of kind 'bert'", "tokenizer.json"]),

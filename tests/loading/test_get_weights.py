@@ -82,7 +82,7 @@ def test_a_stopped_download_goes_on_with_the_next_part(index, tmp_path):
 
 @pytest.mark.parametrize(
     ("first", "error"),
-    [((b"First part, ",), "SHA-256"), ((b"short",), "16 bytes"), ((DATA[0], b"more"), "2 data files")],
+    [((b"First part, ",), "SHA-256"), ((b"short",), "16 bytes"), ((bytes(99),), "99 b"), ((DATA[0], b""), "2 data")],
 )
 def test_other_contents_are_refused_and_leave_no_file(index, tmp_path, first, error):
     add_wheel(index, 1, *first)

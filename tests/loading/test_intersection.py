@@ -43,6 +43,16 @@ def test_tokens_are_one_by_what_they_stand_for(byte_level, sentence_piece):
     assert own[ours["\u0120"]] == theirs["\u2581"] and (own[len(ours) :] == -1).all()  # padding is nobody's
     hello = ours["hello"]
     assert own[hello] == -1 and pieces[hello, : count[hello]].tolist() == [theirs["hell"], theirs["o"]]
+    assert pieces[ours["</s>"], : count[ours["</s>"]]].tolist() == [theirs["<eos>"]]  # not the letters of its text
+
+
+def test_a_long_spelling_keeps_its_end_and_what_cannot_be_spelled_is_token_0():
+    ours = {"abcdefghijkl": 0, "a": 1, "z": 2}
+    theirs = {letter: i for i, letter in enumerate("lkjihgfedcba")}
+    both = (Tokenizer(Backend(models.BPE(vocabulary, [])), {}) for vocabulary in (ours, theirs))
+    _, pieces, count = translation(*both, 3)
+    assert pieces[0].tolist() == [theirs[letter] for letter in "efghijkl"]
+    assert (pieces[2, 0], count.tolist()) == (0, [8, 1, 1])
 
 
 def test_and_the_other_way_round(byte_level, sentence_piece):

@@ -157,5 +157,9 @@ def test_samples_are_those_of_the_decoder_and_new_parameters_compile_nothing():
         assert not found.tokens[~found.mask].any() and not found.log_probs.raw[~found.mask].any()
         np.testing.assert_array_equal(sample(*both, prompts, seed).tokens, found.tokens)
     assert len(traced) == 1
+    wrong = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), params)
+    for name, trees in (("params", (wrong, noisy)), ("drafter_params", (params, wrong))):
+        with pytest.raises(ValueError, match=f"^{name}: .* has NaN or infinity in float32"):
+            sample(*trees, prompts)
     with pytest.raises(ValueError, match="decodes no text.*stop='x'"):
         sd.sampler(model, drafter, SamplingParams(stop="x"))

@@ -1,6 +1,7 @@
 """A GGUF file as a Hugging Face checkpoint: config, tensors under its names, tokenizer."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,24 @@ def open_gguf(path: str | Path) -> Checkpoint:
     unrecognised rope scaling, a tokenizer that cannot be rebuilt.
     """
     file = read_gguf(path)
-    return Checkpoint(str(path), config_from_gguf(file), tensors_from_gguf(file), tokenizer_from_gguf(file))
+    return Checkpoint(str(path), config_from_gguf(file), tensors_from_gguf(file), _naming(tokenizer_from_gguf)(file))
 
 
+def _naming(read: Callable[[GGUF], Any]) -> Callable[[GGUF], Any]:
+    """The function, with any error due to metadata of another type or range as a ValueError that names the file."""
+
+    @functools.wraps(read)
+    def named(file: GGUF) -> Any:
+        try:
+            return read(file)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            message = " ".join(str(error).split())
+            raise ValueError(message if str(file.path) in message else f"{file.path} is damaged: {message}") from error
+
+    return named
+
+
+@_naming
 def config_from_gguf(file: GGUF) -> dict[str, Any]:
     """The file's hyper-parameters with the names of Hugging Face's config.json."""
     name, architecture = architecture_name(file), architecture_of(file)

@@ -20,6 +20,13 @@ VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 BLOCKS_TOGETHER = 4096
+HEADS = 1, 10_000
+RANGES = {
+    "block_count": HEADS,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": HEADS,
+    "expert_count": (0, 10_000),
+}
 
 
 class TensorInfo(NamedTuple):
@@ -95,7 +102,7 @@ def architecture_name(file: GGUF) -> str:
 def number(file: GGUF, name: str, default: Any = None) -> Any:
     """A hyper-parameter by its name without the architecture prefix.
 
-    Raises ValueError naming the file if it is missing and has no default, or differs between layers.
+    Raises ValueError naming the file if it is missing and has no default, is out of range, or differs between layers.
     """
     key = f"{architecture_name(file)}.{name}"
     value = file.metadata.get(key, default)
@@ -104,7 +111,10 @@ def number(file: GGUF, name: str, default: Any = None) -> Any:
     if isinstance(value, np.ndarray):  # one number per layer
         if len(set(value.tolist())) != 1:
             raise ValueError(f"{file.path}: {key} differs between layers, which is not served")
-        return value.tolist()[0]
+        value = value.tolist()[0]
+    low, high = RANGES.get(name, (-math.inf, math.inf))
+    if not low <= value <= high:
+        raise ValueError(f"{file.path}: {key} must be {low} to {high}, got {value}")
     return value
 
 
@@ -144,15 +154,15 @@ class _Cursor:
         inner, count = self.number("I"), self.number("Q")
         if count > self.end:
             raise _EndOfFile
-        if inner in (STRING, ARRAY):
-            return [self.value(inner) for _ in range(count)]
+        if inner == STRING:
+            return [self.string() for _ in range(count)]
         dtype = np.dtype("<" + _code(inner))
         return np.frombuffer(self.raw(count * dtype.itemsize), dtype)
 
 
 def _code(kind: int) -> str:
     if kind not in SCALARS:
-        raise _Damaged(f"unknown metadata type {kind}")
+        raise _Damaged(f"unknown metadata type {kind}, or a nested array")
     return SCALARS[kind]
 
 
@@ -164,7 +174,9 @@ def _header(buffer: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         name = cursor.string()
         metadata[name] = cursor.value(cursor.number("I"))
     stored = [_tensor(cursor) for _ in range(tensor_count)]
-    alignment = int(metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT))
+    alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _Damaged(f"general.alignment is {alignment!r}")
     start = cursor.offset + -cursor.offset % alignment
     tensors = {name: info._replace(offset=start + info.offset) for name, info in stored}
     if len(tensors) != len(stored):
