@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from configs.base import load_config
+from specdec_jax.app.views.escapes import error_line
 from specdec_jax.sharding import use_mesh
 from specdec_jax.text.options import OPTIONAL
 
@@ -34,7 +35,7 @@ def exit_codes(
             try:
                 return main(*words, **named)
             except (ValueError, OSError, *also) as error:
-                print("error:", " ".join(str(error).split()), file=sys.stderr)
+                print(error_line(error), file=sys.stderr)
                 return 2
             except KeyboardInterrupt:
                 if interrupted is None:

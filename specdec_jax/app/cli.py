@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.views.escapes import ERROR_WIDTH, error_line, one_line
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Rules
 
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        print("error:", " ".join(reason.split()), file=sys.stderr)
+        print(error_line(reason), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, ValueError) and not location(error):
             traceback.print_exc()
             return DEFECT
-        print("error:", describe_error(error), file=sys.stderr)
+        print(error_line(describe_error(error)), file=sys.stderr)
         return BAD_INPUT
 
 
@@ -73,7 +74,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
         del place, more
-        print("warning:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+        print("warning:", one_line(str(message), ERROR_WIDTH), file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -277,8 +278,9 @@ def _prompt(prompt: str) -> str:
             raise ValueError(f"standard input is not UTF-8: {error}") from None
     if not text.strip():
         raise ValueError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in text):  # Python's representation of undecodable bytes
-        raise ValueError(f"the prompt is not valid UTF-8: {text!r}")
+    if (wrong := re.search("[\ud800-\udfff]", text)) is not None:  # Python's representation of undecodable bytes
+        byte = ord(wrong[0]) & 0xFF
+        raise ValueError(f"the prompt is not valid UTF-8: byte 0x{byte:02x} after {wrong.start()} characters")
     return text
 
 

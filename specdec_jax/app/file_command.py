@@ -16,6 +16,7 @@ from rich.text import Text
 
 from specdec_jax import __version__
 from specdec_jax.app.settings import Settings, build, download_models
+from specdec_jax.app.views.escapes import ERROR_WIDTH, one_line
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
@@ -175,7 +176,7 @@ def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> N
     lines.ready[index] = error_line(lines.numbers[index], lines.fields.pop(index), error)
     lines.refused += 1
     if lines.refused <= PRINTED:
-        console.print(f"line {lines.numbers[index]} refused: {' '.join(str(error).split())}")
+        console.print(f"line {lines.numbers[index]} refused: {one_line(str(error), ERROR_WIDTH)}")
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
+from specdec_jax.app.views.escapes import one_line, shown
 from specdec_jax.app.views.page import save_page
-from specdec_jax.app.views.printing import one_line
 from specdec_jax.text.generation import Generation
 
 PHASES = {0: "routine", 1: "reasoning"}
@@ -26,7 +26,7 @@ def describe(settings: Settings) -> str:
         value = getattr(settings, name)
         if value != getattr(plain, name):
             parts.append(f"{name.replace('_', '-')} {value:g}")
-    return " | ".join(parts)
+    return shown(" | ".join(parts))
 
 
 def stats(session: Session) -> RenderableType:
@@ -34,7 +34,7 @@ def stats(session: Session) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_row("settings", describe(session.settings))
     if session.settings.system is not None:
-        grid.add_row("system", Text(session.settings.system))
+        grid.add_row("system", Text(shown(session.settings.system)))
     if session.last is None:
         grid.add_row("answers", "none yet")
         return grid

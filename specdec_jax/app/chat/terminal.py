@@ -21,9 +21,10 @@ from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
+from specdec_jax.app.views.escapes import error_line, printed
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
-from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
+from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
@@ -118,7 +119,7 @@ class Terminal:
                 self._decode(line, script)
         except Exception as error:  # a user's file may raise any error in decoding; the chat continues
             message = str(error) if isinstance(error, OSError) else describe_error(error)
-            self._errors.print(Text(" ".join(f"error: {message}".split()), "red" if self._colours else ""))
+            self._errors.print(Text(error_line(message), "red" if self._colours else ""))
             return False
         except KeyboardInterrupt:
             if script:
@@ -160,8 +161,8 @@ class Terminal:
             pieces = [piece for piece in pieces if piece.kind != "rejected"]
         if wrapping is not None:
             text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
-        elif self._colours:
-            text = ansi(pieces) if shown else visible(Piece(text, "accepted"))
+        else:
+            text = ansi(pieces) if shown else printed(text)
         print(text, end="", flush=True)
 
     def _conclude(self, script: bool) -> None:

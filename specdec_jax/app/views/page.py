@@ -10,7 +10,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from specdec_jax.app.views.printing import ENDS, one_line
+from specdec_jax.app.views.escapes import one_line, shown
+from specdec_jax.app.views.printing import ENDS
 from specdec_jax.app.views.tokens import PHASES, Token, bound, phases_of, tokens_of
 from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
@@ -70,7 +71,7 @@ def page(
 ) -> str:
     """The HTML. It has light and dark modes and adapts to the screen's width.
 
-    The model's text is escaped, and only the page's own script may run.
+    The model's text is escaped (control characters as on a terminal), and only the page's own script may run.
 
     Args:
         entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which AdaEDL compares with
@@ -79,7 +80,8 @@ def page(
     """
     tokens = tokens_of(generation, tokenizer)
     loader = PackageLoader("specdec_jax.app.views")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    visible: Any = lambda value: shown(value) if type(value) is str else value  # noqa: E731 - not of marked-up text
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=visible)
     drawn = [
         {
             **{name: getattr(token, name) for name in ("kind", "first", "phase", "text")},
@@ -122,7 +124,7 @@ def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
         ("phase", PHASES[min(token.phase, 1)]),
     ]
     if token.rejected:
-        rows.append(("rejected here", "".join(draft.text for draft in token.rejected).replace("\n", "↵")))
+        rows.append(("rejected here", shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")))
     return rows
 
 
