@@ -262,7 +262,7 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
         pair = build(settings, policy, verifier)
     with status(f"Compiling once; {describe_cache(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
-        options = {"chat": settings.chat, "system": settings.system, "calibration": settings.calibration}
+        options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
         return stream(prompt, settings, pair=pair, rounds=rounds, **options)
 
 

@@ -224,7 +224,7 @@ def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, An
 def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten) -> None:
     settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
-    defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
+    defaults = Defaults(sampling, settings.chat, settings.system, settings.parse_special, settings.calibration)
     request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # raises for options that fail for all lines
     first, began = results.lines, time.perf_counter()
     indices: list[int] = []  # line index of each request

@@ -27,6 +27,8 @@ from specdec_jax.types import DecodeState
 
 PROGRAMS = ("prefill", "prefill_drafter", "run")  # programs that a generation compiles
 COST = "drafter_cost"  # hyperparameter for the cost of a drafter pass, in target passes
+# Tokens of text have four characters. The last ones of a beginning may differ from those of the whole.
+LONGEST_WORD, SURPLUS = 8, 1.25  # characters per token of the context that are read first; tokens that are refused
 STOP_STRING_ROUNDS = 4  # rounds between searches for stop strings: a search costs a transfer, a round a target pass
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
@@ -67,7 +69,7 @@ def generate(
         record: record drafted, accepted, threshold and entropies per round in `Generation.rounds`.
         options: `policy`, `verifier`, `monitor`, also with a pair (only other static options need compilation);
             `log_probs=True`, for the log-probabilities of all tokens (`Pair.with_log_probs`); and those of `prepare`:
-            chat, system, calibration.
+            chat, system, parse_special, calibration.
 
     Raises:
         ValueError: invalid input, before anything is compiled.
@@ -110,6 +112,7 @@ def prepare(
     *,
     chat: bool = True,
     system: str | None = None,
+    parse_special: bool = False,
     calibration: str | Path | Calibration | None = None,
     slots: int | None = None,
     record: bool = False,
@@ -117,12 +120,13 @@ def prepare(
     """Tokens and options for `Decoder.prefill`. `sampling.stop_ids` defaults to the target's end of sequence.
 
     For a target with an encoder the prompt is its source, as plain text: such models have no chat template.
+    `parse_special` as in `encode`.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor use the
     hyperparameters calibrated for the pair, except those that were set explicitly. A policy that weighs costs gets the
     costs of the pair.
     """
-    ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
+    ids = [encode(pair.target, prompt, chat=chat, system=system, parse_special=parse_special) for prompt in prompts]
     tokenizer, ends, reads = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec.source
     sources = {} if reads is None else {"sources": ids}
     ids = ids if reads is None else [[reads.first_token]] * len(ids)
@@ -172,11 +176,22 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
     return {f"{kind}_hyperparameters": values for kind, values in learnt.items()}
 
 
-def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
+def encode(
+    target: LoadedModel,
+    prompt: Conversation,
+    *,
+    chat: bool = True,
+    system: str | None = None,
+    parse_special: bool = False,
+) -> list[int]:
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
+    Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`. A prompt without the
+    template is the model's whole input, and they are control tokens there.
+
     Raises:
-        ValueError: the prompt is empty, or messages or a system prompt are given without `chat` or for an encoder.
+        ValueError: the prompt is empty or too long, or messages or a system prompt are given without `chat` or for an
+            encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -187,11 +202,23 @@ def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, syst
     if not chat:
         if system is not None or not isinstance(prompt, str):
             raise ValueError("a system prompt and messages need the chat template; it is off")
-        return target.tokenizer.encode(prompt, add_special=True)
+        return encode_text(target, prompt, add_special=True)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return target.tokenizer.encode(target.tokenizer.chat(messages))
+    return encode_text(target, target.tokenizer.chat(messages, parse_special=parse_special))
+
+
+def encode_text(target: LoadedModel, text: str, *, add_special: bool = False) -> list[int]:
+    """`Tokenizer.encode`. Raises ValueError before it encodes all of a text whose beginning exceeds the context."""
+    context = target.model.spec.context
+    begin = text[: LONGEST_WORD * context]
+    if len(begin) < len(text) and (count := len(target.tokenizer.encode(begin))) > SURPLUS * context:
+        raise ValueError(
+            f"the first {len(begin):,} of {len(text):,} characters of the prompt are {count:,} tokens and exceed the "
+            f"target's context, {context:,}"
+        )
+    return target.tokenizer.encode(text, add_special=add_special)
 
 
 def decode(pair: Pair, request: Request) -> Decoded:

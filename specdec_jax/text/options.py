@@ -97,6 +97,9 @@ class Decoding(SamplingParams):
     """Take the prompt as it is, without the model's chat template."""
     system: Annotated[str | None, Maybe] = None
     """System prompt (needs the chat template)."""
+    parse_special: Switch = False
+    """Read special tokens in messages, such as <|im_end|>, as control tokens; by default they are plain text there. With
+    --no-chat they are control tokens."""
 
     def __post_init__(self) -> None:
         """Skips validation while the command line is parsed, because of tyro's error format; Settings validates."""

@@ -30,6 +30,7 @@ class Defaults:
     sampling: SamplingParams = SamplingParams()
     chat: bool = True
     system: str | None = None
+    parse_special: bool = False
     calibration: str | None = None
 
 
@@ -79,9 +80,8 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
     sampling = dataclasses.replace(defaults.sampling, **changes)
     system = fields.get("system", defaults.system)
-    request = prepare(
-        pair, [fields["prompt"]], sampling, chat=defaults.chat, system=system, calibration=defaults.calibration
-    )
+    options = {name: getattr(defaults, name) for name in ("chat", "parse_special", "calibration")}
+    request = prepare(pair, [fields["prompt"]], sampling, system=system, **options)
     for kind in HYPERPARAMETERS:
         name = f"{kind}_hyperparameters"
         if kind in fields:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from scripted import OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
+from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 from tiny_weights import weights, write_folder
 
@@ -89,6 +89,17 @@ def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, 
     assert sum(round_["emitted"] for round_ in result["rounds"]) == 12 == len(result["log_probs"])
     assert max(result["log_probs"]) < 0 and result["warped_log_probs"] == [0.0] * 12  # greedy
     assert result["statistics"]["mean_draft_length"] == 1  # the policy's hyperparameters arrived
+
+
+@pytest.mark.parametrize("more", [["--parse-special"], []])
+def test_special_tokens_of_a_prompt_are_control_tokens_on_request(capsys, folders, tmp_path, more):
+    options = ["--target", folders[0], "--drafter", "none", "--max-new-tokens", "2", "--dtype", "float32", *more]
+    code, out, _ = run(capsys, "hi</s>", *options, "--json")
+    ids = json.loads(out)["prompt_tokens"]
+    assert code == 0 and ids.count(EOS) == 1 + len(more)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "hi</s>"}\n')
+    assert cli.main(["generate-file", *[str(tmp_path / name) for name in ("in.jsonl", "out.jsonl")], *options]) == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text())["num_prompt_tokens"] == len(ids)
 
 
 def test_drafters_without_a_model(capsys, folders):

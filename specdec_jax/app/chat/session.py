@@ -9,7 +9,7 @@ from specdec_jax.costs.choices import DRAFTS
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import refuse_encoders
 from specdec_jax.stopping.static import static
-from specdec_jax.text.generation import Generation, Pair, Request, build_pair, prepare
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
@@ -174,7 +174,7 @@ class Session:
             return "".join(lines).removeprefix("\n")
         if self.settings.system is not None:
             messages = [{"role": "system", "content": self.settings.system}, *messages]
-        return self.pair.target.tokenizer.chat(messages)
+        return self.pair.target.tokenizer.chat(messages, parse_special=self.settings.parse_special)
 
     def _ids(self, rendered: str) -> list[int]:
         """The text's ids. Decoded text keeps its ids, which may differ from those of encoding it."""
@@ -182,8 +182,8 @@ class Session:
         if last is not None and last.ids:
             before = last.text + tokenizer.decode(last.result.tokens, skip_special=False)
             if rendered.startswith(before):
-                return [*last.ids, *last.result.tokens, *tokenizer.encode(rendered[len(before) :])]
-        return tokenizer.encode(rendered, add_special=not self.settings.chat)
+                return [*last.ids, *last.result.tokens, *encode_text(self.pair.target, rendered[len(before) :])]
+        return encode_text(self.pair.target, rendered, add_special=not self.settings.chat)
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings

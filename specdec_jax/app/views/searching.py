@@ -58,7 +58,7 @@ def search(command: Any, prompt: str) -> list[Hypothesis]:
 
     enable()
     models, beams, decoding = command.models, command.beams, command.decoding
-    options = {name: getattr(decoding, name) for name in ("max_new_tokens", "chat", "system")}
+    options = {name: getattr(decoding, name) for name in ("max_new_tokens", "chat", "system", "parse_special")}
     options |= {"width": beams.beams, "length_penalty": beams.length_penalty, "min_new_tokens": beams.min_new_tokens}
     download(models.target)
     with status(f"Searching with {beams.beams} beams of {models.target}"):
