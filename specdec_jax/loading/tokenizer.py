@@ -122,7 +122,7 @@ class Tokenizer:
         fast, special = self.fast, {} if parse_special else self._special
         pattern = re.compile("|".join(map(re.escape, sorted([MARK, *special], key=len, reverse=True))))
         as_written, places = list(messages), {MARK: "\ufffd"} | {word: f"{MARK}{id_}." for word, id_ in special.items()}
-        messages = _replaced(messages, pattern, places)
+        messages = json.loads(pattern.sub(lambda match: places[match[0]], json.dumps(as_written, ensure_ascii=False)))
 
         def rendered(some: Sequence[Mapping[str, Any]]) -> str:
             options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -150,15 +150,14 @@ class Tokenizer:
         return {token.content: id_ for id_, token in added.items() if token.special and token.content}
 
     @cached_property
-    def _marking(self) -> tuple[Backend, dict[int, int]]:
+    def _marking(self) -> tuple[Backend, dict[int | None, int]]:
         """A copy that reads special tokens as plain text unless MARK precedes them, and their ids by those with it."""
-        backend = Backend.from_str(self.backend.to_str())
+        backend, added = Backend.from_str(self.backend.to_str()), self.backend.get_added_tokens_decoder()
         backend.encode_special_tokens = True
-        added = {id_: token for id_, token in self.backend.get_added_tokens_decoder().items() if token.special}
-        strips = [{"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False} for token in added.values()]
-        words = [MARK + token.content for token in added.values()]
-        backend.add_tokens([AddedToken(word, **options) for word, options in zip(words, strips, strict=True)])
-        return backend, {backend.token_to_id(word): id_ for word, id_ in zip(words, added, strict=True)}
+        for word, id_ in self._special.items():
+            strips = {"lstrip": added[id_].lstrip, "rstrip": added[id_].rstrip}
+            backend.add_tokens([AddedToken(MARK + word, normalized=False, **strips)])
+        return backend, {backend.token_to_id(MARK + word): id_ for word, id_ in self._special.items()}
 
     @cached_property
     def fast(self) -> "PreTrainedTokenizerFast":
@@ -293,15 +292,6 @@ def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]
         return rendered(messages)
     except Exception:  # as above
         return ""
-
-
-def _replaced(value: Any, pattern: re.Pattern[str], places: Mapping[str, str]) -> Any:
-    """The messages with matches in their texts replaced."""
-    if isinstance(value, str):
-        return pattern.sub(lambda match: places[match[0]], value)
-    if isinstance(value, Mapping):
-        return {key: _replaced(entry, pattern, places) for key, entry in value.items()}
-    return [_replaced(entry, pattern, places) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _templates(folder: Path, inside: Any) -> tuple[str | None, str | None]:

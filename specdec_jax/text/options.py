@@ -98,8 +98,8 @@ class Decoding(SamplingParams):
     system: Annotated[str | None, Maybe] = None
     """System prompt (needs the chat template)."""
     parse_special: Switch = False
-    """Read special tokens in messages, such as <|im_end|>, as control tokens; by default they are plain text there. With
-    --no-chat they are control tokens."""
+    """Read special tokens in messages, such as <|im_end|>, as control tokens, as in prompts with --no-chat; by default
+    they are plain text."""
 
     def __post_init__(self) -> None:
         """Skips validation while the command line is parsed, because of tyro's error format; Settings validates."""
