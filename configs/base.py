@@ -22,7 +22,7 @@ from specdec_jax.costs.choices import costs_asked
 from specdec_jax.decoding.user_code import location
 from specdec_jax.loading.precision import precision
 from specdec_jax.strategy import Strategy, nearest
-from specdec_jax.text.options import OPTIONAL, Models
+from specdec_jax.text.options import OPTIONAL, Models, parse_options
 from specdec_jax.text.pair import check_drafter
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.text.strategies import import_from_folder_of
@@ -163,8 +163,7 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
     """`config` with command line arguments applied.
 
     Raises:
-        ValueError: an argument that is no field, with the nearest, or a value the config refuses. A value of the wrong
-            type, and --help, end the program as tyro does it.
+        ValueError: an argument that is no field, with the nearest, or a value that is refused. --help ends the program.
     """
     options = _options(config)
     for argument in arguments:
@@ -173,7 +172,9 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
         if key.startswith("--") and key not in [*options, "--help"] and key.replace("--no-", "--", 1) not in options:
             raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, options)}")
     style = (tyro.conf.AvoidSubcommands,)
-    read = tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
+    program = program or "CONFIG.py"
+    options: dict[str, Any] = {"default": config, "config": style, "prog": program, "registry": OPTIONAL}
+    read = parse_options(type(config), args=list(arguments), **options)
     # What only a file can set is the file's: tyro makes it anew out of its fields, and a strategy is more than those.
     files = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if _is_files(f)}
     return dataclasses.replace(read, **files)

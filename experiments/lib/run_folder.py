@@ -30,6 +30,9 @@ MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
 TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]+\.tmp.*")  # what `replacing` writes to, or a killed run left
 
 
+opened: list[Path] = []  # run folders of this process
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where one experiment writes."""
@@ -59,6 +62,7 @@ class RunFolder:
             with folder.replacing(RESULTS) as temporary:
                 temporary.write_bytes(data[: data.rfind(b"\n") + 1])
         manifest = {"name": name, "config_hash": digest, "config": describe(config), **environment()}
+        opened.append(path)
         folder.write_json(MANIFEST, manifest | {"compile_seconds": earlier.get("compile_seconds")})
         return folder
 

@@ -1,8 +1,6 @@
 """The command line `python -m specdec_jax ...`; its commands and options are in commands.py and options.py."""
 
 import contextlib
-import difflib
-import io
 import os
 import re
 import sys
@@ -18,7 +16,7 @@ import tyro
 from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
 from specdec_jax.app.views.escapes import ERROR_WIDTH, error_line, one_line
 from specdec_jax.strategy import nearest
-from specdec_jax.text.options import Rules
+from specdec_jax.text.options import Rules, parse_options
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
 COMMANDS: dict[str, Any] = {
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs |= {Doctor: run_doctor, Advise: run_advise, VerifyLossless: run_verify}
         if not getattr(command, "distributed", False):  # otherwise the other processes must be connected first
             _use_mesh(command)
-        with warnings_in_one_line():
+        with warningsparse_options():
             return runs[type(command)](command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
@@ -69,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def warnings_in_one_line() -> Iterator[None]:
+def warningsparse_options() -> Iterator[None]:
     """Prints warnings in the block as lines `warning: TEXT` on standard error, without their source."""
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
@@ -104,11 +102,14 @@ def _parsed(arguments: list[str]) -> Any:
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        command = _in_one_line(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        command = parse_options(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
         if isinstance(command, Generate):
             from specdec_jax.app.views.searching import check_beams
 
             check_beams(command, arguments[1:])
+        by_hand = any(word.partition("=")[0] == "--policy" for word in arguments)  # even the default one
+        if by_hand and isinstance(command, (Generate, GenerateFile, Chat)) and command.models.drafter == "none":
+            raise ValueError(f"--drafter none drafts nothing: --policy {command.rules.policy} has no use")
         return command
     if not name.startswith("-"):
         raise ValueError((f"no command {name!r}" if name else "a command is missing") + nearest(name, COMMANDS))
@@ -117,25 +118,7 @@ def _parsed(arguments: list[str]) -> Any:
         for name, kind in COMMANDS.items()
     ]
     about = "Adaptive speculative decoding in JAX. A command's own --help lists its options."
-    return _in_one_line(Union[*listed], args=arguments, prog=program, description=about)
-
-
-def _in_one_line(kind: Any, **options: Any) -> Any:
-    """`tyro.cli`, but a parsing error is a ValueError with the first paragraph of tyro's box and the nearest option."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, **options)
-    except SystemExit as ended:
-        if ended.code != BAD_INPUT:
-            raise
-    box = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue()).splitlines()  # coloured if standard output is a terminal
-    rows = [row[1:-1].strip() for row in box[1:-1]]
-    problem, _, rest = "\n".join(row if row.strip("─-") else "" for row in rows).partition("\n\n")
-    problem = " ".join(problem.removeprefix("Error ").replace("(required)", "").split())
-    unknown = re.match(r"Unrecognized.*?(--[\w-]+)", problem)
-    near = difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", rest), n=1, cutoff=0.85) if unknown else []
-    raise ValueError(problem + (f"; did you mean {near[0]}?" if near else "") + f" ({options['prog']} --help)")
+    return parse_options(Union[*listed], args=arguments, prog=program, description=about)
 
 
 def run_generate(command: Generate) -> int:
@@ -289,8 +272,6 @@ def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any
     from specdec_jax.app.settings import Settings, check
 
     rules = Rules() if isinstance(command, Doctor) else command.rules
-    if command.models.drafter == "none" and rules.policy.endswith(")"):
-        raise ValueError(f"--drafter none drafts nothing: the options of --policy {rules.policy} have no use")
     options = vars(command.models) | vars(rules) | vars(command.decoding)
     output = command.output if isinstance(command, Generate) else command
     options |= {name: getattr(output, name, False) for name in ("phases", "log_probs")}
