@@ -186,7 +186,9 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
     for shared in dict.fromkeys(costs_by_method.values()):
         names = [name for name, costs in costs_by_method.items() if costs == shared]
-        console.print(f"{', '.join(names)}: {sentence(shared)}", style="yellow" if shared.doubts else "dim")
+        console.print(
+            f"{', '.join(names)}: {sentence(shared._replace(doubts=()))}", style="yellow" if shared.doubts else "dim"
+        )
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:

@@ -167,7 +167,8 @@ def _generate(command: Generate) -> int:
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 
-        save_drawing(command, prompt, policy, chunks)
+        save_drawing(output.page, chunks.result(), chunks.tokenizer, prompt, settings)
+        print("page:", output.page, file=sys.stderr)
     if command.cite:
         from specdec_jax.text.citations import citations
 

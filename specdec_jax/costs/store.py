@@ -7,7 +7,9 @@ measures again, unless the machine is busy then, too.
 import hashlib
 import json
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +25,7 @@ from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import busy_doubts
 
 measured_here: set[Path] = set()  # files that this process wrote and uses even if doubtful
+doubtful_here: set[Path] = set()  # files of others that this process uses although they are doubtful
 
 
 def once(path: Path | None, measure: Callable[[CostModel | None], CostModel]) -> CostModel:
@@ -36,11 +39,13 @@ def once(path: Path | None, measure: Callable[[CostModel | None], CostModel]) ->
         if path is not None and path.is_file():
             try:
                 before = load_cost_model(path)
-                if not before.doubts or path in measured_here:
+                if not before.doubts or path in measured_here | doubtful_here:
                     return before
                 doubtful = f"the cached costs are doubtful ({', '.join(before.doubts)})"
                 if busy_doubts():
-                    say(f"{doubtful}; used, since this machine is busy now")
+                    if not doubtful_here:  # one line per process
+                        say(f"{doubtful}; used, since this machine is busy now")
+                    doubtful_here.add(path)
                     return before
                 say(f"{doubtful}: measuring again")
             except (ValueError, OSError) as error:
@@ -85,4 +90,7 @@ def steadiest(measure: Callable[[], CostModel]) -> CostModel:
 
 def say(line: str) -> None:
     """Prints a line to standard error, because the first call of `generate` waits for a measurement."""
-    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)
+    lines = [f"specdec_jax: {line}"]
+    if sys.stderr.isatty():  # which would break words
+        lines = textwrap.wrap(lines[0], shutil.get_terminal_size().columns, break_on_hyphens=False)
+    print(*lines, sep="\n", file=sys.stderr, flush=True)

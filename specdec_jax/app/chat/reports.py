@@ -10,8 +10,8 @@ from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
-from specdec_jax.app.views.escapes import one_line, shown
-from specdec_jax.app.views.page import save_page
+from specdec_jax.app.views.escapes import shown
+from specdec_jax.app.views.page import save_drawing
 from specdec_jax.text.generation import Generation
 
 PHASES = {0: "routine", 1: "reasoning"}
@@ -48,6 +48,7 @@ def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
     read = f"{turn.prefilled} ({turn.why})" if turn.prefilled > 1 else str(turn.prefilled)
     used = len(turn.result.prompt_tokens) + len(result.tokens)
     rows = [
+        ("answered by", describe(turn.settings)),
         ("answer", f"{len(result.tokens)} tokens in {result.seconds:.2f} s, {result.finish_reason}"),
         ("prompt tokens re-used", str(turn.reused)),
         ("prompt tokens read", read + (f" in {result.prefill_seconds:.2f} s" if result.prefill_seconds else "")),
@@ -97,8 +98,9 @@ def save(session: Session, name: str) -> RenderableType:
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     result, _ = _recorded(session)
+    assert session.last is not None
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_page(path, result, session.pair.target.tokenizer, title=one_line(question))
+    save_drawing(path, result, session.last.tokenizer, question, session.last.settings)
     return Text(f"saved {path}")
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from specdec_jax.app.settings import Settings, build, check
 from specdec_jax.costs.choices import DRAFTS
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import refuse_encoders
+from specdec_jax.loading import Tokenizer, refuse_encoders
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
@@ -27,6 +27,8 @@ class Turn(NamedTuple):
     reused: int  # tokens of the prompt that were in the cache from the previous turn
     prefilled: int  # tokens of the prompt that were prefilled
     why: str  # the reason for prefilling them
+    settings: Settings  # those of the answer
+    tokenizer: Tokenizer
 
 
 class Session:
@@ -166,7 +168,8 @@ class Session:
             self.messages = [*messages, {"role": "assistant", "content": result.text}]
             slots = request.options["slots"]
             read = len(ids) - chunks.reused
-            self.last = Turn(ids, rendered, result, slots, chunks.reused, read, why)
+            facts = chunks.reused, read, why, self.settings, chunks.tokenizer
+            self.last = Turn(ids, rendered, result, slots, *facts)
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:

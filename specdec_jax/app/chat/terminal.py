@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ class Terminal:
             except EOFError:
                 break
             pressed = False
-            self._obey(line)
+            with _unseen_keys():
+                self._obey(line)
         return 0
 
     def from_script(self, lines: Iterable[str]) -> int:
@@ -176,6 +178,18 @@ class Terminal:
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
+
+
+@contextlib.contextmanager
+def _unseen_keys() -> Iterator[None]:
+    """The terminal does not show keys that are typed in the block; the next prompt reads them."""
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def prompt_session(toolbar: Callable[[], str]) -> PromptSession[str]:

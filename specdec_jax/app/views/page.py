@@ -3,21 +3,20 @@
 import base64
 import hashlib
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from specdec_jax.app.settings import Settings
 from specdec_jax.app.views.escapes import one_line, shown
 from specdec_jax.app.views.printing import ENDS
 from specdec_jax.app.views.tokens import PHASES, Token, bound, phases_of, tokens_of
 from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.text.generation import Generation
-from specdec_jax.text.streaming import Stream
-from specdec_jax.types import StoppingPolicy
+from specdec_jax.text.strategies import choose
 
 LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
 WIDTH, NARROWEST, WIDEST = 900, 10, 22  # width of the chart, and range of a token's column
@@ -30,15 +29,14 @@ KINDS = {
 }
 
 
-def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
-    """Writes the page of the `generate` command with the whole generation."""
-    models, rules, decoding = command.models, command.rules, command.decoding
-    details = {"prompt": prompt, "target": models.target, "drafter": models.drafter, "policy": rules.policy}
-    details |= {"verifier": rules.verifier, "temperature": f"{decoding.temperature:g}", "seed": str(decoding.seed)}
+def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings) -> None:
+    """Writes the page of a recorded generation with the prompt and the settings that it was decoded with."""
+    names = ("target", "drafter", "policy", "verifier", "temperature", "seed")
+    details = {"prompt": prompt} | {name: f"{getattr(settings, name)}" for name in names}
+    policy = choose("policy", settings.policy)
     # Other policies than AdaEDL have no factor and other kinds of thresholds.
     factor = float(policy.hyperparameters["entropy_factor"]) if policy.name == "adaedl" else None
-    drawn: dict[str, Any] = {"title": one_line(prompt), "details": details, "entropy_factor": factor}
-    print("page:", save_page(command.output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
+    save_page(path, result, tokenizer, title=one_line(prompt), details=details, entropy_factor=factor)
 
 
 def save_page(
