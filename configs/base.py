@@ -30,6 +30,7 @@ from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
 T = TypeVar("T")
+TAKES = {"CompareConfig": "compare", "DistillConfig": "distill", "VariantsConfig": "distill compare"}  # experiments
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,10 @@ def _check_ranges(config: CompareConfig) -> None:
         raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")
 
 
-def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | None = None) -> Any:
+def load_config(path: str | Path, arguments: Sequence[str] = (), experiment: str | None = None) -> Any:
     """Runs a config file and returns its `config`, changed by command line `arguments` (`--max-new-tokens 32`).
 
-    What lies beside the file can be imported in it. `program` is the command, as its help names it.
+    What lies beside the file can be imported in it. `experiment` is the one that is run, and must take such a config.
 
     Raises:
         FileNotFoundError: no such file.
@@ -156,7 +157,11 @@ def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | 
         raise ValueError(f"{location(error, path) or path}: {_explain(error)}") from error
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ValueError(f"{path} must set `config` to a dataclass such as CompareConfig(...), got {config!r}")
-    return override(config, arguments, program and f"{program} {path}") if arguments else config
+    takes = next((TAKES[kind.__name__] for kind in type(config).__mro__ if kind.__name__ in TAKES), "")
+    if experiment not in (None, takes):
+        hint = f": python -m experiments.{takes} takes it" if takes else ""
+        raise ValueError(f"{path} is no config of experiments.{experiment} but a {type(config).__name__}{hint}")
+    return override(config, arguments, experiment and f"python -m experiments.{experiment} {path}")
 
 
 def override(config: T, arguments: Sequence[str], program: str | None = None) -> T:
@@ -165,6 +170,8 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
     Raises:
         ValueError: an argument that is no field, with the nearest, or a value that is refused. --help ends the program.
     """
+    if not arguments:
+        return config
     options = _options(config)
     for argument in arguments:
         key = argument.split("=")[0].replace("_", "-")

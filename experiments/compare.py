@@ -35,6 +35,7 @@ from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.summary import MethodSummary, against_table, doubts_of_rows, methods_tables, summarise
 from experiments.lib.terminal import publish
 from experiments.lib.trace_tables import Point, dots_figure
+from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
@@ -125,7 +126,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                     console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
                     pairs = load_pairs(config)
                     _say_costs(pairs, folder, console)
-            bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
+            bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
             plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
             row, generation = _measure(job, pair, request, plain, _costs_of(pairs, name, slots))
             if judge is not None:
@@ -133,7 +134,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
             measured[job.key] = row
             folder.append(row)
             rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
-            line = f"{name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
+            line = f"{name:14s} {shown(job.prompt.id):16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
             console.print(f"{line} {rates[0] / rates[1]:6.2f}")
             bar.advance(task)
     _report(config, folder, [measured[job.key] for job in jobs], pairs, console)
@@ -186,9 +187,7 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
     for shared in dict.fromkeys(costs_by_method.values()):
         names = [name for name, costs in costs_by_method.items() if costs == shared]
-        console.print(
-            f"{', '.join(names)}: {sentence(shared._replace(doubts=()))}", style="yellow" if shared.doubts else "dim"
-        )
+        console.print(f"{', '.join(names)}: {sentence(shared._replace(doubts=()))}", style="dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:

@@ -24,10 +24,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from configs.base import override
+from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
 from experiments.lib import distill_judge, distill_train, distill_variants, distill_write, judged, token_ranking
-from experiments.lib.commands import config_of, config_words, exit_codes, terminal, with_studies
+from experiments.lib.commands import config_words, exit_codes, terminal, with_studies
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.initial import drafter_config
 from specdec_jax.distillation.training import check_rows, stack
@@ -95,8 +95,7 @@ def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContex
 
 def _config(path: str, arguments: list[str]) -> DistillConfig:
     """The config, made small by --smoke, with the other arguments over it."""
-    config = config_of("distill", path)
-    rest = [argument for argument in arguments if argument not in (SMOKE, DISTRIBUTED)]
+    config, rest = load_config(path, (), "distill"), [word for word in arguments if word not in (SMOKE, DISTRIBUTED)]
     config = small(config) if SMOKE in arguments else config
     return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 

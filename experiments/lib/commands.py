@@ -10,14 +10,13 @@ from typing import Any, ParamSpec
 
 from rich.console import Console
 
-from configs.base import load_config, override
+from configs.base import load_config
 from experiments.lib.run_folder import opened
 from specdec_jax.app.views.escapes import error_line
 from specdec_jax.sharding import use_mesh
 from specdec_jax.text.options import OPTIONAL, parse_options
 
 P = ParamSpec("P")
-TAKES = {"CompareConfig": "compare", "DistillConfig": "distill", "VariantsConfig": "distill compare"}
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
 
 
@@ -119,23 +118,12 @@ def config_command(experiment: str, run: Callable[[Any, Console], Any], doc: str
     def main(arguments: Sequence[str] | None = None) -> int:
         words = config_words(experiment, doc, arguments)
         if words:
-            config = config_of(experiment, words[0])
-            config = override(config, words[1:], f"python -m experiments.{experiment} {words[0]}")
+            config = load_config(words[0], words[1:], experiment)
             use_mesh(getattr(config, "mesh", None))
             run(config, terminal())
         return 0
 
     return main
-
-
-def config_of(experiment: str, path: str) -> Any:
-    """The config in a file. Raises ValueError naming the experiment that takes it, if that is another one."""
-    config = load_config(path)
-    takes = next((TAKES[kind.__name__] for kind in type(config).__mro__ if kind.__name__ in TAKES), "")
-    if takes != experiment:
-        hint = f": python -m experiments.{takes} takes it" if takes else ""
-        raise ValueError(f"{path} is no config of experiments.{experiment} but a {type(config).__name__}{hint}")
-    return config
 
 
 def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | None) -> list[str]:

@@ -28,8 +28,6 @@ from specdec_jax.text.json_lines import json_lines, json_text
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
 TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]+\.tmp.*")  # what `replacing` writes to, or a killed run left
-
-
 opened: list[Path] = []  # run folders of this process
 
 

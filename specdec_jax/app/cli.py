@@ -38,12 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
-        runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat}
-        runs |= {Doctor: run_doctor, Advise: run_advise, VerifyLossless: run_verify}
+        runs = {Generate: run_generate, GenerateFile: run_file}
         if not getattr(command, "distributed", False):  # otherwise the other processes must be connected first
             _use_mesh(command)
         with warningsparse_options():
-            return runs[type(command)](command)
+            return runs.get(type(command), run_other)(command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -201,36 +200,26 @@ def run_file(command: GenerateFile) -> int:
     return FAILED if refused else 0
 
 
-def run_chat(command: Chat) -> int:
-    """The `chat` command."""
-    settings, *_ = _checked(command)
-    from specdec_jax.app.chat.terminal import talk
+def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
+    """The other commands; 1 if a pair does not pay or a rule is not lossless."""
+    if isinstance(command, VerifyLossless):
+        from specdec_jax.app.views.proof import verify
+        from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
 
-    return talk(settings, command.cite)
+        return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
+    if isinstance(command, Advise):
+        from specdec_jax.app.advising import advise_on
 
+        return 0 if advise_on(command) else FAILED
+    settings, *rules = _checked(command)
+    if isinstance(command, Chat):
+        from specdec_jax.app.chat.terminal import talk
 
-def run_doctor(command: Doctor) -> int:
-    """The `doctor` command; returns 1 if the pair does not work, or drafting will not pay."""
-    settings, policy, verifier = _checked(command)
+        return talk(settings, command.cite)
     from specdec_jax.app.doctor import examine
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
-    return 0 if examine(settings, policy, verifier, **options).pays else FAILED
-
-
-def run_advise(command: Advise) -> int:
-    """The `advise` command; returns 1 if drafting pays at no batch size."""
-    from specdec_jax.app.advising import advise_on
-
-    return 0 if advise_on(command) else FAILED
-
-
-def run_verify(command: VerifyLossless) -> int:
-    """The `verify-lossless` command."""
-    from specdec_jax.app.views.proof import verify
-    from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS
-
-    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
+    return 0 if examine(settings, *rules, **options).pays else FAILED
 
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:

@@ -339,8 +339,7 @@ def command(settings: Settings, policy: StoppingPolicy) -> str:
         value = getattr(chosen, name)
         if name in ALWAYS or value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    words += ["--parse-special"] * chosen.parse_special + ["--no-chat"] * (not chosen.chat)
-    return shlex.join(words)
+    return shlex.join(words + ["--parse-special"] * chosen.parse_special + ["--no-chat"] * (not chosen.chat))
 
 
 def _speedup(rule: Predicted) -> float:

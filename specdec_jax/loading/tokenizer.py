@@ -154,9 +154,9 @@ class Tokenizer:
         """A copy that reads special tokens as plain text unless MARK precedes them, and their ids by those with it."""
         backend, added = Backend.from_str(self.backend.to_str()), self.backend.get_added_tokens_decoder()
         backend.encode_special_tokens = True
-        for word, id_ in self._special.items():
-            strips = {"lstrip": added[id_].lstrip, "rstrip": added[id_].rstrip}
-            backend.add_tokens([AddedToken(MARK + word, normalized=False, **strips)])
+        for word, token in ((word, added[id_]) for word, id_ in self._special.items()):
+            options = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
+            backend.add_tokens([AddedToken(MARK + word, **options)])
         return backend, {backend.token_to_id(MARK + word): id_ for word, id_ in self._special.items()}
 
     @cached_property

@@ -27,8 +27,6 @@ from specdec_jax.types import DecodeState
 
 PROGRAMS = ("prefill", "prefill_drafter", "run")  # programs that a generation compiles
 COST = "drafter_cost"  # hyperparameter for the cost of a drafter pass, in target passes
-# Tokens of text have four characters. The last ones of a beginning may differ from those of the whole.
-LONGEST_WORD, SURPLUS = 8, 1.25  # characters per token of the context that are read first; tokens that are refused
 STOP_STRING_ROUNDS = 4  # rounds between searches for stop strings: a search costs a transfer, a round a target pass
 
 Conversation = str | Sequence[Mapping[str, str]]  # a prompt, or messages with `role` and `content`
@@ -186,22 +184,18 @@ def encode(
 ) -> list[int]:
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
-    Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`. A prompt without the
-    template is the model's whole input, and they are control tokens there.
+    Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`; without the template, where
+    the prompt is the model's whole input, they are control tokens.
 
     Raises:
-        ValueError: the prompt is empty or too long, or messages or a system prompt are given without `chat` or for an
-            encoder.
+        ValueError: the prompt is empty or too long; messages or a system prompt without `chat` or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
-    if target.model.spec.source is not None:
+    if (source := target.model.spec.source is not None) or not chat:
         if system is not None or not isinstance(prompt, str):
-            raise ValueError(f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it")
-        return target.tokenizer.encode(prompt, add_special=True)
-    if not chat:
-        if system is not None or not isinstance(prompt, str):
-            raise ValueError("a system prompt and messages need the chat template; it is off")
+            encoder = f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it"
+            raise ValueError(encoder if source else "a system prompt and messages need the chat template; it is off")
         return encode_text(target, prompt, add_special=True)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is not None:
@@ -212,12 +206,10 @@ def encode(
 def encode_text(target: LoadedModel, text: str, *, add_special: bool = False) -> list[int]:
     """`Tokenizer.encode`. Raises ValueError before it encodes all of a text whose beginning exceeds the context."""
     context = target.model.spec.context
-    begin = text[: LONGEST_WORD * context]
-    if len(begin) < len(text) and (count := len(target.tokenizer.encode(begin))) > SURPLUS * context:
-        raise ValueError(
-            f"the first {len(begin):,} of {len(text):,} characters of the prompt are {count:,} tokens and exceed the "
-            f"target's context, {context:,}"
-        )
+    begin = text[: 8 * context]  # a token of text has four; the last ones may differ from those of the whole text
+    if len(begin) < len(text) and (count := len(target.tokenizer.encode(begin))) > 1.25 * context:
+        begins = f"the first {len(begin):,} of {len(text):,} characters of the prompt are {count:,} tokens"
+        raise ValueError(f"{begins} and exceed the target's context, {context:,}")
     return target.tokenizer.encode(text, add_special=add_special)
 
 

@@ -68,11 +68,12 @@ DANGER = "\x1b[2J\x07\b\r\x85\x9b\x7f\u061c\u200f\u202e\u2069"
 SAFE = "".join(f"\\u{ord(each):04x}" if each not in "[2J" else each for each in DANGER)
 
 
-@pytest.mark.parametrize(("is_terminal", "no_color"), [(True, ""), (True, "1"), (False, "1")])
-def test_no_text_controls_a_terminal_and_files_get_it_unchanged(capsys, monkeypatch, is_terminal, no_color):
-    monkeypatch.setenv("NO_COLOR", no_color)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+@pytest.mark.parametrize("isatty, compatible, no_color", [(1, "", ""), (1, "0", "1"), (0, "1", "1"), (0, "0", "1")])
+def test_no_text_controls_a_terminal_and_files_get_it_unchanged(capsys, monkeypatch, isatty, compatible, no_color):
+    for name, value in (("NO_COLOR", no_color), ("TERM", "xterm"), ("TTY_COMPATIBLE", compatible)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: isatty)
+    is_terminal = bool(isatty) or compatible == "1"
     text = f"a\t{DANGER}b"
     run = lambda: stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)  # noqa: E731
     pair, beam = scripted_pair(tokens_of(text), tokens_of("ax")), Hypothesis(text, [1], "length", 0.0, 0.0)

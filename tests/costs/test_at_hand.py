@@ -178,11 +178,10 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
 
 def test_a_line_on_a_terminal_breaks_between_words(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
-    for is_terminal, lines in ((True, ["specdec_jax: the cached costs", "are doubtful"]), (False, 1)):
+    for is_terminal in (True, False):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
         store.say("the cached costs are doubtful")
-        written = capsys.readouterr().err.splitlines()
-        assert (written if is_terminal else len(written)) == lines
+        assert ("costs\nare" in capsys.readouterr().err) == is_terminal
 
 
 def test_a_flat_table_leaves_no_verification_width_out_until_another_measurement_confirms_it(measuring):

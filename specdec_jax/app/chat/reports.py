@@ -2,7 +2,6 @@
 
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -12,7 +11,6 @@ from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
 from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.page import save_drawing
-from specdec_jax.text.generation import Generation
 
 PHASES = {0: "routine", 1: "reasoning"}
 
@@ -75,7 +73,7 @@ def _number(value: float | None) -> str:
 
 def phases(session: Session) -> RenderableType:
     """The lengths of the phases of the last answer."""
-    _, rounds = _recorded(session)
+    rounds = _last(session).result.rounds or []
     watched = session.pair.decoder.parts.monitor.init(1) != ()
     if not watched and not any(int(round_["phase"]) for round_ in rounds):
         return Text("No phases are being watched: /phases on, then ask.")
@@ -97,14 +95,13 @@ def save(session: Session, name: str) -> RenderableType:
         raise ValueError(f"there is no folder {str(path.parent)!r} to save in")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
-    result, _ = _recorded(session)
-    assert session.last is not None
+    turn = _last(session)
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_drawing(path, result, session.last.tokenizer, question, session.last.settings)
+    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings)
     return Text(f"saved {path}")
 
 
-def _recorded(session: Session) -> tuple[Generation, list[dict[str, Any]]]:
+def _last(session: Session) -> Turn:
     if session.last is None:
         raise ValueError("there is no answer yet: ask something first")
-    return session.last.result, session.last.result.rounds or []
+    return session.last

@@ -184,8 +184,7 @@ class Terminal:
 def _unseen_keys() -> Iterator[None]:
     """The terminal does not show keys that are typed in the block; the next prompt reads them."""
     before = termios.tcgetattr(sys.stdin)
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
     try:
         yield
     finally:

@@ -39,21 +39,13 @@ def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: s
     save_page(path, result, tokenizer, title=one_line(prompt), details=details, entropy_factor=factor)
 
 
-def save_page(
-    path: str | Path,
-    generation: Generation,
-    tokenizer: Tokenizer,
-    *,
-    title: str = "A decoded text",
-    entropy_factor: float | None = None,
-    details: Mapping[str, Any] | None = None,
-) -> Path:
+def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **options: Any) -> Path:
     """Writes the `page`, with its options, atomically and returns its path.
 
     Raises:
         ValueError: the generation was not recorded, or the file cannot be written.
     """
-    text = page(generation, tokenizer, title=title, entropy_factor=entropy_factor, details=details)
+    text = page(generation, tokenizer, **options)
     check_file(path)
     write_text(Path(path).expanduser(), text)
     return Path(path)
