@@ -22,7 +22,7 @@ from specdec_jax.costs.choices import costs_asked
 from specdec_jax.decoding.user_code import location
 from specdec_jax.loading.precision import precision
 from specdec_jax.strategy import Strategy, nearest
-from specdec_jax.text.options import OPTIONAL, Models
+from specdec_jax.text.options import OPTIONAL, Models, parse_options
 from specdec_jax.text.pair import check_drafter
 from specdec_jax.text.sampling_params import SamplingParams, check_sampling
 from specdec_jax.text.strategies import import_from_folder_of
@@ -30,6 +30,7 @@ from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
 T = TypeVar("T")
+TAKES = {"CompareConfig": "compare", "DistillConfig": "distill", "VariantsConfig": "distill compare"}  # experiments
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,10 @@ def _check_ranges(config: CompareConfig) -> None:
         raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")
 
 
-def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | None = None) -> Any:
+def load_config(path: str | Path, arguments: Sequence[str] = (), experiment: str | None = None) -> Any:
     """Runs a config file and returns its `config`, changed by command line `arguments` (`--max-new-tokens 32`).
 
-    What lies beside the file can be imported in it. `program` is the command, as its help names it.
+    What lies beside the file can be imported in it. `experiment` is the one that is run, and must take such a config.
 
     Raises:
         FileNotFoundError: no such file.
@@ -156,16 +157,21 @@ def load_config(path: str | Path, arguments: Sequence[str] = (), program: str | 
         raise ValueError(f"{location(error, path) or path}: {_explain(error)}") from error
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise ValueError(f"{path} must set `config` to a dataclass such as CompareConfig(...), got {config!r}")
-    return override(config, arguments, program and f"{program} {path}") if arguments else config
+    takes = next((TAKES[kind.__name__] for kind in type(config).__mro__ if kind.__name__ in TAKES), "")
+    if experiment not in (None, takes):
+        hint = f": python -m experiments.{takes} takes it" if takes else ""
+        raise ValueError(f"{path} is no config of experiments.{experiment} but a {type(config).__name__}{hint}")
+    return override(config, arguments, experiment and f"python -m experiments.{experiment} {path}")
 
 
 def override(config: T, arguments: Sequence[str], program: str | None = None) -> T:
     """`config` with command line arguments applied.
 
     Raises:
-        ValueError: an argument that is no field, with the nearest, or a value the config refuses. A value of the wrong
-            type, and --help, end the program as tyro does it.
+        ValueError: an argument that is no field, with the nearest, or a value that is refused. --help ends the program.
     """
+    if not arguments:
+        return config
     options = _options(config)
     for argument in arguments:
         key = argument.split("=")[0].replace("_", "-")
@@ -173,7 +179,9 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
         if key.startswith("--") and key not in [*options, "--help"] and key.replace("--no-", "--", 1) not in options:
             raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, options)}")
     style = (tyro.conf.AvoidSubcommands,)
-    read = tyro.cli(type(config), default=config, args=list(arguments), config=style, prog=program, registry=OPTIONAL)
+    program = program or "CONFIG.py"
+    options: dict[str, Any] = {"default": config, "config": style, "prog": program, "registry": OPTIONAL}
+    read = parse_options(type(config), args=list(arguments), **options)
     # What only a file can set is the file's: tyro makes it anew out of its fields, and a strategy is more than those.
     files = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if _is_files(f)}
     return dataclasses.replace(read, **files)

@@ -35,6 +35,7 @@ from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.summary import MethodSummary, against_table, doubts_of_rows, methods_tables, summarise
 from experiments.lib.terminal import publish
 from experiments.lib.trace_tables import Point, dots_figure
+from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
@@ -105,41 +106,37 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     measured = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
     missing = [job for job in jobs if job.key not in measured]
     compiled: set[str] = set()
-    try:
-        with progress(console) as bar:
-            task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
-            for job in missing:
-                name, pair = job.method.name, pairs[job.method.name]
-                request = _request(config, job, pair, slots)
-                if name not in compiled:
-                    bar.update(task, description=f"Compiling {name}")
-                    decoded = _warm_up(config, job.method, pair, request, folder, console)
-                    compiled.add(name)
-                    counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
-                    costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
-                    looked = [
-                        look_at(cost, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
-                        for cost in (costs if not measured else ())
-                        if used <= cost.slots
-                    ]
-                    if any(looked):
-                        console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
-                        pairs = load_pairs(config)
-                        _say_costs(pairs, folder, console)
-                bar.update(task, description=f"{name:12s} {job.prompt.id}, temperature {job.temperature:g}")
-                plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
-                row, generation = _measure(job, pair, request, plain, _costs_of(pairs, name, slots))
-                if judge is not None:
-                    row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
-                measured[job.key] = row
-                folder.append(row)
-                rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
-                line = f"{name:14s} {job.prompt.id:16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
-                console.print(f"{line} {rates[0] / rates[1]:6.2f}")
-                bar.advance(task)
-    except KeyboardInterrupt:
-        console.print(f"\nTo go on: the same command with --out {folder.path}")
-        raise
+    with progress(console) as bar:
+        task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
+        for job in missing:
+            name, pair = job.method.name, pairs[job.method.name]
+            request = _request(config, job, pair, slots)
+            if name not in compiled:
+                bar.update(task, description=f"Compiling {name}")
+                decoded = _warm_up(config, job.method, pair, request, folder, console)
+                compiled.add(name)
+                counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
+                costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
+                looked = [
+                    look_at(cost, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
+                    for cost in (costs if not measured else ())
+                    if used <= cost.slots
+                ]
+                if any(looked):
+                    console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
+                    pairs = load_pairs(config)
+                    _say_costs(pairs, folder, console)
+            bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
+            plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
+            row, generation = _measure(job, pair, request, plain, _costs_of(pairs, name, slots))
+            if judge is not None:
+                row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
+            measured[job.key] = row
+            folder.append(row)
+            rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
+            line = f"{name:14s} {shown(job.prompt.id):16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
+            console.print(f"{line} {rates[0] / rates[1]:6.2f}")
+            bar.advance(task)
     _report(config, folder, [measured[job.key] for job in jobs], pairs, console)
     return folder
 
@@ -190,7 +187,7 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
     for shared in dict.fromkeys(costs_by_method.values()):
         names = [name for name, costs in costs_by_method.items() if costs == shared]
-        console.print(f"{', '.join(names)}: {sentence(shared)}", style="yellow" if shared.doubts else "dim")
+        console.print(f"{', '.join(names)}: {sentence(shared._replace(doubts=()))}", style="dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
@@ -284,6 +281,8 @@ def _report(
     clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
     doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
+    drafting = {row["method"] for row in rows if row["num_draft_tokens"] or not row["drafter_passes"]}
+    idle = [f"{name} drafted nothing: try a lower threshold." for name in pairs if name not in drafting]
     doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
     about = f"The target's weights are in {dtype}."
     blocks = [f"# {config.name}", *methods_tables(summaries)]
@@ -293,7 +292,7 @@ def _report(
         names = [method.name for method in config.chosen_methods()]
         blocks += quality_tables(rows, config.against if config.against in names else names[0])
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
-    text = "\n\n".join([*blocks, *doubtful, about, equality, ""])
+    text = "\n\n".join([*blocks, *idle, *doubtful, about, equality, ""])
     publish(folder, text, console, speedup=picture(summaries, title))
 
 
@@ -386,7 +385,7 @@ def by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return figures
 
 
-main = config_command("compare", compare, __doc__, interrupted="interrupted")
+main = config_command("compare", compare, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -95,9 +95,7 @@ def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContex
 
 def _config(path: str, arguments: list[str]) -> DistillConfig:
     """The config, made small by --smoke, with the other arguments over it."""
-    config, rest = load_config(path), [argument for argument in arguments if argument not in (SMOKE, DISTRIBUTED)]
-    if not isinstance(config, DistillConfig):
-        raise ValueError(f"the config must be a DistillConfig, got {type(config).__name__}")
+    config, rest = load_config(path, (), "distill"), [word for word in arguments if word not in (SMOKE, DISTRIBUTED)]
     config = small(config) if SMOKE in arguments else config
     return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 

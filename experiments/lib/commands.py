@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
-import tyro
 from rich.console import Console
 
 from configs.base import load_config
+from experiments.lib.run_folder import opened
+from specdec_jax.app.views.escapes import error_line
 from specdec_jax.sharding import use_mesh
-from specdec_jax.text.options import OPTIONAL
+from specdec_jax.text.options import OPTIONAL, parse_options
 
 P = ParamSpec("P")
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
@@ -25,7 +26,7 @@ def exit_codes(
     """A `main` that ends with one line on standard error and 2 on ValueError, OSError and `also`.
 
     Args:
-        interrupted: what Ctrl-C says before it ends with 130; none: it is raised.
+        interrupted: what Ctrl-C says before it ends with 130; none: how to go on in the run folder.
     """
 
     def wrapped(main: Callable[P, int]) -> Callable[P, int]:
@@ -34,12 +35,11 @@ def exit_codes(
             try:
                 return main(*words, **named)
             except (ValueError, OSError, *also) as error:
-                print("error:", " ".join(str(error).split()), file=sys.stderr)
+                print(error_line(error), file=sys.stderr)
                 return 2
             except KeyboardInterrupt:
-                if interrupted is None:
-                    raise
-                print(interrupted, file=sys.stderr)
+                go_on = f"; to go on: the same command with --out {opened[-1]}" if opened else ""
+                print(interrupted or f"interrupted{go_on}", file=sys.stderr)
                 return 130
 
         return run
@@ -48,7 +48,7 @@ def exit_codes(
 
 
 def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: str | None = None) -> Any:
-    """The command line as a `kind`. What cannot be parsed, and --help, end the program as tyro does it.
+    """The command line as a `kind`. Raises ValueError for what cannot be parsed; --help ends the program.
 
     Args:
         doc: what the help begins with: the experiment's docstring.
@@ -56,7 +56,7 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
     """
     spec = getattr(sys.modules[kind.__module__], "__spec__", None)  # where it is the program that runs
     program = program or f"python -m {kind.__module__ if spec is None else spec.name}"
-    return tyro.cli(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
+    return parse_options(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
 
 
 def command(
@@ -111,16 +111,14 @@ def described(doc: str | None) -> str:
     return textwrap.indent("\n\n".join(blocks), " ")
 
 
-def config_command(
-    experiment: str, run: Callable[[Any, Console], Any], doc: str | None, interrupted: str | None = None
-) -> Callable[..., int]:
+def config_command(experiment: str, run: Callable[[Any, Console], Any], doc: str | None) -> Callable[..., int]:
     """The `main` of an experiment that takes a config file: hands the config, and a console, to `run`; as `command`."""
 
-    @exit_codes(interrupted=interrupted)
+    @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
         words = config_words(experiment, doc, arguments)
         if words:
-            config = load_config(words[0], words[1:], f"python -m experiments.{experiment}")
+            config = load_config(words[0], words[1:], experiment)
             use_mesh(getattr(config, "mesh", None))
             run(config, terminal())
         return 0

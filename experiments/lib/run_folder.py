@@ -28,6 +28,7 @@ from specdec_jax.text.json_lines import json_lines, json_text
 REPOSITORY = Path(__file__).resolve().parents[2]
 MANIFEST, RESULTS, TABLE = "manifest.json", "results.jsonl", "table.md"
 TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]+\.tmp.*")  # what `replacing` writes to, or a killed run left
+opened: list[Path] = []  # run folders of this process
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class RunFolder:
             with folder.replacing(RESULTS) as temporary:
                 temporary.write_bytes(data[: data.rfind(b"\n") + 1])
         manifest = {"name": name, "config_hash": digest, "config": describe(config), **environment()}
+        opened.append(path)
         folder.write_json(MANIFEST, manifest | {"compile_seconds": earlier.get("compile_seconds")})
         return folder
 

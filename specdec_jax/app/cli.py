@@ -1,8 +1,6 @@
 """The command line `python -m specdec_jax ...`; its commands and options are in commands.py and options.py."""
 
 import contextlib
-import difflib
-import io
 import os
 import re
 import sys
@@ -16,8 +14,9 @@ from typing import Annotated, Any, Union
 import tyro
 
 from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.views.escapes import ERROR_WIDTH, error_line, one_line
 from specdec_jax.strategy import nearest
-from specdec_jax.text.options import Rules
+from specdec_jax.text.options import Rules, parse_options
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
 COMMANDS: dict[str, Any] = {
@@ -39,19 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
-        runs = {Generate: run_generate, GenerateFile: run_file, Chat: run_chat}
-        runs |= {Doctor: run_doctor, Advise: run_advise, VerifyLossless: run_verify}
+        runs = {Generate: run_generate, GenerateFile: run_file}
         if not getattr(command, "distributed", False):  # otherwise the other processes must be connected first
             _use_mesh(command)
         with warnings_in_one_line():
-            return runs[type(command)](command)
+            return runs.get(type(command), run_other)(command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        print("error:", " ".join(reason.split()), file=sys.stderr)
+        print(error_line(reason), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, ValueError) and not location(error):
             traceback.print_exc()
             return DEFECT
-        print("error:", describe_error(error), file=sys.stderr)
+        print(error_line(describe_error(error)), file=sys.stderr)
         return BAD_INPUT
 
 
@@ -73,7 +71,7 @@ def warnings_in_one_line() -> Iterator[None]:
 
     def show(message: Warning | str, *place: Any, **more: Any) -> None:
         del place, more
-        print("warning:", " ".join(str(message).split()), file=sys.stderr, flush=True)
+        print("warning:", one_line(str(message), ERROR_WIDTH), file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -103,11 +101,14 @@ def _parsed(arguments: list[str]) -> Any:
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        command = _in_one_line(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        command = parse_options(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
         if isinstance(command, Generate):
             from specdec_jax.app.views.searching import check_beams
 
             check_beams(command, arguments[1:])
+        by_hand = any(word.partition("=")[0] == "--policy" for word in arguments)  # even the default one
+        if by_hand and isinstance(command, (Generate, GenerateFile, Chat)) and command.models.drafter == "none":
+            raise ValueError(f"--drafter none drafts nothing: --policy {command.rules.policy} has no use")
         return command
     if not name.startswith("-"):
         raise ValueError((f"no command {name!r}" if name else "a command is missing") + nearest(name, COMMANDS))
@@ -116,25 +117,7 @@ def _parsed(arguments: list[str]) -> Any:
         for name, kind in COMMANDS.items()
     ]
     about = "Adaptive speculative decoding in JAX. A command's own --help lists its options."
-    return _in_one_line(Union[*listed], args=arguments, prog=program, description=about)
-
-
-def _in_one_line(kind: Any, **options: Any) -> Any:
-    """`tyro.cli`, but a parsing error is a ValueError with the first paragraph of tyro's box and the nearest option."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, **options)
-    except SystemExit as ended:
-        if ended.code != BAD_INPUT:
-            raise
-    box = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue()).splitlines()  # coloured if standard output is a terminal
-    rows = [row[1:-1].strip() for row in box[1:-1]]
-    problem, _, rest = "\n".join(row if row.strip("─-") else "" for row in rows).partition("\n\n")
-    problem = " ".join(problem.removeprefix("Error ").replace("(required)", "").split())
-    unknown = re.match(r"Unrecognized.*?(--[\w-]+)", problem)
-    near = difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", rest), n=1, cutoff=0.85) if unknown else []
-    raise ValueError(problem + (f"; did you mean {near[0]}?" if near else "") + f" ({options['prog']} --help)")
+    return parse_options(Union[*listed], args=arguments, prog=program, description=about)
 
 
 def run_generate(command: Generate) -> int:
@@ -183,7 +166,8 @@ def _generate(command: Generate) -> int:
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 
-        save_drawing(command, prompt, policy, chunks)
+        save_drawing(output.page, chunks.result(), chunks.tokenizer, prompt, settings)
+        print("page:", output.page, file=sys.stderr)
     if command.cite:
         from specdec_jax.text.citations import citations
 
@@ -216,36 +200,26 @@ def run_file(command: GenerateFile) -> int:
     return FAILED if refused else 0
 
 
-def run_chat(command: Chat) -> int:
-    """The `chat` command."""
-    settings, *_ = _checked(command)
-    from specdec_jax.app.chat.terminal import talk
+def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
+    """The other commands; 1 if a pair does not pay or a rule is not lossless."""
+    if isinstance(command, VerifyLossless):
+        from specdec_jax.app.views.proof import verify
+        from specdec_jax.lossless import LOSSLESS, NOT_LOSSLESS
 
-    return talk(settings, command.cite)
+        return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
+    if isinstance(command, Advise):
+        from specdec_jax.app.advising import advise_on
 
+        return 0 if advise_on(command) else FAILED
+    settings, *rules = _checked(command)
+    if isinstance(command, Chat):
+        from specdec_jax.app.chat.terminal import talk
 
-def run_doctor(command: Doctor) -> int:
-    """The `doctor` command; returns 1 if the pair does not work, or drafting will not pay."""
-    settings, policy, verifier = _checked(command)
+        return talk(settings, command.cite)
     from specdec_jax.app.doctor import examine
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
-    return 0 if examine(settings, policy, verifier, **options).pays else FAILED
-
-
-def run_advise(command: Advise) -> int:
-    """The `advise` command; returns 1 if drafting pays at no batch size."""
-    from specdec_jax.app.advising import advise_on
-
-    return 0 if advise_on(command) else FAILED
-
-
-def run_verify(command: VerifyLossless) -> int:
-    """The `verify-lossless` command."""
-    from specdec_jax.app.views.proof import verify
-    from specdec_jax.lossless import LOSSLESS, NOT_LOSSLESS
-
-    return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
+    return 0 if examine(settings, *rules, **options).pays else FAILED
 
 
 def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
@@ -261,7 +235,7 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
         pair = build(settings, policy, verifier)
     with status(f"Compiling once; {describe_cache(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
-        options = {"chat": settings.chat, "system": settings.system, "calibration": settings.calibration}
+        options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
         return stream(prompt, settings, pair=pair, rounds=rounds, **options)
 
 
@@ -277,8 +251,9 @@ def _prompt(prompt: str) -> str:
             raise ValueError(f"standard input is not UTF-8: {error}") from None
     if not text.strip():
         raise ValueError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in text):  # Python's representation of undecodable bytes
-        raise ValueError(f"the prompt is not valid UTF-8: {text!r}")
+    if (wrong := re.search("[\ud800-\udfff]", text)) is not None:  # Python's representation of undecodable bytes
+        byte = ord(wrong[0]) & 0xFF
+        raise ValueError(f"the prompt is not valid UTF-8: byte 0x{byte:02x} after {wrong.start()} characters")
     return text
 
 
@@ -287,8 +262,6 @@ def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any
     from specdec_jax.app.settings import Settings, check
 
     rules = Rules() if isinstance(command, Doctor) else command.rules
-    if command.models.drafter == "none" and rules.policy.endswith(")"):
-        raise ValueError(f"--drafter none drafts nothing: the options of --policy {rules.policy} have no use")
     options = vars(command.models) | vars(rules) | vars(command.decoding)
     output = command.output if isinstance(command, Generate) else command
     options |= {name: getattr(output, name, False) for name in ("phases", "log_probs")}

@@ -121,7 +121,8 @@ def _sections(
     """The sections, up to the first one that fails."""
     refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
-    prompts = [encode(target, text, chat=settings.chat, system=settings.system) for text in texts]
+    options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special")}
+    prompts = [encode(target, text, **options) for text in texts]
     longest, new, context_size = max(map(len, prompts)), settings.max_new_tokens, target.model.spec.context
     if longest + new > context_size:
         raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {context_size}")
@@ -341,7 +342,7 @@ def command(settings: Settings, policy: StoppingPolicy) -> str:
         value = getattr(chosen, name)
         if name in ALWAYS or value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words + ([] if chosen.chat else ["--no-chat"]))
+    return shlex.join(words + ["--parse-special"] * chosen.parse_special + ["--no-chat"] * (not chosen.chat))
 
 
 def _speedup(rule: Predicted) -> float:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from specdec_jax import __version__, kernels
 from specdec_jax.app.settings import Settings, build, download_models
+from specdec_jax.app.views.escapes import ERROR_WIDTH, one_line
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
@@ -173,7 +174,7 @@ def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> N
     lines.ready[index] = error_line(lines.lines[index][0], lines.fields.pop(index), error)
     lines.refused += 1
     if lines.refused <= PRINTED:
-        console.print(f"line {lines.lines[index][0]} refused: {' '.join(str(error).split())}")
+        console.print(f"line {lines.lines[index][0]} refused: {one_line(str(error), ERROR_WIDTH)}")
 
 
 def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
@@ -225,7 +226,7 @@ def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, An
 def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten) -> None:
     settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
-    defaults = Defaults(sampling, settings.chat, settings.system, settings.calibration)
+    defaults = Defaults(sampling, settings.chat, settings.system, settings.parse_special, settings.calibration)
     request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # raises for options that fail for all lines
     first, began = results.lines, time.perf_counter()
     indices: list[int] = []  # line index of each request

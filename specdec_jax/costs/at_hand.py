@@ -28,7 +28,7 @@ from specdec_jax.costs.step_cost import (
     target_pass,
     turns,
 )
-from specdec_jax.costs.store import doubted, file_for, measured_here, once, say, steadiest, where
+from specdec_jax.costs.store import doubted, doubtful_here, file_for, measured_here, once, say, steadiest, where
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel
 from specdec_jax.sharding import are_shared, mesh_here
@@ -101,6 +101,7 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
         save_cost_model(path, table._replace(doubts=(*others, doubt)))
         _disagreed.add(path)
         measured_here.discard(path)
+        doubtful_here.discard(path)
         return True
     return False
 

@@ -23,6 +23,7 @@ from specdec_jax.costs.step_cost import busy_doubts
 from specdec_jax.kernels.compiled import say as say
 
 measured_here: set[Path] = set()  # files that this process wrote and uses even if doubtful
+doubtful_here: set[Path] = set()  # files of others that this process uses although they are doubtful
 
 
 def once(path: Path | None, measure: Callable[[CostModel | None], CostModel]) -> CostModel:
@@ -36,11 +37,13 @@ def once(path: Path | None, measure: Callable[[CostModel | None], CostModel]) ->
         if path is not None and path.is_file():
             try:
                 before = load_cost_model(path)
-                if not before.doubts or path in measured_here:
+                if not before.doubts or path in measured_here | doubtful_here:
                     return before
                 doubtful = f"the cached costs are doubtful ({', '.join(before.doubts)})"
                 if busy_doubts():
-                    say(f"{doubtful}; used, since this machine is busy now")
+                    if not doubtful_here:  # one line per process
+                        say(f"{doubtful}; used, since this machine is busy now")
+                    doubtful_here.add(path)
                     return before
                 say(f"{doubtful}: measuring again")
             except (ValueError, OSError) as error:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -103,7 +104,10 @@ def _stored(folder: Path, name: str) -> ctypes.CDLL | None:
 
 def say(line: str) -> None:
     """Prints a line to standard error, because the first pass waits for the compiler, or a call for measurements."""
-    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)
+    lines = [f"specdec_jax: {line}"]
+    if sys.stderr.isatty():  # which would break words
+        lines = textwrap.wrap(lines[0], shutil.get_terminal_size().columns, break_on_hyphens=False)
+    print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def call(loaded: ctypes.CDLL, x: np.ndarray, weights: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:

@@ -7,11 +7,14 @@ instead of 0.35 s), and replays, proofs and plain prompts do not need it.
 import copy
 import json
 import os
+import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
@@ -27,6 +30,7 @@ MODEL_CONFIG = "config.json"
 TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, SPECIAL, TEMPLATE, TOOL_TEMPLATE)
+MARK = secrets.token_hex(8)  # unpredictable, so that no message contains it
 NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # environment variable of transformers
 
 
@@ -74,12 +78,19 @@ class Tokenizer:
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
-        """Token ids. Special tokens in `text` become their ids; `add_special` adds the tokens of the model's
-        post-processor (such as a beginning of sequence).
+        """Token ids. Special tokens in `text` become their ids, in a text of `chat(parse_special=False)` only those of
+        the template; `add_special` adds the tokens of the model's post-processor (such as a beginning of sequence).
 
-        Raises ValueError if the text needs a token the model has no embedding for.
+        Raises ValueError if the text needs a token the model has no embedding for, or the tokenizer has no plain form
+        of a special token.
         """
-        ids = self.backend.encode(text, add_special_tokens=add_special).ids
+        backend, marked = self._marking if MARK in text else (self.backend, {})
+        ids = backend.encode(text, add_special_tokens=add_special).ids
+        unknown = self.backend.token_to_id(self.special.get("unk_token", ""))
+        if unwanted := set(ids) & (set(marked.values()) - {unknown}):
+            token = self.backend.id_to_token(min(unwanted))
+            raise ValueError(f"{token!r} in a message is a control token, and this tokenizer has no plain form of it")
+        ids = [marked.get(id_, id_) for id_ in ids]
         if self._rows is not None and ids and max(ids) >= self._rows:
             worst = self.backend.id_to_token(max(ids))
             raise ValueError(f"token {max(ids)} ({worst!r}) has no embedding: the model has {self._rows}")
@@ -95,8 +106,12 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        parse_special: bool = True,
     ) -> str:
         """The conversation in the model's chat format; encode it with `add_special=False`.
+
+        With `parse_special=False`, `encode` reads special tokens in the messages as plain text: if there are any, those
+        of the template have a MARK before them.
 
         `tools` are JSON schemas of functions the model may call, for templates that support them. A system message is
         never moved or omitted: templates without one raise an error, because their behaviour differs by model. Raises
@@ -104,7 +119,10 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as plain text")
-        fast = self.fast
+        fast, special = self.fast, {} if parse_special else self._special
+        pattern = re.compile("|".join(map(re.escape, sorted([MARK, *special], key=len, reverse=True))))
+        as_written, places = list(messages), {MARK: "\ufffd"} | {word: f"{MARK}{id_}." for word, id_ in special.items()}
+        messages = json.loads(pattern.sub(lambda match: places[match[0]], json.dumps(as_written, ensure_ascii=False)))
 
         def rendered(some: Sequence[Mapping[str, Any]]) -> str:
             options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -120,7 +138,26 @@ class Tokenizer:
         other = {**first, "content": f"{first.get('content')} {PROBE}"}
         if system and _works(rendered, [other, *messages[1:]]) == text:
             raise ValueError(f"the chat template leaves out the system prompt. {NO_SYSTEM}")
-        return text
+        if messages == as_written:
+            return text
+        words = {place: word for word, place in places.items()} | {word: MARK + word for word in special}
+        return re.sub(rf"{MARK}\d+\.|{pattern.pattern}", lambda match: words.get(match[0], ""), text)
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        """The ids of special tokens by their text."""
+        added = self.backend.get_added_tokens_decoder()
+        return {token.content: id_ for id_, token in added.items() if token.special and token.content}
+
+    @cached_property
+    def _marking(self) -> tuple[Backend, dict[int | None, int]]:
+        """A copy that reads special tokens as plain text unless MARK precedes them, and their ids by those with it."""
+        backend, added = Backend.from_str(self.backend.to_str()), self.backend.get_added_tokens_decoder()
+        backend.encode_special_tokens = True
+        for word, token in ((word, added[id_]) for word, id_ in self._special.items()):
+            options = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
+            backend.add_tokens([AddedToken(MARK + word, **options)])
+        return backend, {backend.token_to_id(MARK + word): id_ for word, id_ in self._special.items()}
 
     @cached_property
     def fast(self) -> "PreTrainedTokenizerFast":

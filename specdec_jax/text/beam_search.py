@@ -72,6 +72,7 @@ def beam_search(
     stop_ids: Sequence[int] | None = None,
     chat: bool = True,
     system: str | None = None,
+    parse_special: bool = False,
     dtype: str = "auto",
     slots: int | None = None,
 ) -> list[Hypothesis]:
@@ -97,7 +98,7 @@ def beam_search(
     numbers = _checked(width, length_penalty, min_new_tokens, max_new_tokens)
     pair = measured_pair(target, None, dtype=dtype)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_ids=stop_ids)
-    request = prepare(pair, [prompt], sampling, chat=chat, system=system, slots=slots)
+    request = prepare(pair, [prompt], sampling, chat=chat, system=system, parse_special=parse_special, slots=slots)
     ends = request.options["stop_ids"]
     state = pair.decoder.prefill(pair.params, request.prompts, **request.options)
     search = _program(pair.target.model, width)

@@ -100,7 +100,9 @@ def read_calibration(path: str | Path) -> Calibration:
         }
         missing += [f"{key} of a variant" for entry in extra["variants"].values() for variant in entry
                     for key in ("kind", "name", "static_options", "hyperparameters") if key not in variant]  # fmt: skip
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise ValueError(f"{path} is no calibration: {error.args[0]} is missing") from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
     if missing:
         raise ValueError(f"{path} is no calibration: {missing[0]} is missing")

@@ -67,7 +67,7 @@ def generate(
         record: record drafted, accepted, threshold and entropies per round in `Generation.rounds`.
         options: `policy`, `verifier`, `monitor`, also with a pair (only other static options need compilation);
             `log_probs=True`, for the log-probabilities of all tokens (`Pair.with_log_probs`); and those of `prepare`:
-            chat, system, calibration.
+            chat, system, parse_special, calibration.
 
     Raises:
         ValueError: invalid input, before anything is compiled.
@@ -110,6 +110,7 @@ def prepare(
     *,
     chat: bool = True,
     system: str | None = None,
+    parse_special: bool = False,
     calibration: str | Path | Calibration | None = None,
     slots: int | None = None,
     record: bool = False,
@@ -117,12 +118,13 @@ def prepare(
     """Tokens and options for `Decoder.prefill`. `sampling.stop_ids` defaults to the target's end of sequence.
 
     For a target with an encoder the prompt is its source, as plain text: such models have no chat template.
+    `parse_special` as in `encode`.
 
     With a `calibration` (a file of `experiments.calibrate`, or "built-in"), policy, verifier and monitor use the
     hyperparameters calibrated for the pair, except those that were set explicitly. A policy that weighs costs gets the
     costs of the pair.
     """
-    ids = [encode(pair.target, prompt, chat=chat, system=system) for prompt in prompts]
+    ids = [encode(pair.target, prompt, chat=chat, system=system, parse_special=parse_special) for prompt in prompts]
     tokenizer, ends, reads = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec.source
     sources = {} if reads is None else {"sources": ids}
     ids = ids if reads is None else [[reads.first_token]] * len(ids)
@@ -172,26 +174,43 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
     return {f"{kind}_hyperparameters": values for kind, values in learnt.items()}
 
 
-def encode(target: LoadedModel, prompt: Conversation, *, chat: bool = True, system: str | None = None) -> list[int]:
+def encode(
+    target: LoadedModel,
+    prompt: Conversation,
+    *,
+    chat: bool = True,
+    system: str | None = None,
+    parse_special: bool = False,
+) -> list[int]:
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
+    Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`; without the template, where
+    the prompt is the model's whole input, they are control tokens.
+
     Raises:
-        ValueError: the prompt is empty, or messages or a system prompt are given without `chat` or for an encoder.
+        ValueError: the prompt is empty or too long; messages or a system prompt without `chat` or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
-    if target.model.spec.source is not None:
+    if (source := target.model.spec.source is not None) or not chat:
         if system is not None or not isinstance(prompt, str):
-            raise ValueError(f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it")
-        return target.tokenizer.encode(prompt, add_special=True)
-    if not chat:
-        if system is not None or not isinstance(prompt, str):
-            raise ValueError("a system prompt and messages need the chat template; it is off")
-        return target.tokenizer.encode(prompt, add_special=True)
+            encoder = f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it"
+            raise ValueError(encoder if source else "a system prompt and messages need the chat template; it is off")
+        return encode_text(target, prompt, add_special=True)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return target.tokenizer.encode(target.tokenizer.chat(messages))
+    return encode_text(target, target.tokenizer.chat(messages, parse_special=parse_special))
+
+
+def encode_text(target: LoadedModel, text: str, *, add_special: bool = False) -> list[int]:
+    """`Tokenizer.encode`. Raises ValueError before it encodes all of a text whose beginning exceeds the context."""
+    context = target.model.spec.context
+    begin = text[: 8 * context]  # a token of text has four; the last ones may differ from those of the whole text
+    if len(begin) < len(text) and (count := len(target.tokenizer.encode(begin))) > 1.25 * context:
+        begins = f"the first {len(begin):,} of {len(text):,} characters of the prompt are {count:,} tokens"
+        raise ValueError(f"{begins} and exceed the target's context, {context:,}")
+    return target.tokenizer.encode(text, add_special=add_special)
 
 
 def decode(pair: Pair, request: Request) -> Decoded:

@@ -5,6 +5,10 @@ defaults; tyro shows a field's help also if a subclass changes the default. The 
 --help needs it.
 """
 
+import contextlib
+import difflib
+import io
+import re
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -39,6 +43,24 @@ def _optional(wanted: PrimitiveTypeInfo) -> Any:
         is_instance=lambda value: value is None or inner.is_instance(value),
         str_from_instance=lambda value: ["none"] if value is None else inner.str_from_instance(value),
     )
+
+
+def parse_options(kind: Any, **options: Any) -> Any:
+    """`tyro.cli`, but a parsing error is a ValueError with the first paragraph of tyro's box and the nearest option."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(kind, **options)
+    except SystemExit as ended:
+        if ended.code != 2:
+            raise
+    box = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue()).splitlines()  # coloured if standard output is a terminal
+    rows = [row[1:-1].strip() for row in box[1:-1]]
+    problem, _, rest = "\n".join(row if row.strip("─-") else "" for row in rows).partition("\n\n")
+    problem = " ".join(problem.replace("(required)", "").split()).removeprefix("Error ")
+    unknown = re.match(r"Unrecognized.*?(--[\w-]+)", problem)
+    near = difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", rest), n=1, cutoff=0.85) if unknown else []
+    raise ValueError(problem + (f"; did you mean {near[0]}?" if near else "") + f" ({options['prog']} --help)")
 
 
 @dataclass(frozen=True)
@@ -97,6 +119,9 @@ class Decoding(SamplingParams):
     """Take the prompt as it is, without the model's chat template."""
     system: Annotated[str | None, Maybe] = None
     """System prompt (needs the chat template)."""
+    parse_special: Switch = False
+    """Read special tokens in messages, such as <|im_end|>, as control tokens, as in prompts with --no-chat; by default
+    they are plain text."""
 
     def __post_init__(self) -> None:
         """Skips validation while the command line is parsed, because of tyro's error format; Settings validates."""

@@ -30,6 +30,7 @@ class Defaults:
     sampling: SamplingParams = SamplingParams()
     chat: bool = True
     system: str | None = None
+    parse_special: bool = False
     calibration: str | None = None
 
 
@@ -80,7 +81,8 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     sampling = dataclasses.replace(defaults.sampling, **changes)
     system = fields.get("system", defaults.system)
     prompts = [fields["prompt"]] if "prompt" in fields else fields["turns"]
-    request = prepare(pair, prompts, sampling, chat=defaults.chat, system=system, calibration=defaults.calibration)
+    options = {name: getattr(defaults, name) for name in ("chat", "parse_special", "calibration")}
+    request = prepare(pair, prompts, sampling, system=system, **options)
     for kind in HYPERPARAMETERS:
         name = f"{kind}_hyperparameters"
         if kind in fields:

@@ -69,6 +69,17 @@ def test_watching_phases_keeps_the_cache_and_counts_their_tokens(session):
     assert re.search(r"(routine|reasoning) \d+", shown(commands.run(chat, "/phases")))
 
 
+def test_the_last_answer_has_the_settings_that_made_it(session, tmp_path):
+    chat, file = commands.Chat(session), tmp_path / "a.html"
+    ask(session, "hello")
+    for line in ("/policy adaedl(threshold=0.1)", "/temperature 0.5", f"/save {file}"):
+        commands.run(chat, line)
+    assert re.search(r"answered by .*static\(draft_length=3\) .* greedy", shown(commands.run(chat, "/stats")))
+    html = file.read_text(encoding="utf-8")
+    assert "adaedl" not in html
+    assert all(f"<td>{text}</td>" in html for text in (session.settings.target, "static(draft_length=3)", "0.0"))
+
+
 def test_compare_plays_three_methods_on_the_last_prompt(session):
     chat = commands.Chat(session)
     commands.run(chat, "/policy adaedl(threshold=0.1)")

@@ -105,12 +105,14 @@ def test_a_conversation(chat, tmp_path):
         for answer in answers:
             child.expect(answer)
 
-    say("hello", TOKEN)
+    say("hello", "Thinking")
+    child.send("/gamma 2")  # the next prompt shows it
+    child.expect(TOKEN)
     written = child.before
     child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
-    assert REJECTED in written + child.before
+    assert REJECTED in written + child.before and "/gamma" not in written + child.before
     child.expect("rejected drafts are hidden from now on")
-    say("/gamma 2", r"policy static\(draft_length=2\)")
+    say("", r"policy static\(draft_length=2\)")
     say("more", TOKEN)
     written = child.before
     child.expect(r"12 tokens, [^\r]*% of drafts accepted, [12]\.\d\d drafts")

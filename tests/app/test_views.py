@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,9 +19,13 @@ from tiny_pair import write_pair
 
 from specdec_jax import lossless
 from specdec_jax.app import cli
+from specdec_jax.app.chat.commands import Chat
+from specdec_jax.app.chat.terminal import Terminal
 from specdec_jax.app.views import proof, terminal
+from specdec_jax.app.views.escapes import CONTROL
 from specdec_jax.app.views.page import page, save_page
-from specdec_jax.app.views.printing import summary
+from specdec_jax.app.views.printing import print_json, print_stream, summary
+from specdec_jax.app.views.searching import print_beams
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
 from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
@@ -37,11 +42,12 @@ from specdec_jax.lossless import (
 )
 from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof
 from specdec_jax.stopping import static
+from specdec_jax.text.beam_search import Hypothesis
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.text.streaming import Piece
+from specdec_jax.text.streaming import Piece, stream
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.slow
@@ -52,12 +58,36 @@ PIECES = [Piece("one", "accepted"), Piece(" 2\n", "rejected"), Piece(" two", "re
 def test_colours_by_kind_text_as_it_is_and_none_where_they_are_not_wanted():
     text = terminal.ansi(PIECES)
     assert text == "\x1b[32mone\x1b[0m\x1b[2;9;31m 2↵\x1b[0m\x1b[1;33m two\x1b[0m\x1b[1;36m\tthree\x1b[0m"
-    escaped = terminal.ansi([Piece("\x1b[31mred", "bonus")])  # a model's codes are shown and not obeyed
-    assert "\x1b[31mred" not in escaped and "␛[31mred" in escaped
     dumb = {"force_terminal": True, "color_system": None}  # TERM=dumb
     for options in ({"force_terminal": False}, {"force_terminal": True, "no_color": True}, dumb):
         assert not terminal.shows_colours(Console(file=io.StringIO(), **options))
     assert terminal.shows_colours(Console(file=io.StringIO(), force_terminal=True, color_system="truecolor"))
+
+
+DANGER = "\x1b[2J\x07\b\r\x85\x9b\x7f\u061c\u200f\u202e\u2069"
+SAFE = "".join(f"\\u{ord(each):04x}" if each not in "[2J" else each for each in DANGER)
+
+
+@pytest.mark.parametrize("isatty, compatible, no_color", [(1, "", ""), (1, "0", "1"), (0, "1", "1"), (0, "0", "1")])
+def test_no_text_controls_a_terminal_and_files_get_it_unchanged(capsys, monkeypatch, isatty, compatible, no_color):
+    for name, value in (("NO_COLOR", no_color), ("TERM", "xterm"), ("TTY_COMPATIBLE", compatible)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: isatty)
+    is_terminal = bool(isatty) or compatible == "1"
+    text = f"a\t{DANGER}b"
+    run = lambda: stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)  # noqa: E731
+    pair, beam = scripted_pair(tokens_of(text), tokens_of("ax")), Hypothesis(text, [1], "length", 0.0, 0.0)
+    talk, pieces = Terminal(Chat(None), ""), [Piece(text, "accepted")]
+    writes = [lambda: print_stream(run(), statistics=False), lambda: print_json(run())]
+    writes += [lambda: print_beams([beam], statistics=False), lambda: print_beams([beam], True)]
+    writes += [lambda: talk._print(pieces, text, None)]
+    writes += [lambda: talk._print(pieces, text, terminal.Wrapping(lambda: 500))] * is_terminal
+    for write in writes:
+        write()
+        out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+        assert bool(CONTROL.search(out)) == (not is_terminal), out
+        plain = json.loads(out)["text"] if out.startswith("{") else out
+        assert (text if out.startswith("{") or not is_terminal else SAFE) in plain
 
 
 def generation(statistics=None):
@@ -336,6 +366,7 @@ def test_the_page_links_to_nothing_and_what_a_model_wrote_is_text():
     tags.feed(html)
     assert tags.scripts == 2 and tags.links == (("href", "data:,"),)
     assert "alert(1)</script>" not in html and "http" not in html.replace("http-equiv", "")
+    assert not CONTROL.search(page(example(DANGER), tokenizer(), title=DANGER, details={DANGER: DANGER}))
 
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")

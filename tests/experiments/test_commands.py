@@ -19,7 +19,7 @@ from experiments.lib.commands import exit_codes, parsed
 from experiments.lib.run_folder import RunFolder, read_rows
 
 
-def test_exit_codes(capsys):
+def test_exit_codes(capsys, monkeypatch):
     def ending(error, *also, **options):
         @exit_codes(*also, **options)
         def main(code=0):
@@ -32,11 +32,11 @@ def test_exit_codes(capsys):
     assert ending(None)() == 0 and ending(None)(code=1) == 1
     for error in (ValueError("two\n  lines"), FileNotFoundError("two lines"), tarfile.TarError("two lines")):
         assert ending(error, tarfile.TarError)() == 2 and capsys.readouterr().err == "error: two lines\n"
-    for error in (TypeError("a bug"), KeyboardInterrupt()):
-        with pytest.raises(type(error)):
-            ending(error, tarfile.TarError)()
-    assert ending(KeyboardInterrupt(), interrupted="to go on: again")() == 130
-    assert capsys.readouterr().err == "to go on: again\n"
+    with pytest.raises(TypeError):
+        ending(TypeError("a bug"), tarfile.TarError)()
+    for options, said in (({"interrupted": "to go on: again"}, "to go on: again\n"), ({}, "interrupted\n")):
+        monkeypatch.setattr("experiments.lib.commands.opened", [])
+        assert ending(KeyboardInterrupt(), **options)() == 130 and capsys.readouterr().err == said
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
         ("record", "--top-p 0", "top_p must lie in (0, 1], got 0.0"),
         ("accelerators", "--batches -1", "batches must be 1 or more, got (-1,)"),
         ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
+        ("batches", "--batches x", "error: parsing --batches: Could not find valid parse for arguments: ['x']"),
         ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
         ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
         ("adaedl", "", "name traces that python -m experiments.record wrote"),
@@ -72,11 +73,9 @@ def test_an_option_out_of_range_is_refused_before_anything_is_written(
 ):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    try:
-        code = importlib.import_module(f"experiments.{experiment}").main(words.split())
-    except SystemExit as ended:  # by tyro, of what a dataclass refuses
-        code = ended.code
-    assert code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())
+    code, said = importlib.import_module(f"experiments.{experiment}").main(words.split()), capsys.readouterr().err
+    assert code == 2 and message in said and said.startswith("error: ") and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 CONFIG = CompareConfig(name="tiny", prompts="none.jsonl", methods=(Method("plain", policy=None),))

@@ -1,6 +1,8 @@
 """experiments.compare from config to picture on tiny models: what it writes, how it goes on, what it refuses."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 
+DISTILL = Path(compare.__file__).parents[1] / "configs" / "distill_smollm2.py"
 KEYS = ("temperature", "prompt_id", "method")
 
 
@@ -155,6 +158,8 @@ def test_doubtful_costs_are_marked_and_measured_again_when_plain_decoding_disagr
         ("CONFIG --out file/out", "cannot write the run folder"),
         ("wrong.py", "wrong.py:6: CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'"),
         ("", "name a config first"),
+        ("CONFIG --limit x", "parsing --limit: invalid literal for int() with base 10: 'x'"),
+        (f"{DISTILL} --limit 1", "but a DistillConfig: python -m experiments.distill takes it"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing_behind(config, tmp_path, monkeypatch, capsys, words, message):
@@ -173,7 +178,7 @@ def test_a_method_may_bring_its_own_drafter(config, tmp_path):
     """Lookup beside model drafting on one target: the same greedy texts, and no drafter passes."""
     path, out = tmp_path / "config.py", tmp_path / "out"
     more = 'Method("lookup", static(), drafter="prompt_lookup(longest=2)"), '
-    more += 'Method("both", static(), drafter=("prompt_lookup", "ngram")), '
+    more += 'Method("both", static(), drafter=("prompt_lookup", "ngram")), Method("never", adaedl(threshold=0.99)), '
     text = config.read_text().replace('Method("static-2"', f'{more}Method("static-2"')
     path.write_text(text.replace("(0.0, 1.0)", "(0.0,)").replace("max_new_tokens=8", "max_new_tokens=24"))
     assert main([str(path), "--out", str(out)]) == 0
@@ -182,6 +187,7 @@ def test_a_method_may_bring_its_own_drafter(config, tmp_path):
         assert len({found[prompt, method]["text"] for method in ("plain", "static-2", "lookup", "both")}) == 1
         assert found[prompt, "lookup"]["drafter_passes"] == 0 < found[prompt, "static-2"]["drafter_passes"]
     assert sum(found[prompt, "lookup"]["num_draft_tokens"] for prompt in ("one", "two")) > 0
+    assert re.findall(r"(.+) drafted nothing: try a lower", (out / "table.md").read_text()) == ["never"]
 
 
 LOSSY = {

@@ -67,6 +67,15 @@ def test_whole_tokens_special_ones_and_the_beginning(tmp_path):
     assert read(tmp_path, add_bos_token=False).encode("a", add_special=True) == tokenizer.encode("a")
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_special_tokens_in_messages_are_characters(tmp_path, prefix):
+    tokenizer = read(tmp_path, add_space_prefix=prefix)
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+    ids = tokenizer.encode(tokenizer.chat([{"role": "user", "content": "ab</s>"}] * 2, parse_special=False))
+    plain = by_the_rule(" " * prefix + "ab</s>")
+    assert ids == [1, *plain, 2] * 2 and 2 not in plain
+
+
 @pytest.mark.parametrize("said", [True, None])
 def test_a_space_in_front(tmp_path, said):
     tokenizer = read(tmp_path, add_space_prefix=said)

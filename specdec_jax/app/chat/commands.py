@@ -15,6 +15,7 @@ from specdec_jax.app import comparing
 from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import LONGEST, check
+from specdec_jax.app.views.escapes import shown
 from specdec_jax.text.strategies import parse_call
 
 
@@ -87,7 +88,7 @@ def _number(name: str, text: str, kind: Callable[[str], Any]) -> Any:
 def _shown(chat: Chat, *fields: str) -> Text:
     values = {field: getattr(chat.session.settings, field) for field in fields}
     words = {field: "none" if value is None else value for field, value in values.items()}
-    return Text(", ".join(f"{field.replace('_', '-')} {word}" for field, word in words.items()))
+    return Text(shown(", ".join(f"{field.replace('_', '-')} {word}" for field, word in words.items())))
 
 
 def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:

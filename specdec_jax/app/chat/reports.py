@@ -2,7 +2,6 @@
 
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -10,9 +9,8 @@ from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
-from specdec_jax.app.views.page import save_page
-from specdec_jax.app.views.printing import one_line
-from specdec_jax.text.generation import Generation
+from specdec_jax.app.views.escapes import shown
+from specdec_jax.app.views.page import save_drawing
 
 PHASES = {0: "routine", 1: "reasoning"}
 
@@ -26,7 +24,7 @@ def describe(settings: Settings) -> str:
         value = getattr(settings, name)
         if value != getattr(plain, name):
             parts.append(f"{name.replace('_', '-')} {value:g}")
-    return " | ".join(parts)
+    return shown(" | ".join(parts))
 
 
 def stats(session: Session) -> RenderableType:
@@ -34,7 +32,7 @@ def stats(session: Session) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_row("settings", describe(session.settings))
     if session.settings.system is not None:
-        grid.add_row("system", Text(session.settings.system))
+        grid.add_row("system", Text(shown(session.settings.system)))
     if session.last is None:
         grid.add_row("answers", "none yet")
         return grid
@@ -48,6 +46,7 @@ def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
     read = f"{turn.prefilled} ({turn.why})" if turn.prefilled > 1 else str(turn.prefilled)
     used = len(turn.result.prompt_tokens) + len(result.tokens)
     rows = [
+        ("answered by", describe(turn.settings)),
         ("answer", f"{len(result.tokens)} tokens in {result.seconds:.2f} s, {result.finish_reason}"),
         ("prompt tokens re-used", str(turn.reused)),
         ("prompt tokens read", read + (f" in {result.prefill_seconds:.2f} s" if result.prefill_seconds else "")),
@@ -74,7 +73,7 @@ def _number(value: float | None) -> str:
 
 def phases(session: Session) -> RenderableType:
     """The lengths of the phases of the last answer."""
-    _, rounds = _recorded(session)
+    rounds = _last(session).result.rounds or []
     watched = session.pair.decoder.parts.monitor.init(1) != ()
     if not watched and not any(int(round_["phase"]) for round_ in rounds):
         return Text("No phases are being watched: /phases on, then ask.")
@@ -96,13 +95,13 @@ def save(session: Session, name: str) -> RenderableType:
         raise ValueError(f"there is no folder {str(path.parent)!r} to save in")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
-    result, _ = _recorded(session)
+    turn = _last(session)
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_page(path, result, session.pair.target.tokenizer, title=one_line(question))
+    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings)
     return Text(f"saved {path}")
 
 
-def _recorded(session: Session) -> tuple[Generation, list[dict[str, Any]]]:
+def _last(session: Session) -> Turn:
     if session.last is None:
         raise ValueError("there is no answer yet: ask something first")
-    return session.last.result, session.last.result.rounds or []
+    return session.last

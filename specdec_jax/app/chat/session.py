@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from specdec_jax.app.settings import Settings, build, check
 from specdec_jax.costs.choices import DRAFTS
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import refuse_encoders
+from specdec_jax.loading import Tokenizer, refuse_encoders
 from specdec_jax.stopping.static import static
-from specdec_jax.text.generation import Generation, Pair, Request, build_pair, prepare
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
@@ -27,6 +27,8 @@ class Turn(NamedTuple):
     reused: int  # tokens of the prompt that were in the cache from the previous turn
     prefilled: int  # tokens of the prompt that were prefilled
     why: str  # the reason for prefilling them
+    settings: Settings  # those of the answer
+    tokenizer: Tokenizer
 
 
 class Session:
@@ -166,7 +168,8 @@ class Session:
             self.messages = [*messages, {"role": "assistant", "content": result.text}]
             slots = request.options["slots"]
             read = len(ids) - chunks.reused
-            self.last = Turn(ids, rendered, result, slots, chunks.reused, read, why)
+            facts = chunks.reused, read, why, self.settings, chunks.tokenizer
+            self.last = Turn(ids, rendered, result, slots, *facts)
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:
@@ -174,7 +177,7 @@ class Session:
             return "".join(lines).removeprefix("\n")
         if self.settings.system is not None:
             messages = [{"role": "system", "content": self.settings.system}, *messages]
-        return self.pair.target.tokenizer.chat(messages)
+        return self.pair.target.tokenizer.chat(messages, parse_special=self.settings.parse_special)
 
     def _ids(self, rendered: str) -> list[int]:
         """The text's ids. Decoded text keeps its ids, which may differ from those of encoding it."""
@@ -182,8 +185,8 @@ class Session:
         if last is not None and last.ids:
             before = last.text + tokenizer.decode(last.result.tokens, skip_special=False)
             if rendered.startswith(before):
-                return [*last.ids, *last.result.tokens, *tokenizer.encode(rendered[len(before) :])]
-        return tokenizer.encode(rendered, add_special=not self.settings.chat)
+                return [*last.ids, *last.result.tokens, *encode_text(self.pair.target, rendered[len(before) :])]
+        return encode_text(self.pair.target, rendered, add_special=not self.settings.chat)
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings

@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
+from specdec_jax.app.views.escapes import error_line, printed
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
-from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours, visible
+from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
@@ -91,7 +93,8 @@ class Terminal:
             except EOFError:
                 break
             pressed = False
-            self._obey(line)
+            with _unseen_keys():
+                self._obey(line)
         return 0
 
     def from_script(self, lines: Iterable[str]) -> int:
@@ -118,7 +121,7 @@ class Terminal:
                 self._decode(line, script)
         except Exception as error:  # a user's file may raise any error in decoding; the chat continues
             message = str(error) if isinstance(error, OSError) else describe_error(error)
-            self._errors.print(Text(" ".join(f"error: {message}".split()), "red" if self._colours else ""))
+            self._errors.print(Text(error_line(message), "red" if self._colours else ""))
             return False
         except KeyboardInterrupt:
             if script:
@@ -160,8 +163,8 @@ class Terminal:
             pieces = [piece for piece in pieces if piece.kind != "rejected"]
         if wrapping is not None:
             text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
-        elif self._colours:
-            text = ansi(pieces) if shown else visible(Piece(text, "accepted"))
+        else:
+            text = ansi(pieces) if shown else printed(text)
         print(text, end="", flush=True)
 
     def _conclude(self, script: bool) -> None:
@@ -175,6 +178,17 @@ class Terminal:
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
+
+
+@contextlib.contextmanager
+def _unseen_keys() -> Iterator[None]:
+    """The terminal does not show keys that are typed in the block; the next prompt reads them."""
+    before = termios.tcgetattr(sys.stdin)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def prompt_session(toolbar: Callable[[], str]) -> PromptSession[str]:

@@ -3,20 +3,20 @@
 import base64
 import hashlib
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from specdec_jax.app.views.printing import ENDS, one_line
+from specdec_jax.app.settings import Settings
+from specdec_jax.app.views.escapes import one_line, shown
+from specdec_jax.app.views.printing import ENDS
 from specdec_jax.app.views.tokens import PHASES, Token, bound, phases_of, tokens_of
 from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.text.generation import Generation
-from specdec_jax.text.streaming import Stream
-from specdec_jax.types import StoppingPolicy
+from specdec_jax.text.strategies import choose
 
 LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
 WIDTH, NARROWEST, WIDEST = 900, 10, 22  # width of the chart, and range of a token's column
@@ -29,32 +29,23 @@ KINDS = {
 }
 
 
-def save_drawing(command: Any, prompt: str, policy: StoppingPolicy, chunks: Stream) -> None:
-    """Writes the page of the `generate` command with the whole generation."""
-    models, rules, decoding = command.models, command.rules, command.decoding
-    details = {"prompt": prompt, "target": models.target, "drafter": models.drafter, "policy": rules.policy}
-    details |= {"verifier": rules.verifier, "temperature": f"{decoding.temperature:g}", "seed": str(decoding.seed)}
+def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings) -> None:
+    """Writes the page of a recorded generation with the prompt and the settings that it was decoded with."""
+    names = ("target", "drafter", "policy", "verifier", "temperature", "seed")
+    details = {"prompt": prompt} | {name: f"{getattr(settings, name)}" for name in names}
+    policy = choose("policy", settings.policy)
     # Other policies than AdaEDL have no factor and other kinds of thresholds.
     factor = float(policy.hyperparameters["entropy_factor"]) if policy.name == "adaedl" else None
-    drawn: dict[str, Any] = {"title": one_line(prompt), "details": details, "entropy_factor": factor}
-    print("page:", save_page(command.output.page, chunks.result(), chunks.tokenizer, **drawn), file=sys.stderr)
+    save_page(path, result, tokenizer, title=one_line(prompt), details=details, entropy_factor=factor)
 
 
-def save_page(
-    path: str | Path,
-    generation: Generation,
-    tokenizer: Tokenizer,
-    *,
-    title: str = "A decoded text",
-    entropy_factor: float | None = None,
-    details: Mapping[str, Any] | None = None,
-) -> Path:
+def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **options: Any) -> Path:
     """Writes the `page`, with its options, atomically and returns its path.
 
     Raises:
         ValueError: the generation was not recorded, or the file cannot be written.
     """
-    text = page(generation, tokenizer, title=title, entropy_factor=entropy_factor, details=details)
+    text = page(generation, tokenizer, **options)
     check_file(path)
     write_text(Path(path).expanduser(), text)
     return Path(path)
@@ -70,7 +61,7 @@ def page(
 ) -> str:
     """The HTML. It has light and dark modes and adapts to the screen's width.
 
-    The model's text is escaped, and only the page's own script may run.
+    The model's text is escaped (control characters as on a terminal), and only the page's own script may run.
 
     Args:
         entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which AdaEDL compares with
@@ -79,7 +70,8 @@ def page(
     """
     tokens = tokens_of(generation, tokenizer)
     loader = PackageLoader("specdec_jax.app.views")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    visible: Any = lambda value: shown(value) if type(value) is str else value  # noqa: E731 - not of marked-up text
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=visible)
     drawn = [
         {
             **{name: getattr(token, name) for name in ("kind", "first", "phase", "text")},
@@ -122,7 +114,7 @@ def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
         ("phase", PHASES[min(token.phase, 1)]),
     ]
     if token.rejected:
-        rows.append(("rejected here", "".join(draft.text for draft in token.rejected).replace("\n", "↵")))
+        rows.append(("rejected here", shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")))
     return rows
 
 

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from specdec_jax.app.views.escapes import printed, shown
 from specdec_jax.app.views.terminal import ansi, legend, shows_colours
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.json_lines import json_text
@@ -32,7 +33,7 @@ def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
     finished = False
     with contextlib.suppress(KeyboardInterrupt):
         for chunk in chunks:
-            print(ansi(chunk.pieces) if colours else chunk.text, end="", flush=True)
+            print(ansi(chunk.pieces) if colours else printed(chunk.text), end="", flush=True)
         finished = True
     print(flush=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -55,7 +56,7 @@ def print_json(chunks: Stream, record: bool = False) -> bool:
         finished = True
     result = chunks.result()._replace(**{} if record else {"rounds": None})
     fields = {name: value for name, value in result._asdict().items() if value is not None}  # requested fields only
-    print(json_text(fields), flush=True)
+    print(printed(json_text(fields)), flush=True)
     return finished
 
 
@@ -86,12 +87,6 @@ def summary(result: Generation, drafter_cost: float | None = None) -> str:
     return "[" + ", ".join([*parts, ENDS[result.finish_reason]]) + "]"
 
 
-def one_line(text: str, width: int = 80) -> str:
-    """The text without line breaks, cut to `width` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
 def columns(*heads: str, texts: int = 0, **options: Any) -> Table:
     """A table without a frame whose first `texts` columns are words and the others numbers; `options` are rich's."""
     sides = ["left"] * texts + ["right"] * (len(heads) - texts)
@@ -119,4 +114,4 @@ class _Timed(NamedTuple):
     begun: float
 
     def __rich__(self) -> Text:
-        return Text(f"{self.message} ({time.monotonic() - self.begun:.0f} s)")
+        return Text(f"{shown(self.message)} ({time.monotonic() - self.begun:.0f} s)")

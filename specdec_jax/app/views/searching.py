@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specdec_jax.app.views.escapes import printed, shown
 from specdec_jax.app.views.printing import status
-from specdec_jax.app.views.terminal import shown
 from specdec_jax.loading import download
 from specdec_jax.text.beam_search import Hypothesis, beam_search
 from specdec_jax.text.json_lines import json_text
@@ -58,7 +58,7 @@ def search(command: Any, prompt: str) -> list[Hypothesis]:
 
     enable()
     models, beams, decoding = command.models, command.beams, command.decoding
-    options = {name: getattr(decoding, name) for name in ("max_new_tokens", "chat", "system")}
+    options = {name: getattr(decoding, name) for name in ("max_new_tokens", "chat", "system", "parse_special")}
     options |= {"width": beams.beams, "length_penalty": beams.length_penalty, "min_new_tokens": beams.min_new_tokens}
     download(models.target)
     with status(f"Searching with {beams.beams} beams of {models.target}"):
@@ -69,10 +69,9 @@ def print_beams(beams: Sequence[Hypothesis], as_json: bool = False, statistics: 
     """Prints the best text to standard output and a table of all to standard error; or all as one line of JSON."""
     if as_json:
         fields = {**beams[0]._asdict(), "beams": [beam._asdict() for beam in beams]}
-        print(json_text(fields), flush=True)
+        print(printed(json_text(fields)), flush=True)
         return
-    best = beams[0].text
-    print(shown(best) if Console().is_terminal else best, flush=True)
+    print(printed(beams[0].text), flush=True)
     if statistics:
         Console(stderr=True, highlight=False).print(table(beams))
 

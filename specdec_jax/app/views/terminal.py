@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from specdec_jax.app.views.escapes import shown
 from specdec_jax.text.streaming import Piece
 
 STYLES = {
@@ -30,11 +31,6 @@ LEGEND = {
 def shows_colours(console: Console) -> bool:
     """Whether the console supports escape codes: a terminal, not a dumb one, and NO_COLOR not set."""
     return console.is_terminal and not console.no_color and console.color_system is not None
-
-
-def shown(text: str) -> str:
-    """The text with escape codes of the model made visible."""
-    return text.replace("\x1b", "␛")
 
 
 def visible(piece: Piece) -> str:
