@@ -7,12 +7,14 @@ import pytest
 
 from experiments import policies
 from experiments.lib import pairs
-from experiments.lib.headroom import main
+from experiments.lib.headroom import Line, main
+from experiments.lib.headroom import table as headroom_table
 from experiments.lib.rules import RULES, STATIC
 from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.trace_runs import ORACLE, costs_or_default, flat_costs, half_of, load_traces, source_of
 from specdec_jax.metrics.foresight import with_foresight
+from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace, select
@@ -182,6 +184,12 @@ def test_the_command_writes_the_table(tmp_path):
     table = (out / "table.md").read_text().split("## All pairs")[1]
     for name in (pairs.SAME_PAIR, pairs.LEFT_OUT, "adaedl-keep", STATIC):
         assert f"| {name} |" in table
+
+
+def test_the_best_rule_of_a_line_is_the_fastest_that_is_not_the_oracle():
+    over = {name: Interval(gain, gain, gain) for name, gain in (("slow", 1.1), (ORACLE, 2.0), ("fast", 1.3))}
+    line = Line("eagle", 0.0, "qa", 3, COSTS, 4, {STATIC: over["slow"], ORACLE: over[ORACLE]}, over, False)
+    assert headroom_table([line]).splitlines()[-1].endswith("| 2.00 (2.00–2.00) | fast: 1.30 (1.30–1.30) |")
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path):
