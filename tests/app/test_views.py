@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from specdec_jax.lossless import (
     SampledReport,
 )
 from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof
-from specdec_jax.stopping import static
+from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, static, survival, svip, update_every
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.json_lines import json_text
@@ -338,6 +339,28 @@ def test_the_page_links_to_nothing_and_what_a_model_wrote_is_text():
     assert "alert(1)</script>" not in html and "http" not in html.replace("http-equiv", "")
 
 
+@pytest.mark.parametrize(
+    ("policy", "unit", "has_bound"),
+    [
+        (adaedl(), None, True),
+        (at_least(1, adaedl()), None, True),
+        (max_confidence(), None, False),
+        (survival(), "tokens per plain pass", False),
+        (phase_length(), "drafts per round", False),
+        (update_every(svip()), "√(factor H)", False),
+        (None, "the policy's own unit", False),
+    ],
+)
+def test_a_threshold_is_drawn_among_probabilities_only_if_it_is_one(policy, unit, has_bound):
+    """A rate of 0.7 tokens is no chance of 0.7: it has an axis with its unit."""
+    html = unescape(page(example(), tokenizer(), policy=policy))
+    units = re.findall(r'rotate\(-90\)" text-anchor="middle">(.*?)</text>', html)
+    (place,) = re.findall(r'class="limit" d="M0 ([\d.]+)', html)
+    assert units == ["nats", "probability", *([unit] if unit else [])]
+    assert (f"the policy's threshold in that round, in {unit}" in html) == (float(place) > 256) == (unit is not None)
+    assert ("bound 1 " in html) == ("λ, the policy's" in html) == has_bound
+
+
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")
 TEXT = "Array.from(document.querySelectorAll('.token')).map(t => t.textContent).join('')"
 DELETED = (
@@ -355,7 +378,7 @@ def browser():
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
-    return save_page(path, example(EVIL), tokenizer(), title=EVIL, entropy_factor=0.2)
+    return save_page(path, example(EVIL), tokenizer(), title=EVIL, policy=adaedl())
 
 
 @needs_chromium

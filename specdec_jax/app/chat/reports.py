@@ -98,7 +98,7 @@ def save(session: Session, name: str) -> RenderableType:
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     result, _ = _recorded(session)
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_page(path, result, session.pair.target.tokenizer, title=one_line(question))
+    save_page(path, result, session.pair.target.tokenizer, title=one_line(question), policy=session.pair.policy)
     return Text(f"saved {path}")
 
 
