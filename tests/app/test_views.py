@@ -342,13 +342,9 @@ def test_the_page_links_to_nothing_and_what_a_model_wrote_is_text():
 @pytest.mark.parametrize(
     ("policy", "unit", "has_bound"),
     [
-        (adaedl(), None, True),
-        (at_least(1, adaedl()), None, True),
-        (max_confidence(), None, False),
-        (survival(), "tokens per plain pass", False),
-        (phase_length(), "drafts per round", False),
-        (update_every(svip()), "√(factor H)", False),
-        (None, "the policy's own unit", False),
+        *((adaedl(), None, True), (at_least(1, adaedl()), None, True), (max_confidence(), None, False)),
+        *((survival(), "tokens per plain pass", False), (phase_length(), "drafts per round", False)),
+        *((update_every(svip()), "√(factor H)", False), (None, "the policy's own unit", False)),
     ],
 )
 def test_a_threshold_is_drawn_among_probabilities_only_if_it_is_one(policy, unit, has_bound):

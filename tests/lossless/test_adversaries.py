@@ -35,24 +35,13 @@ def at_draft(k):
     return lambda context, index, token, rounds: index == k - 1
 
 
-def at_token(value):
-    return lambda context, index, token, rounds: token == value
-
-
-def in_row(row):
-    return lambda context, index, token, rounds: jnp.arange(index.shape[0], dtype=jnp.int32) == row
-
-
-def in_odd_rounds(context, index, token, rounds):
-    return rounds % 2 == 1
-
-
-def beside_a_longer_text(context, index, token, rounds):
-    return jnp.roll(context.length, 1) + 1 > context.length
-
-
 PLACES = {f"draft {k}": at_draft(k) for k in (1, 3, MOST)}
-PLACES |= {"token 2": at_token(2), "row 1": in_row(1), "odd rounds": in_odd_rounds, "next row": beside_a_longer_text}
+PLACES |= {
+    "token 2": lambda context, index, token, rounds: token == 2,
+    "row 1": lambda context, index, token, rounds: jnp.arange(index.shape[0], dtype=jnp.int32) == 1,
+    "odd rounds": lambda context, index, token, rounds: rounds % 2 == 1,
+    "next row": lambda context, index, token, rounds: jnp.roll(context.length, 1) + 1 > context.length,
+}
 OF_THE_ROW = [name for name in PLACES if name not in ("row 1", "next row")]
 
 
@@ -194,15 +183,7 @@ def verifier(where, fair):
     return rejection().replace(init=init, verify=verify)
 
 
-def in_row_of_many(row):
-    return lambda context, index, token, rounds: (jnp.arange(index.shape[0], dtype=jnp.int32) == row)[:, None]
-
-
-def beside_a_longer_row(context, index, token, rounds):
-    return (jnp.roll(context.length, 1) + 1 > context.length)[:, None]
-
-
-VERIFIED = PLACES | {"row 1": in_row_of_many(1), "next row": beside_a_longer_row}
+VERIFIED = PLACES | {name: lambda *where, place=PLACES[name]: place(*where)[:, None] for name in ("row 1", "next row")}
 TO_THE_END = static(draft_length=MOST)
 
 

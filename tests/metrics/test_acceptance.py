@@ -5,14 +5,8 @@ import pytest
 from refusals import refusals
 
 from experiments.lib.smoke import made_up_trace
-from specdec_jax.metrics.acceptance import (
-    best_draft_length,
-    by_draft,
-    by_task,
-    expected_speedup,
-    expected_tokens,
-    mean_of_tasks,
-)
+from specdec_jax.metrics import acceptance as figures_of
+from specdec_jax.metrics.acceptance import best_draft_length, by_draft, by_task, expected_speedup, expected_tokens
 from specdec_jax.metrics.intervals import RESAMPLES
 from specdec_jax.metrics.judging import Judgement
 
@@ -65,7 +59,7 @@ def test_the_interval_of_the_mean_resamples_within_each_task():
         size = positions[group][drawn]
         means.append((values[group][drawn] * size).sum(1) / size.sum(1))
     expected = np.quantile(np.mean(means, axis=0), (0.025, 0.975))
-    assert mean_of_tasks(values, positions, groups)[1:] == pytest.approx(tuple(expected), abs=1e-12)
+    assert figures_of.mean_of_tasks(values, positions, groups)[1:] == pytest.approx(tuple(expected), abs=1e-12)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.35, 0.9, 1.0])
