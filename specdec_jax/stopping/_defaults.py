@@ -35,7 +35,6 @@ def in_unit(unit: str, threshold: Callable[[PolicyState], Array]) -> Callable[[P
     return threshold
 
 
+# The `threshold` of policies for draft lengths, and of those that compare a probability with `state.threshold`.
 show_length = in_unit("drafts per round", lambda state: state.draft_length.astype(jnp.float32))
-"""The `threshold` of policies for draft lengths: `state.draft_length` [B]."""
 show_probability = in_unit("probability", lambda state: state.threshold)
-"""The `threshold` of policies that compare a probability with `state.threshold` [B] float32."""

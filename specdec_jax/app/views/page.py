@@ -76,12 +76,12 @@ def page(
             bound 1 - sqrt(entropy_factor * entropy), which AdaEDL compares with lambda.
         details: further rows of the table: the prompt, the models, the policy.
     """
-    tokens, unit, factor = tokens_of(generation, tokenizer), getattr(policy and policy.threshold, "unit", None), None
-    wrapped = policy
-    while wrapped is not None and wrapped.name != "adaedl":
-        wrapped = wrapped.options.get("policy")
-    if policy is not None and wrapped is not None:
-        factor = float(policy.hyperparameters["entropy_factor"])
+    tokens, inner = tokens_of(generation, tokenizer), policy
+    while inner is not None and inner.name != "adaedl":
+        inner = inner.options.get("policy")
+    factor = float(policy.hyperparameters["entropy_factor"]) if policy and inner else None
+    rate = generation.statistics["draft_acceptance_rate"]
+    accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
     loader = PackageLoader("specdec_jax.app.views")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     drawn = [
@@ -96,11 +96,11 @@ def page(
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         title=title,
-        line=_line(generation),
+        line=f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}",
         tokens=drawn,
         branches=any(token.kind == "branch" for token in tokens),
         phases=phases_of(tokens),
-        chart=chart(tokens, factor, unit or "the policy's own unit"),
+        chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
         factor=factor,
         figures=[*(details or {}).items(), *_figures(generation, tokens)],
         tips=[_tip(token, tokenizer) for token in tokens],
@@ -132,12 +132,6 @@ def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 def _figure(value: float, unit: str = "") -> str:
     return f"{value:.3f}{unit}" if math.isfinite(value) else "–"
-
-
-def _line(generation: Generation) -> str:
-    rate = generation.statistics["draft_acceptance_rate"]
-    accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
-    return f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}"
 
 
 def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str, str]]:
