@@ -9,8 +9,8 @@ Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive r
            the best static length is faster than AdaEDL. factor: at lambda 0.7 the smallest is the fastest, by 6 to
            24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
            half a percent of the best fixed lambda
-Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and, but for factor, a picture; a
-           stopped run goes on where it was with the same --out
+Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and a picture; a stopped
+           run goes on where it was with the same --out
 
 Rules are replayed with measured costs, not timed; settings are those that were fastest on the other half of the prompts
 of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a
@@ -35,7 +35,6 @@ from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant, write
-from experiments.lib.trace_tables import share
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.update_every import update_every
 
@@ -155,7 +154,7 @@ def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dic
                 series[f"{method}, published"] = LENGTHS, published
             texts = [f"{value:.2f}" for value in published] or [NONE] * len(LENGTHS)
             for length, text, row in zip(LENGTHS, texts, here, strict=True):
-                ours = f"{interval(runs.speedup(row))} ({share(runs.acceptance(row))})"
+                ours = f"{interval(runs.speedup(row))} ({runs.acceptance(row):.0%})"
                 cells[length, method] = [*cells.get((length, method), ()), text, ours]
     heads = [text for name, task in tasks.items() for text in (f"{SETS[name]}, published", f"{task}, here")]
     lines = [[f"{length}, {method}", *cells[length, method]] for length in LENGTHS for method in OURS if tasks]
@@ -168,8 +167,9 @@ def gains_table(run: Run, rows: Sequence[Row]) -> str:
     lines = []
     for source, title in tables.sections(run):
         for name, task in tasks_of_sets(source).items():
-            here = runs.by_source(rows, source, task)
-            best = {method: fastest(here, method) for method in OURS}
+            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
+            at_lengths = {method: [here[f"{method}, {length}"] for length in LENGTHS] for method in OURS}
+            best = {method: min(each, key=lambda row: sum(row["seconds"])) for method, each in at_lengths.items()}
             paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
             for other in ("static", "max-confidence"):
                 published = f"{100 * (paper.best('adaedl') / paper.best(other) - 1):+.1f} %" if paper else NONE
@@ -177,11 +177,6 @@ def gains_table(run: Run, rows: Sequence[Row]) -> str:
             line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
             lines.append([*line, tables.percent_more(runs.gain(best[KEPT], best["static"]))])
     return markdown([*head, "keep over static"], lines)
-
-
-def fastest(rows: Sequence[Row], method: str) -> Row:
-    """The method's row at its best L."""
-    return min((runs.find(rows, what=f"{method}, {length}") for length in LENGTHS), key=lambda r: np.sum(r["seconds"]))
 
 
 FITTED, PAPER, PAPER_LAMBDA = "fitted", "0.2", 0.7
@@ -199,14 +194,16 @@ def factor(options: TraceOptions, console: Console) -> None:
         f"{name}, {kind}": variant(entry, [fixed | {"threshold": value} for value in values])
         for name, (entry, fixed) in rules.items() for kind, values in KINDS.items()
     })  # fmt: skip
-    blocks = [tables.about(run)]
+    blocks, maps = [tables.about(run)], {}
     for source, title in tables.sections(run):
         here = runs.by_source(rows, source)
         blocks.append(f"## {title}")
+        maps[title] = np.array([runs.find(here, what=f"{value:g}, chosen", task=ALL)["curve"] for value in FACTORS])
         for kind in KINDS:
             mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
             blocks += [f"Lambda {kind}:", tables.compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
-    write(run, "The entropy factor", blocks, NOTE_FACTOR)
+    figure = tables.map_figure(maps, ("lambda", LAMBDAS), ("entropy_factor", FACTORS), AXES)
+    write(run, "The entropy factor", blocks, NOTE_FACTOR, factor=figure)
 
 
 NOTE_FACTOR = (

@@ -205,16 +205,12 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
     return slots_for(lengths[longest] + config.max_new_tokens, 0, widest)
 
 
-def _sampling(config: CompareConfig, job: Job) -> SamplingParams:
-    names = ("max_new_tokens", "top_k", "top_p", "min_p")
-    options = {name: getattr(config, name) for name in names}
-    return SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **options)
-
-
 def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:
+    limits = {name: getattr(config, name) for name in ("max_new_tokens", "top_k", "top_p", "min_p")}
+    sampling = SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **limits)
     has_model = jax.tree.leaves(pair.params.drafter)  # a calibration is of models
     options = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
-    return prepare(pair, [job.prompt.turns[0]], _sampling(config, job), slots=slots, **options)
+    return prepare(pair, [job.prompt.turns[0]], sampling, slots=slots, **options)
 
 
 def _warm_up(

@@ -41,7 +41,6 @@ from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, drafter_of, variant, write
-from experiments.lib.trace_tables import share
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
 from specdec_jax.replay.replay import Replay
@@ -215,8 +214,8 @@ def fits_table(rows: Mapping[str, Row]) -> str:
         if ratio is not None:
             q = [f"{value:.2f}" for value in ratio["quantiles"]]
             spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
-        values = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"]), share(whole["below"])]
-        lines.append([task, *values, f"{whole['by']:.2f}", interval(row["factor"]), *spread])
+        values = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"])]
+        lines.append([task, *values, f"{whole['below']:.0%}", f"{whole['by']:.2f}", interval(row["factor"]), *spread])
     return markdown(head, lines)
 
 

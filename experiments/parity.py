@@ -101,7 +101,11 @@ def parity(config: Parity, console: Console) -> int:
     if config.models:
         return 1 if far else 0
     target, drafter = out / slug(RECORDED), folder.path / "drafter"
-    with_noise(target, drafter)
+    # Weights with noise of 0.15 of their spread: most drafts are right.
+    shutil.copytree(target, drafter, dirs_exist_ok=True)
+    named, rng = load_file(target / "model.safetensors"), np.random.default_rng(0)
+    noisy = {n: a + rng.normal(0, 0.15 * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
+    save_file(noisy, drafter / "model.safetensors", metadata={"format": "pt"})
     return max(_report_traces(folder, python, (str(target), str(drafter)), console), int(bool(far)))
 
 
@@ -157,15 +161,6 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
         raise OSError(f"{out} has {len(lines)} of {len(CASES)} small models")
     text = json.dumps(head | {"positions": list(POSITIONS)})[:-1] + ', "cases": {\n' + ",\n".join(lines) + "\n}}\n"
     write_text(path, text)
-
-
-def with_noise(model: Path, out: Path) -> None:
-    """A copy of a Hugging Face folder whose weights have noise of 0.15 of their spread: most drafts are right."""
-    shutil.copytree(model, out, dirs_exist_ok=True)
-    rng = np.random.default_rng(0)
-    named = load_file(model / "model.safetensors")
-    noisy = {n: a + rng.normal(0, 0.15 * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
-    save_file(noisy, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int]], out: Path) -> list[dict[str, Any]]:

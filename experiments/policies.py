@@ -16,8 +16,9 @@ Output:    runs/policies-<time>/ with manifest.json, results.jsonl (a line a tra
 Replays of traces (`python -m experiments.record`), exact up to what specdec_jax/replay/replay.py says; time is the cost
 model's. A setting is chosen on the half of the prompts that it is not judged on, by task (--tuning all: one for all
 tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT:
-every combination is then a line of its own, of every rule that has such a hyperparameter. Head-room is what lies
-between the best static length, chosen likewise, and foresight; the oracle never drafts a token that will be rejected.
+every combination is then a line of its own, of every rule that has such a hyperparameter, and with several values of
+two of them settings.png is a heat map. Head-room is what lies between the best static length, chosen likewise, and
+foresight; the oracle never drafts a token that will be rejected.
 Foresight drafts the best length for distributions that are known before the draft, with unknown coins: an upper bound
 for rules that read these distributions (specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which hold
 accepted lengths alone, rules that read distributions are left out.
@@ -37,14 +38,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import headroom, pairs
 from experiments.lib import trace_runs as runs
 from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, PARENTHESES, at_temperature, emphasised, interval, markdown
+from experiments.lib.cells import NONE, PARENTHESES, at_temperature, interval, markdown
 from experiments.lib.commands import command, with_studies
-from experiments.lib.plots import INK, RULE_COLOURS, rule_colours
+from experiments.lib.plots import INK, RULE_COLOURS
 from experiments.lib.rules import COMPARED, RULES, STATIC, Rule, headings, rule
 from experiments.lib.trace_runs import (
     ALL,
@@ -59,7 +61,7 @@ from experiments.lib.trace_runs import (
     variant,
     write,
 )
-from experiments.lib.trace_tables import number, share
+from experiments.lib.trace_tables import number
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
@@ -129,8 +131,22 @@ def study(options: Policies, console: Console) -> None:
         for entry, (_, title) in zip(shown, tables.sections(run), strict=True)
     }
     label = "speed-up over plain decoding, setting chosen on other prompts"
-    figure = tables.dots_figure(points, label, RULE_COLOURS)
-    write(run, "Stopping rules", report(run, shown, list(over)), NOTES, policies=figure)
+    pictures = {"policies": tables.dots_figure(points, label, RULE_COLOURS)} | heat_map(run, rows)
+    write(run, "Stopping rules", report(run, shown, list(over)), NOTES, **pictures)
+
+
+def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
+    """settings.png, if --set gives several values to two hyperparameters: their speed-ups, a panel a rule and trace."""
+    knobs = [(key, values) for key, values in map(parse_values, run.options.settings) if len(values) > 1]
+    maps: dict[str, np.ndarray] = {}
+    for source, title in tables.sections(run) if len(knobs) == 2 else ():
+        (across, columns), (up, lines) = knobs
+        for row in runs.by_source(rows, source, ALL):
+            for chosen in row["settings"] if {across, up} <= row["settings"][0].keys() else ():
+                name = f"{row['what'].partition(f' {across}=')[0]}\n{title}"
+                cells = maps.setdefault(name, np.full((len(lines), len(columns)), np.nan))
+                cells[lines.index(chosen[up]), columns.index(chosen[across])] = row["curve"][0]
+    return {"settings": tables.map_figure(maps, *knobs, "speed-up over plain decoding")} if maps else {}
 
 
 def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
@@ -295,12 +311,12 @@ def rules_table(shown: Shown, over: Sequence[str]) -> str:
     for name, row in rows.items():
         published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")
         gains = [NONE if name == other else interval(runs.gain(row, rows[other]), ".3f", PARENTHESES) for other in over]
-        gained = share((fast[name] - least) / (limit - least)) if limit > least else NONE
+        gained = f"{(fast[name] - least) / (limit - least):.0%}" if limit > least else NONE
         drafts = [f"{runs.acceptance(row):.2f}", *(f"{runs.per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
         rank = f"{places[name]:.1f}" if name in places else NONE
         speeds = [f"{published:.2f}", f"{fast[name]:.3f}", *gains, gained, rank]
         passes = runs.total(row, "passes")
-        unused = [share(1 - runs.total(row, key) / passes if passes else 0.0) for key in ("drafted", "accepted")]
+        unused = [f"{1 - runs.total(row, key) / passes if passes else 0.0:.0%}" for key in ("drafted", "accepted")]
         lines.append([name, *speeds, *drafts, *unused])
     return markdown(heads(over), lines)
 
@@ -355,14 +371,12 @@ def by_machine(options: Policies, console: Console) -> None:
     if options.groups:
         cells = [(source, {row["what"]: row for row in runs.by_source(rows, source, ALL)}) for source in sources]
         blocks += ["## All pairs", pairs.NOTE, pairs.pairs_table(cells, list(played))]
-    colours = rule_colours(list(played)) | {ORACLE: INK}
-    styles = {
-        name: {"color": colours[name], "marker": ".", "ls": "--" if name == ORACLE else "-"}
-        for name in (*played, ORACLE)
-    }
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
-    temperatures = {source.temperature for source in sources}
-    figure = tables.lines_figure(lines, axes, styles, columns=len(temperatures), ticks=TICKS, log=True)
+    styles, columns = (
+        {ORACLE: {"color": INK, "ls": "--", "marker": "."}},
+        len({source.temperature for source in sources}),
+    )
+    figure = tables.lines_figure(lines, axes, styles, columns=columns, ticks=TICKS, log=True)
     write(run, "Speed-ups by machine" if options.ratios else "Drafters", blocks, NOTE_MACHINES, speedups=figure)
 
 
@@ -424,12 +438,12 @@ def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]],
     lines = []
     for source, here in zip(sources, rows, strict=True):
         taken, fast = overlap(source.trace), {name: runs.speedup(row).estimate for name, row in here.items()}
-        texts = [f"{fast[name]:.2f} ({runs.acceptance(here[name]):.0%})" for name in names]
+        texts = {name: f"{fast[name]:.2f} ({runs.acceptance(here[name]):.0%})" for name in names}
+        best = max(names, key=lambda name: fast[name])
         emitted = f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"
         figures = [f"{source.costs.ratio:.3f}", tables.plus_minus(taken, 3), emitted]
-        best = emphasised(texts, [fast[name] for name in names])
         limits = [f"{fast[name]:.2f}" for name in (FORESIGHT, ORACLE) if name in fast]
-        lines.append([source.group, *figures, *best, *limits])
+        lines.append([source.group, *figures, *(texts | {best: f"**{texts[best]}**"}).values(), *limits])
     heads = [*names, *(name for name in (FORESIGHT, ORACLE) if name in rows[0])]
     return markdown(["group", "c", "a", "tokens a pass", *headings(heads)], lines)
 

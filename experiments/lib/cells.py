@@ -21,12 +21,6 @@ def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) 
     return f"{estimate} {bounds.format(low, high)}" if numbers[2] > numbers[1] else estimate  # NaN is not above
 
 
-def emphasised(texts: Sequence[str], values: Sequence[float]) -> list[str]:
-    """The texts, that of the largest value in bold."""
-    best = int(np.argmax(values))
-    return [f"**{text}**" if index == best else text for index, text in enumerate(texts)]
-
-
 def at_temperature(temperature: float) -> str:
     """How a title calls a temperature."""
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"

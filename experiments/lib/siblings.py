@@ -23,7 +23,7 @@ from experiments.lib import trace_tables as tables
 from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.rules import rule
-from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, faster, replay_rule, write
+from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, replay_rule, write
 from specdec_jax.contrib.trees.replaying import chances, rejections
 from specdec_jax.costs.cost_model import CostModel, between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
@@ -97,8 +97,8 @@ def replayed_table(source: Source, longest: int) -> str:
     for name, costs in machines(source.costs).items():
         rules = rule("survival"), rule("survival-siblings")
         chain, comb = (replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
-        over_plain = interval(faster(chain, trace.length * costs.plain_pass))
-        lines.append([name, over_plain, tables.percent_more(faster(comb, chain))])
+        over_plain = interval(ratio_of_totals(trace.length * costs.plain_pass, chain))
+        lines.append([name, over_plain, tables.percent_more(ratio_of_totals(chain, comb))])
     return markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines)
 
 

@@ -267,15 +267,10 @@ def load_traces(
     return {name: dict(sorted(traces.items())) for name, traces in groups.items()}
 
 
-def texts_by_task(trace: Trace) -> dict[str, np.ndarray]:
-    """Indices of each task's texts, tasks in order of appearance."""
-    tasks = np.array(trace.about.get("tasks") or [ALL] * trace.num_texts)
-    return {task: np.flatnonzero(tasks == task) for task in dict.fromkeys(tasks.tolist())}
-
-
 def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) -> Source:
-    """A trace with its tasks, all texts first and then by task where there are several."""
-    by_task = texts_by_task(trace)
+    """A trace with its tasks: all texts first, then by task, in order of appearance, where there are several."""
+    names = np.array(trace.about.get("tasks") or [ALL] * trace.num_texts)
+    by_task = {task: np.flatnonzero(names == task) for task in dict.fromkeys(names.tolist())}
     tasks = {ALL: np.arange(trace.num_texts)} | (by_task if len(by_task) > 1 else {})
     repeated = [repeated_share(trace.tokens[text, : trace.length[text]]) for text in range(trace.num_texts)]
     return Source(group, temperature, trace, costs, tasks, np.round(repeated, 4))
@@ -357,19 +352,14 @@ def find(rows: Iterable[Row], **wanted: Any) -> Row:
     return row
 
 
-def faster(seconds: np.ndarray, than: np.ndarray) -> Interval:
-    """Ratio of total times, with a paired bootstrap interval over the texts."""
-    return ratio_of_totals(than, seconds)
-
-
 def speedup(row: Row) -> Interval:
     """Speed-up over plain decoding, as a ratio of total times."""
-    return faster(np.array(row["seconds"]), np.array(row["plain_seconds"]))
+    return ratio_of_totals(row["plain_seconds"], row["seconds"])
 
 
 def gain(row: Row, other: Row) -> Interval:
     """How many times faster than another row of the same texts, with a paired interval."""
-    return faster(np.array(row["seconds"]), np.array(other["seconds"]))
+    return ratio_of_totals(other["seconds"], row["seconds"])
 
 
 def total(row: Row, name: str) -> float:

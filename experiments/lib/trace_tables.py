@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.lib import trace_runs as runs
 from experiments.lib.cells import NONE, at_temperature, interval, markdown
-from experiments.lib.plots import INK, panels, plain_axes
+from experiments.lib.plots import INK, panels, plain_axes, rule_colours
 from experiments.lib.trace_runs import Row, Run, Source
 from specdec_jax.metrics.intervals import Interval
 
@@ -32,11 +32,6 @@ def plus_minus(value: Interval, digits: int = 2) -> str:
 def excludes_one(value: Interval) -> bool:
     """Whether an interval says that a ratio is not 1."""
     return value.low > 1 or value.high < 1
-
-
-def share(value: float) -> str:
-    """A share as a percentage."""
-    return f"{value:.0%}"
 
 
 def number(value: Any) -> str:
@@ -94,7 +89,7 @@ def compared(
     for name, row in rows.items():
         gains = [NONE if name == other else percent_more(runs.gain(row, rows[other])) for other in over]
         picked = [] if chosen is None else [setting(row["settings"], chosen)]
-        figures = [share(runs.acceptance(row)), f"{runs.per_round(row, 'emitted'):.2f}"]
+        figures = [f"{runs.acceptance(row):.0%}", f"{runs.per_round(row, 'emitted'):.2f}"]
         lines.append([name, *picked, interval(runs.speedup(row)), *gains, *figures, *(of(row) for of in more.values())])
     heads = ["rule", *([] if chosen is None else ["chosen"]), "speed-up", *(f"over {name}" for name in over)]
     return markdown([*heads, "accepted", "tokens a pass", *more], lines)
@@ -114,12 +109,13 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str, without: Sequ
 
 
 Line = tuple[Sequence[float], Sequence[Interval | float]]  # x, and the figure there
+Knob = tuple[str, Sequence[float]]  # a hyperparameter and its values
 
 
 def lines_figure(
     lines: Mapping[str, Mapping[str, Line]],
     labels: tuple[str, str],
-    styles: Mapping[str, Mapping[str, Any]],
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     columns: int | None = None,
     ticks: Sequence[float] = (),
@@ -129,7 +125,7 @@ def lines_figure(
 
     Args:
         labels: of the axes.
-        styles: how matplotlib draws each name.
+        styles: how matplotlib draws a name; others are lines with points, in a rule's usual colour.
         columns: panels side by side; all unless given.
         ticks: of the x axis.
         log: whether that is logarithmic.
@@ -137,6 +133,7 @@ def lines_figure(
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
     handles: dict[str, Any] = {}
+    colours = rule_colours(list(dict.fromkeys(name for series in lines.values() for name in series)))
     for axes in grid.flat[len(lines) :]:
         axes.set_axis_off()
     for axes, (title, series) in zip(grid.flat, lines.items(), strict=False):
@@ -146,10 +143,11 @@ def lines_figure(
         axes.set_title(title, fontsize=11, color=INK)
         for name, (x, values) in series.items():
             estimates = [np.atleast_1d(value)[0] for value in values]
-            (handles[name],) = axes.plot(x, estimates, label=name, **styles[name])
+            style = (styles or {}).get(name, {"color": colours[name], "marker": "."})
+            (handles[name],) = axes.plot(x, estimates, label=name, **style)
             for at, value in zip(x, values, strict=True):
                 if isinstance(value, tuple):
-                    axes.plot([at, at], value[1:], color=styles[name]["color"], lw=0.9, alpha=0.7)
+                    axes.plot([at, at], value[1:], color=handles[name].get_color(), lw=0.9, alpha=0.7)
         axes.axhline(1.0, color=INK, lw=0.8, ls=":")
         if log:
             axes.set_xscale("log")
@@ -163,6 +161,23 @@ def lines_figure(
         axes.set_ylabel(labels[1])
     columns = min(4, 2 * wide)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    return figure
+
+
+def map_figure(maps: Mapping[str, np.ndarray], across: Knob, up: Knob, label: str) -> Figure:
+    """A heat map per title, all on one scale: the figure at each pair of two knobs' values, arrays [up, across]."""
+    figure, grid = panels(list(maps), max(2.7, 0.8 + 0.3 * len(up[1])), width=max(3.0, 1.0 + 0.45 * len(across[1])))
+    low, high = (float(end(list(maps.values()))) for end in (np.min, np.max))
+    for axes, values in zip(grid[0], maps.values(), strict=True):
+        axes.grid(visible=False)
+        image = axes.imshow(values, cmap="cividis", vmin=low, vmax=high, aspect="auto", origin="lower")
+        axes.set_xticks(range(len(across[1])), [number(value) for value in across[1]])
+        axes.set_yticks(range(len(up[1])), [number(value) for value in up[1]])
+        axes.set(xlabel=across[0], ylabel=up[0])
+        for (row, column), value in np.ndenumerate(values):
+            colour = "white" if 2 * value < low + high else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
+    figure.colorbar(image, ax=list(grid[0]), label=label, pad=0.02)
     return figure
 
 

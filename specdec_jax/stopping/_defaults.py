@@ -1,5 +1,7 @@
 """Functions shared by several policies."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
@@ -27,6 +29,12 @@ def proceed_to_length(
     return drafted < state.draft_length, state
 
 
-def show_length(state: PolicyState) -> Array:
-    """The `threshold` of policies for draft lengths, for plots: `state.draft_length`."""
-    return state.draft_length.astype(jnp.float32)
+def in_unit(unit: str, threshold: Callable[[PolicyState], Array]) -> Callable[[PolicyState], Array]:
+    """`threshold` with its unit for charts, which draw all but a "probability" on an axis of its own."""
+    vars(threshold)["unit"] = unit
+    return threshold
+
+
+# The `threshold` of policies for draft lengths, and of those that compare a probability with `state.threshold`.
+show_length = in_unit("drafts per round", lambda state: state.draft_length.astype(jnp.float32))
+show_probability = in_unit("probability", lambda state: state.threshold)

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.stopping._algorithm_1 import algorithm_1
-from specdec_jax.stopping._defaults import proceed_unless_failed
+from specdec_jax.stopping._defaults import in_unit, proceed_unless_failed
 from specdec_jax.types import Array, Distribution, Draft, Init, RoundContext, StoppingPolicy, Update, VerificationResult
 from specdec_jax.types.defaults import no_update
 
@@ -43,5 +43,6 @@ def thresholded(
         learnt = learn(state, draft, result)
         return learnt._replace(control=algorithm_1(state.control, draft, result)) if adaptive else learnt
 
-    policy = StoppingPolicy(init, check=check, update=update, threshold=lambda state: state.control.threshold)
+    shown = in_unit("probability", lambda state: state.control.threshold)
+    policy = StoppingPolicy(init, check=check, update=update, threshold=shown)
     return policy.replace(proceed=proceed_unless_failed) if keep_checked_token else policy

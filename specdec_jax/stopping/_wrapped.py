@@ -1,5 +1,6 @@
 """Policies that wrap other policies and delegate all functions that they do not replace."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ def wrapped(policy: StoppingPolicy, **functions: Any) -> StoppingPolicy:
 
 
 def _of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda state, *arguments: function(state.policy, *arguments)
+    return functools.wraps(function)(lambda state, *arguments: function(state.policy, *arguments))
 
 
 def _decision(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import token_probability
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
@@ -47,4 +48,4 @@ def cumulative_confidence() -> StoppingPolicy:
         confidence = state.confidence * token_probability(distribution, token, context)
         return confidence >= state.threshold, state._replace(confidence=confidence)
 
-    return StoppingPolicy(init, begin, proceed=proceed, threshold=lambda state: state.threshold)
+    return StoppingPolicy(init, begin, proceed=proceed, threshold=show_probability)

@@ -18,6 +18,7 @@ from typing import Any
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD, Algorithm1State, algorithm_1
+from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import token_probability
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
@@ -63,4 +64,4 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         return ~(token_probability(distribution, token, context) < state.threshold), state
 
     begun, learnt = (init, functools.partial(algorithm_1, falls_if_rejected=False)) if adaptive else (fixed, no_update)
-    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=lambda state: state.threshold)
+    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=show_probability)

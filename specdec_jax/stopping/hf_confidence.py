@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import evaluated_positions, remember, token_probability
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -90,7 +91,7 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
         return go_on, state
 
     begun, learnt = (init, _refit) if refit else (init_fixed, no_update)
-    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=lambda state: state.threshold)
+    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=show_probability)
 
 
 def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:

@@ -65,16 +65,14 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         answer, after = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
         return answer & (drafted < state.draft_length), state._replace(policy=after)
 
-    def threshold(state: PhaseLengthState) -> Array:
-        return show_length(state) if policy is None else inner.threshold(state.policy)
-
+    shown = {"threshold": show_length} if policy is None else {}
     return wrapped(
         inner,
         init=init,
         begin=begin,
         check=check,
         proceed=proceed,
-        threshold=threshold,
+        **shown,
         reads=inner.reads | {"phases"},
         hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
     )

@@ -19,6 +19,7 @@ from jax.scipy.special import ndtri
 from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
+from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
@@ -93,7 +94,8 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
 
     ask = functools.partial(_answer, rules)
     reads = frozenset().union(*(rule.reads for rule in rules))
-    return StoppingPolicy(init, begin, check, proceed, update, lambda state: state.arms.arm.astype(jnp.float32), reads)
+    shown = in_unit("number of the chosen policy", lambda state: state.arms.arm.astype(jnp.float32))
+    return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
 
 
 def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, ...]:

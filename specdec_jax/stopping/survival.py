@@ -35,6 +35,7 @@ import numpy as np
 
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import host, per_row, vector_per_row
+from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
 from specdec_jax.stopping._survival_state import (
@@ -175,7 +176,8 @@ def survival_with(
         return learn_rate(state, draft.length, result.length)
 
     reads = frozenset({"rows"} if together else ())
-    return StoppingPolicy(init, begin, check, proceed, update, rate_of, reads)
+    shown = in_unit("tokens per plain pass", rate_of)
+    return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
 
 
 def verification_per_row(batch: int, times: Any, positions: int, low: float = 0.0) -> Array:

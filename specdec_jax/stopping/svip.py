@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
@@ -44,4 +45,4 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
         entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
         return ~(jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)) > state.threshold), state
 
-    return StoppingPolicy(init, proceed=proceed, threshold=lambda state: state.threshold)
+    return StoppingPolicy(init, proceed=proceed, threshold=in_unit("√(factor H)", lambda state: state.threshold))

@@ -157,7 +157,7 @@ class StoppingPolicy(Strategy):
     check: Check = always_draw
     proceed: Proceed = always_proceed
     update: Update = no_update
-    threshold: Callable[[PolicyState], Array] = no_threshold  # [B] float32, shown in plots (NaN: nothing)
+    threshold: Callable[[PolicyState], Array] = no_threshold  # [B] float32, for charts (NaN: nothing)
     reads: frozenset[str] = frozenset()
     # "phases": the decoder needs a monitor of phases; "rows": a row's drafts depend on other rows of the batch
     hyperparameters: Mapping[str, Any] = READ  # arguments of `init` with their defaults

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -31,17 +32,8 @@ from specdec_jax.app.views.tokens import tokens_of as told
 from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
-from specdec_jax.lossless import (
-    Case,
-    Coverage,
-    LongTextsReport,
-    LosslessReport,
-    RoundsCase,
-    RoundsReport,
-    SampledReport,
-)
-from specdec_jax.lossless.conclusion import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof
-from specdec_jax.stopping import static
+from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row, SampledReport
+from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, static, survival, svip, update_every
 from specdec_jax.text.beam_search import Hypothesis
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.generation import Generation, generate
@@ -110,116 +102,50 @@ def test_nothing_that_is_no_json_gets_through():
     assert json_text(value) == '{"a": null, "b": [2.0, [null, 1.0]], "c": [3, null, true]}'
 
 
-BIASED = '''
-import jax.numpy as jnp
-from specdec_jax.verification.rejection import rejection
-
-def generous():
-    """Accepts more than it may."""
-    fair = rejection()
-
-    def verify(state, draft, distributions, context):
-        kinder = distributions._replace(log_prob=distributions.log_prob + 0.3)
-        log_prob_accepted, next_distribution, state = fair.verify(state, draft, kinder, context)
-        honest = lambda accepted: fair.verify(state, draft, distributions, context)[1](accepted)  # noqa: E731
-        return log_prob_accepted, honest, state
-
-    return fair.replace(verify=verify)
-'''
+ROW = Row("rounds of the policy", "40 rounds", 40, 2e-7, 1e-5, True)
+P_VALUE = Row("the whole decoder", "9 texts", 9, 0.5, FALSE_ALARM, True)
+PROVEN = Proof(
+    (ROW, P_VALUE), Coverage(*map(np.array, ([9, 8], [1, 0], [1, 1, 6], [2, 2, 3]))), None, (), 7, 1, 60.0, ()
+)
+WRONG = Counterexample("round by round", (0, 1), {"temperature": 1.0}, (2, 1), 0.25, 0.5, draft=(2, 1, 0))
+SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20))
 
 
-def verify(capsys, *arguments):
-    code = cli.main(["verify-lossless", *arguments, "--sequences", "2048"])
+def verify(capsys, monkeypatch, *arguments, **changes):
+    """(exit code, output) of the command with these findings."""
+    monkeypatch.setattr(proof, "prove", lambda *rules, **options: PROVEN._replace(**changes))
+    code = cli.main(["verify-lossless", *arguments])
     return code, capsys.readouterr().out
 
 
-@pytest.mark.optimised
-def test_a_proof_that_succeeds(capsys):
-    code, out = verify(capsys, "--policy", "adaedl(threshold=0.5, keep_checked_token=true)")
-    assert code == 0 and "Lossless for drafts of up to 5 tokens" in " ".join(out.split())
-    assert out.count("e-1") >= 24 and max(map(len, out.splitlines())) <= 80
+def test_a_verdict_says_how_much_was_drawn_and_what_would_escape(capsys, monkeypatch):
+    code, out = verify(capsys, monkeypatch)
+    assert code == 0 and "No deviation in 49 rounds (one pass, 60 s), total variation below 1e-06. --seed 7 " in out
+    assert "drafts longer than 2 tokens" in out and "1/9, 0/8 of its decisions" in out and "Lossless" not in out
+    code, out = verify(capsys, monkeypatch, gaps=("the rule never drafted",), passes=3)
+    assert code == 3 and out.endswith("Not shown: the rule never drafted.\n") and "3 passes" in out
 
 
-@pytest.mark.optimised
-def test_a_verifier_that_is_not_lossless_fails_with_1(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(proof, "_sampled_on_toy", lambda *args, **toy: SAMPLED)
-    monkeypatch.setattr(proof, "prove_long_texts", lambda *rules, **options: TEXTS)
-    (tmp_path / "generous.py").write_text(BIASED)
-    code, out = verify(capsys, "--policy", "static", "--verifier", str(tmp_path / "generous.py"), "--json")
-    report = json.loads(out)
-    assert code == 1 and report["lossless"] is False and report["conclusion"] == "not lossless"
-    wrong = report["counterexample"]  # of which token depends on the temperatures that are drawn
-    assert wrong["position"] == 1 and abs(wrong["probability"] - wrong["expected"]) > 0.01
-    exact, rounds = report["exact"], report["rounds"]
-    assert exact["total_variation"] > 0.01 and len(exact["cases"]) == 60 and rounds["error"] > 0.01
-    assert len(rounds["cases"]) == 5 and len(rounds["cases"][0]["coverage"]["asked"]) == 5
-
-
-TEXTS = LongTextsReport((0.5, 0.5), 256, 64, 20, True, True)
-SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20, 3), stopped=7)
-WHOLE = Coverage(*map(np.array, ([9, 8, 7], [1, 0, 1], [1, 1, 1, 6], [2, 2, 2, 3])))
-COLD = {"temperature": 0.0}
-
-
-def rounds_of(coverage=WHOLE, error=0.0, alone=True, elsewhere=WHOLE):
-    cases = RoundsCase({"temperature": 0.5}, error, 7, coverage), RoundsCase(COLD, error, 7, elsewhere)
-    return RoundsReport(error, error < 1e-6 and alone, cases, alone)
-
-
-def conclusion(distance=0.0, p_value=0.5, pair=None, rounds=None, to_the_end=None, **changes):
-    """What the table says of such findings: the conclusion's line, all text, and the conclusion."""
-    case = Case(0, {"temperature": 0.5, "top_k": 2}, 3, False, distance, (0, 2))
-    sampled = SAMPLED._replace(p_value=p_value, lossless=p_value > 1e-4, **changes)
-    exact = LosslessReport(distance, distance < 1e-6, (0, 2), (case,))
-    found = Proof(exact, rounds or rounds_of(), to_the_end or rounds_of(), sampled, sampled, pair and sampled)
-    console = Console(file=io.StringIO(), width=300)
-    proof.show(found, console, "mine", "drafts of up to 3 tokens", 5)
-    text = console.file.getvalue()
-    return text.splitlines()[-1], text, found.conclusion
-
-
-def test_the_conclusion_needs_every_proof():
-    assert conclusion()[0] == "Lossless for drafts of up to 3 tokens." and conclusion(pair=True)[2] == LOSSLESS
-    assert conclusion(stopped=0)[0].endswith("3 tokens; in the sampled test the rule never stopped.")
-    assert conclusion(drafted=(9, 0, 0))[0].endswith("in the sampled test drafts of 2, 3 tokens never occurred.")
-    assert conclusion(distance=1e-3)[0] == "NOT lossless." and "1.0e-03" in conclusion(distance=1e-3)[1]
-    assert conclusion(p_value=1e-9)[0] == "NOT lossless." and "p = 1e-09" in conclusion(p_value=1e-9)[1]
-    assert conclusion(rounds=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
-    assert conclusion(to_the_end=rounds_of(error=1e-3))[2] == NOT_LOSSLESS
-    assert "depend on its neighbours" in conclusion(rounds=rounds_of(alone=False))[1]
-    assert conclusion(rounds=rounds_of(alone=False))[2] == NOT_LOSSLESS
-    short = SAMPLED._replace(drafted=(9, 1, 0))  # on the pair, drafts of 3 tokens never occurred
-    found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED, short)
-    assert found.conclusion == NOT_SHOWN and found.shown == 2
-
-
-def covered(asked=WHOLE.asked, declined=WHOLE.declined, accepted=WHOLE.accepted):
-    return WHOLE._replace(asked=np.array(asked), declined=np.array(declined), accepted=np.array(accepted))
-
-
-@pytest.mark.parametrize(
-    ("found", "beyond", "says"),
-    [
-        ({"rounds": rounds_of(covered(declined=[1, 3, 0]))}, 2, "never said no to draft 3 (at temperature 0.5)"),
-        ({"rounds": rounds_of(covered(declined=[0, 0, 0]))}, 0, "never said no to drafts 1, 2, 3 (at temperature 0.5)"),
-        ({"rounds": rounds_of(elsewhere=covered([9, 9, 0], [0, 9, 0]))}, 2, "draft 3 never came up (at temperature 0)"),
-        ({"to_the_end": rounds_of(covered(accepted=[5, 5, 5, 0]))}, 2, "it never happened that 3 drafts were accepted"),
-    ],
-)
-def test_what_was_not_tried_is_named(found, beyond, says):
-    _, text, what = conclusion(**found)
-    assert what == NOT_SHOWN and f"Not shown beyond draft {beyond}: " in text and says in text
-    assert "Lossless" not in text and "--max-draft-length" in text
+def test_a_failed_property_is_shown_with_its_counterexample(capsys, monkeypatch):
+    failed = ROW._replace(measure=0.2, passed=False, wrong="the policy's check differs for the same row")
+    code, out = verify(capsys, monkeypatch, rows=(failed, P_VALUE), counterexample=WRONG)
+    assert code == 1 and out.endswith("NOT lossless.\n") and "2.0e-01 FAILED" in out and "No deviation" not in out
+    assert (
+        "after the text 0 1, at temperature 1, for example with the draft 2 1 0: token 1 at position 2 after 2" in out
+    )
+    assert (
+        "has probability 0.25, should be 0.5 (round by round)" in out and "policy's check differs for the same" in out
+    )
+    report = json.loads(verify(capsys, monkeypatch, "--json", rows=(failed,), counterexample=WRONG)[1])
+    assert report["conclusion"] == "not lossless" and report["rows"][0]["measure"] == 0.2 and not report["lossless"]
 
 
 @pytest.mark.seldom
 @pytest.mark.optimised
 def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
-    found = Proof(LosslessReport(0.0, True, (0, 2), ()), rounds_of(), rounds_of(), SAMPLED, SAMPLED)
-    monkeypatch.setattr(proof, "_on_toys", lambda *args: found)
     target, drafter = write_pair(tmp_path)
     models = ["--target", target, "--drafter", drafter, "--prompt", "hello", "--temperature", "0.3"]
-    code, out = verify(capsys, "--policy", "static", *models, "--pair-sequences", "300", "--json")
+    code, out = verify(capsys, monkeypatch, "--policy", "static", *models, "--pair-sequences", "300", "--json")
     pair = json.loads(out)["pair"]
     assert code == 0 and pair["lossless"] and pair["sequences"] == 300 and pair["degrees"] > 3
     assert pair["tokens"] == 8 == len(pair["by_position"])  # drafts of 7, the length in use
@@ -369,6 +295,24 @@ def test_the_page_links_to_nothing_and_what_a_model_wrote_is_text():
     assert not CONTROL.search(page(example(DANGER), tokenizer(), title=DANGER, details={DANGER: DANGER}))
 
 
+@pytest.mark.parametrize(
+    ("policy", "unit", "has_bound"),
+    [
+        *((adaedl(), None, True), (at_least(1, adaedl()), None, True), (max_confidence(), None, False)),
+        *((survival(), "tokens per plain pass", False), (phase_length(), "drafts per round", False)),
+        *((update_every(svip()), "√(factor H)", False), (None, "the policy's own unit", False)),
+    ],
+)
+def test_a_threshold_is_drawn_among_probabilities_only_if_it_is_one(policy, unit, has_bound):
+    """A rate of 0.7 tokens is no chance of 0.7: it has an axis with its unit."""
+    html = unescape(page(example(), tokenizer(), policy=policy))
+    units = re.findall(r'rotate\(-90\)" text-anchor="middle">(.*?)</text>', html)
+    (place,) = re.findall(r'class="limit" d="M0 ([\d.]+)', html)
+    assert units == ["nats", "probability", *([unit] if unit else [])]
+    assert (f"the policy's threshold in that round, in {unit}" in html) == (float(place) > 256) == (unit is not None)
+    assert ("bound 1 " in html) == ("λ, the policy's" in html) == has_bound
+
+
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")
 TEXT = "Array.from(document.querySelectorAll('.token')).map(t => t.textContent).join('')"
 DELETED = (
@@ -386,7 +330,7 @@ def browser():
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
-    return save_page(path, example(EVIL), tokenizer(), title=EVIL, entropy_factor=0.2)
+    return save_page(path, example(EVIL), tokenizer(), title=EVIL, policy=adaedl())
 
 
 @needs_chromium

@@ -303,6 +303,11 @@ def of_greedy(**warp):
     return begin(decoder_of("static", "greedy"), policy="static", warp=make_warp(3, **warp))
 
 
+def test_a_wrong_keyword_names_the_call_and_all_that_it_takes():
+    with pytest.raises(TypeError, match=r"Decoder.prefill .*'max_tokens'; did you mean 'max_new_tokens'\? .*, warp\)"):
+        begun([[1]], max_tokens=3)
+
+
 test_what_is_refused = refusals(
     (lambda: begun([[1], []]), "empty"),
     (lambda: begun([]), "empty"),

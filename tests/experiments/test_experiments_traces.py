@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 COMMANDS = {
     "policies": (policies, ("policies.png",), ("--rules", "static-3", "adaedl", "--set", "threshold=0.2,0.6")),
     "lambda": (adaedl, ("lambdas.png",), ()),
-    "factor": (adaedl, (), ()),
+    "factor": (adaedl, ("factor.png",), ()),
     "tables": (adaedl, ("paper.png",), ()),
     "entropy": (entropy, ("entropy.png",), ("--bins", "5")),
 }

@@ -1,18 +1,21 @@
 """experiments.policies: tables are what an independent sum of replays says; the table over pairs; head-room on logs."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from experiments import policies
 from experiments.lib import pairs
-from experiments.lib.headroom import main
+from experiments.lib.headroom import Line, main
+from experiments.lib.headroom import table as headroom_table
 from experiments.lib.rules import RULES, STATIC
 from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace, made_up_traces
 from experiments.lib.trace_runs import ORACLE, costs_or_default, flat_costs, half_of, load_traces, source_of
 from specdec_jax.metrics.foresight import with_foresight
+from specdec_jax.metrics.intervals import Interval
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace, select
@@ -68,6 +71,22 @@ def test_every_policy_has_a_place_in_the_comparison():
         hyperparameters = entry.hyperparameters(settings, costs_or_default(None), 16)
         assert settings[0] == dict(entry.policy.given)
         assert all(np.shape(value)[0] in (1, len(settings)) for value in hyperparameters.values() if np.ndim(value))
+
+
+def test_two_hyperparameters_of_set_are_a_heat_map():
+    settings, source = ["threshold=0.1:0.3:3", "entropy_factor=0.1,0.4", "step=0"], {"group": "", "temperature": 0.0}
+    run = SimpleNamespace(
+        options=SimpleNamespace(settings=settings), sources=[source_of("", 0.0, made_up_trace(), COSTS)]
+    )
+    swept = [{"threshold": a, "entropy_factor": b} for a in (0.1, 0.2, 0.3) for b in (0.1, 0.4)]
+    cells = [(f"rule threshold={each['threshold']} ...", [each], [sum(each.values())]) for each in swept]
+    rows = [source | {"task": "all", "what": name, "settings": each, "curve": curve}
+            for name, each, curve in [*cells, (ORACLE, [{}], [9.0])]]  # fmt: skip
+    axes = policies.heat_map(run, rows)["settings"].axes[0]
+    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("rule\nGreedy", "threshold", "entropy_factor")
+    np.testing.assert_allclose(axes.images[0].get_array(), [[0.2, 0.3, 0.4], [0.5, 0.6, 0.7]])
+    del settings[1]
+    assert policies.heat_map(run, rows) == {}
 
 
 def test_a_trace_of_short_drafts_says_which_option_fits_and_one_of_one_task_has_no_table_by_task(tmp_path, capsys):
@@ -182,6 +201,12 @@ def test_the_command_writes_the_table(tmp_path):
     table = (out / "table.md").read_text().split("## All pairs")[1]
     for name in (pairs.SAME_PAIR, pairs.LEFT_OUT, "adaedl-keep", STATIC):
         assert f"| {name} |" in table
+
+
+def test_the_best_rule_of_a_line_is_the_fastest_that_is_not_the_oracle():
+    over = {name: Interval(gain, gain, gain) for name, gain in (("slow", 1.1), (ORACLE, 2.0), ("fast", 1.3))}
+    line = Line("eagle", 0.0, "qa", 3, COSTS, 4, {STATIC: over["slow"], ORACLE: over[ORACLE]}, over, False)
+    assert headroom_table([line]).splitlines()[-1].endswith("| 2.00 (2.00–2.00) | fast: 1.30 (1.30–1.30) |")
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path):

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from refusals import refusals
 
-from specdec_jax.metrics.acceptance import best_draft_length, by_task, expected_speedup, expected_tokens, mean_of_tasks
+from experiments.lib.smoke import made_up_trace
+from specdec_jax.metrics import acceptance as figures_of
+from specdec_jax.metrics.acceptance import best_draft_length, by_draft, by_task, expected_speedup, expected_tokens
 from specdec_jax.metrics.intervals import RESAMPLES
 from specdec_jax.metrics.judging import Judgement
 
@@ -57,7 +59,7 @@ def test_the_interval_of_the_mean_resamples_within_each_task():
         size = positions[group][drawn]
         means.append((values[group][drawn] * size).sum(1) / size.sum(1))
     expected = np.quantile(np.mean(means, axis=0), (0.025, 0.975))
-    assert mean_of_tasks(values, positions, groups)[1:] == pytest.approx(tuple(expected), abs=1e-12)
+    assert figures_of.mean_of_tasks(values, positions, groups)[1:] == pytest.approx(tuple(expected), abs=1e-12)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.35, 0.9, 1.0])
@@ -77,6 +79,31 @@ def test_expected_tokens_speedup_and_the_best_draft_length():
     assert best_draft_length(1.0, 0.1, longest=9) == 9
     lengths = [best_draft_length(a, 0.05) for a in (0.3, 0.5, 0.7, 0.9)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1] < 32
+
+
+def brute_force(trace, draft):
+    """(accepted, asked) of the draft of that number, a text each."""
+    counts = np.zeros((2, trace.num_texts), int)
+    for text in range(trace.num_texts):
+        bits = trace.accepted[text, : trace.length[text]]
+        for at in range(len(bits) - draft + 1):
+            if all(bits[at : at + draft - 1]):
+                counts[:, text] += bits[at + draft - 1], 1
+    return counts
+
+
+def test_acceptance_by_draft_counts_every_position_a_round_could_begin_at():
+    trace = made_up_trace(texts=6, tokens=24)
+    found = by_draft(trace)
+    for draft in range(1, trace.max_draft_length + 1):
+        accepted, asked = brute_force(trace, draft).sum(axis=1)
+        assert (draft <= len(found)) == (asked > 0)
+        assert not asked or found[draft - 1].estimate == pytest.approx(accepted / asked)
+    assert 3 < len(found) < trace.max_draft_length
+    assert found[0].low < found[0].estimate < found[0].high
+    chains = trace._replace(run=np.full(trace.accepted.shape, 2) * trace.accepted)
+    assert [one.estimate for one in by_draft(chains)][1] == 1.0 and by_draft(chains)[2].estimate == 0.0
+    assert len(by_draft(chains)) == 3  # nothing is known of a fourth
 
 
 test_what_is_refused = refusals(

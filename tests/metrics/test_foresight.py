@@ -41,6 +41,8 @@ def test_rounds_of_one_length_are_those_of_the_static_rule(trace, length):
     expected = replay(trace, static(), {"draft_length": length}, max_draft_length=MOST)
     for name in ("rounds", "emitted", "drafted", "accepted", "passes", "by_length"):
         np.testing.assert_array_equal(getattr(played, name), getattr(expected, name))
+    if length == MOST:  # free drafts are made up to the text's limit, and not beyond it
+        np.testing.assert_array_equal(with_foresight(trace, flat(0.0, MOST)).by_length, expected.by_length)
 
 
 def test_chances_are_those_that_the_prior_was_fitted_on(trace):

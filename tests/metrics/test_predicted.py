@@ -5,7 +5,6 @@ import pytest
 
 from experiments.lib.smoke import made_up_trace, tiny_pair
 from specdec_jax.costs.cost_model import cost_model
-from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.intervals import ratio_of_totals
 from specdec_jax.metrics.predicted import as_fast, costs_counted, faster, predicted
 from specdec_jax.replay.replay import replay
@@ -25,30 +24,6 @@ def pair_with(c, times=TIMES):
 @pytest.fixture(scope="module")
 def trace():
     return made_up_trace(texts=6, tokens=24)
-
-
-def brute_force(trace, draft):
-    """(accepted, asked) of the draft of that number, a text each."""
-    counts = np.zeros((2, trace.num_texts), int)
-    for text in range(trace.num_texts):
-        bits = trace.accepted[text, : trace.length[text]]
-        for at in range(len(bits) - draft + 1):
-            if all(bits[at : at + draft - 1]):
-                counts[:, text] += bits[at + draft - 1], 1
-    return counts
-
-
-def test_acceptance_by_draft_counts_every_position_a_round_could_begin_at(trace):
-    found = by_draft(trace)
-    for draft in range(1, trace.max_draft_length + 1):
-        accepted, asked = brute_force(trace, draft).sum(axis=1)
-        assert (draft <= len(found)) == (asked > 0)
-        assert not asked or found[draft - 1].estimate == pytest.approx(accepted / asked)
-    assert 3 < len(found) < trace.max_draft_length
-    assert found[0].low < found[0].estimate < found[0].high
-    chains = trace._replace(run=np.full(trace.accepted.shape, 2) * trace.accepted)
-    assert [one.estimate for one in by_draft(chains)][1] == 1.0 and by_draft(chains)[2].estimate == 0.0
-    assert len(by_draft(chains)) == 3  # nothing is known of a fourth
 
 
 def test_a_static_length_breaks_even_at_its_c(trace):

@@ -36,6 +36,14 @@ def test_more_texts_tell_the_factor_better_and_one_tells_no_interval():
     assert np.isnan(alone.low) and np.isnan(alone.high)
 
 
+def test_an_interval_leaves_out_a_fortieth_of_the_resamples_at_either_end():
+    """Of three texts each is drawn alone in 1/27 of the resamples: the bounds are factors of a single text."""
+    shares = [1 - np.sqrt(factor * 0.4) for factor in (0.1, 0.4, 1.6)]
+    accepted = np.concatenate([np.arange(2000) < 2000 * share for share in shares])
+    found = entropy_factor_interval(np.full(6000, 0.4), accepted, np.repeat(np.arange(3), 2000))
+    assert found[1:] == pytest.approx((0.1, 1.6), rel=0.02)
+
+
 @pytest.mark.parametrize(("accepted", "least", "most"), [(True, 0.0, 0.002), (False, 4.9, 5.0)])
 def test_all_accepted_or_none_is_an_end_of_the_range(accepted, least, most):
     entropy, _, texts = tokens(4)

@@ -51,11 +51,13 @@ def test_every_figure():
 def test_repeats_loops_and_temperatures():
     """Repeats of a prompt are added up, loops are not clean, and a temperature has its own baseline."""
     again = [row("a", "plain", 1.0, equal=True), row("a", "fast", 2.0, equal=False, **DRAFTED)]
-    fast = summarise([*ROWS, *again])[1]
-    assert fast.prompts == 2 and fast.equal == (0, 2)
+    for rows in ([*ROWS, *again], [*again, *ROWS]):
+        fast = summarise(rows)[1]
+        assert fast.prompts == 2 and fast.equal == (0, 2)
     assert fast.speedups == pytest.approx([(120 / 3) / (120 / 3), 4.0])
-    rows = [row("a", "plain", 2.0), row("a", "fast", 1.0, repeated=0.2)]
-    assert summarise(rows)[1].speedup_clean is None
+    for share, rival, clean in ((0.2, 0.0, 0), (0.0, 0.2, 0), (0.05, 0.0, 1), (0.0, 0.05, 1)):
+        found = summarise([row("a", "plain", 2.0, repeated=rival), row("a", "fast", 1.0, repeated=share)])[1]
+        assert (found.speedup_clean.count if found.speedup_clean else 0) == clean
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
     assert summarise(rows)[3].speedups == pytest.approx([4.0])
     assert [s.temperature for s in summarise(rows[::-1], baseline="plain")] == [0.0, 0.0, 0.8, 0.8]

@@ -62,13 +62,12 @@ def applied(model, *positions):
     return model.apply(params, random_tokens(1, 2), model.init_cache(params, 1, 8), *positions)
 
 
-def wrong_size():
-    return adapters.from_logits_function(lambda p, t: jnp.zeros((*t.shape, 5)), ModelSpec(6, 8))
-
-
 test_what_is_refused = refusals(
     (lambda: applied(adapted("logits function")[0], jnp.zeros((1, 2), jnp.int32)), "positions and mask"),
-    (lambda: applied(wrong_size()), r"\(1, 8, 5\) instead of \(1, 8, 6\)"),
+    (
+        lambda: applied(adapters.from_logits_function(lambda p, t: jnp.zeros((*t.shape, 5)), ModelSpec(6, 8))),
+        r"\(1, 8, 5\) instead of \(1, 8, 6\)",
+    ),
     (lambda: adapters.with_vocabulary(model_and_params()[0], 0), "at least 1"),
 )
 

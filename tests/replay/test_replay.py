@@ -92,13 +92,10 @@ def test_the_greedy_texts_have_both_phases_and_other_phases_are_seen(greedy_trac
         replay(greedy_trace, policy, phases=phases_there[:-1])
 
 
-def by_top_p(state, distribution, token, drafted, context):
-    return drafted < jnp.where(context.warp.top_p < 1, 4, 1), state
-
-
 def test_rules_read_the_recorded_warp(greedy_trace):
     np.testing.assert_allclose(greedy_trace.truncation, [list(TRUNCATED.values())] * len(PROMPTS))
-    rule = static().replace(proceed=by_top_p)
+    longest = lambda context: jnp.where(context.warp.top_p < 1, 4, 1)  # noqa: E731
+    rule = static().replace(proceed=lambda state, seen, token, drafted, context: (drafted < longest(context), state))
     found = replay(greedy_trace, rule)
     assert found.drafted.sum() > 2 * found.rounds.sum()
     off = replay(greedy_trace._replace(truncation=greedy_trace.truncation * 0 + np.float32([0, 1, 0])), rule)
@@ -235,10 +232,6 @@ def test_time_is_counted_by_width():
 # What a trace does not hold
 
 
-def by_token(state, distribution, token, drafted, context):
-    return token != 3, state
-
-
 def by_check(question):
     return static().replace(check=lambda state, distribution, drafted, context: (question(distribution), state))
 
@@ -254,7 +247,7 @@ UNREADABLE = {
     "the probabilities of all tokens (log_prob; ": by_check(lambda seen: seen.log_prob[:, 0] < -1),
     "the raw probabilities of all tokens": by_check(lambda seen: jnp.exp(seen.raw_log_prob).max(axis=-1) > 0.2),
     "which token is the most probable": by_check(lambda seen: jnp.where(seen.top_token == 2, True, False)),
-    "which token was drawn": static().replace(proceed=by_token),
+    "which token was drawn": static().replace(proceed=lambda state, seen, token, *more: (token != 3, state)),
     "the drafted tokens": by_update(lambda draft, result: draft.tokens[:, 0]),
     "the emitted tokens": by_update(lambda draft, result: jnp.max(result.tokens, axis=1)),
     "the distributions that drafts were drawn from": by_update(lambda draft, result: draft.log_q.shape[1]),

@@ -91,6 +91,7 @@ def test_phases_are_of_the_raw_entropies_unless_told_otherwise():
     [
         (lambda t: t._replace(length=t.length + 3), "longer than its limit"),
         (lambda t: t._replace(accepted=np.ones_like(t.accepted)), "beyond the end"),
+        (lambda t: t._replace(accepted=np.arange(LIMIT + 1) == t.length[:, None]), "beyond the end"),  # just beyond it
         (lambda t: t._replace(tail_of=t.tail_of + 100), "no tail"),
         (lambda t: t._replace(path=t.path[:, :-1]), "path has shape"),
         (lambda t: t._replace(raw_target_entropy=t.raw_target_entropy * np.nan), "raw entropy of the target"),

@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -17,6 +17,7 @@ from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.strategies import choose
+from specdec_jax.types import StoppingPolicy
 
 LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
 WIDTH, NARROWEST, WIDEST = 900, 10, 22  # width of the chart, and range of a token's column
@@ -34,9 +35,7 @@ def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: s
     names = ("target", "drafter", "policy", "verifier", "temperature", "seed")
     details = {"prompt": prompt} | {name: f"{getattr(settings, name)}" for name in names}
     policy = choose("policy", settings.policy)
-    # Other policies than AdaEDL have no factor and other kinds of thresholds.
-    factor = float(policy.hyperparameters["entropy_factor"]) if policy.name == "adaedl" else None
-    save_page(path, result, tokenizer, title=one_line(prompt), details=details, entropy_factor=factor)
+    save_page(path, result, tokenizer, title=one_line(prompt), details=details, policy=policy)
 
 
 def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **options: Any) -> Path:
@@ -56,7 +55,7 @@ def page(
     tokenizer: Tokenizer,
     *,
     title: str = "A decoded text",
-    entropy_factor: float | None = None,
+    policy: StoppingPolicy | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> str:
     """The HTML. It has light and dark modes and adapts to the screen's width.
@@ -64,11 +63,17 @@ def page(
     The model's text is escaped (control characters as on a terminal), and only the page's own script may run.
 
     Args:
-        entropy_factor: AdaEDL's; with it the chart has the bound 1 - sqrt(factor * entropy), which AdaEDL compares with
-            lambda. For other policies the chart shows the threshold with the drafter's largest probability instead.
+        policy: the one that decided. Its threshold shares an axis with the drafter's largest probability where it is a
+            probability, and has an axis of its own in its unit otherwise. With AdaEDL, also wrapped, the chart has the
+            bound 1 - sqrt(entropy_factor * entropy), which AdaEDL compares with lambda.
         details: further rows of the table: the prompt, the models, the policy.
     """
-    tokens = tokens_of(generation, tokenizer)
+    tokens, inner = tokens_of(generation, tokenizer), policy
+    while inner is not None and inner.name != "adaedl":
+        inner = inner.options.get("policy")
+    factor = float(policy.hyperparameters["entropy_factor"]) if policy and inner else None
+    rate = generation.statistics["draft_acceptance_rate"]
+    accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
     loader = PackageLoader("specdec_jax.app.views")
     visible: Any = lambda value: shown(value) if type(value) is str else value  # noqa: E731 - not of marked-up text
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=visible)
@@ -84,12 +89,12 @@ def page(
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         title=title,
-        line=_line(generation),
+        line=f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}",
         tokens=drawn,
         branches=any(token.kind == "branch" for token in tokens),
         phases=phases_of(tokens),
-        chart=chart(tokens, entropy_factor),
-        factor=entropy_factor,
+        chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
+        factor=factor,
         figures=[*(details or {}).items(), *_figures(generation, tokens)],
         tips=[_tip(token, tokenizer) for token in tokens],
         style=style,
@@ -108,7 +113,7 @@ def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
         ("kind", "end of sequence, " + KINDS[token.kind] if token.ends else KINDS[token.kind]),
         ("entropy H", _figure(token.entropy, " nats")),
         ("max probability", _figure(token.max_prob)),
-        ("λ of the round", _figure(token.threshold)),
+        ("threshold", _figure(token.threshold)),
         ("round", f"{token.round + 1}"),
         ("drafter", f"{token.drafter}"),
         ("phase", PHASES[min(token.phase, 1)]),
@@ -120,12 +125,6 @@ def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 def _figure(value: float, unit: str = "") -> str:
     return f"{value:.3f}{unit}" if math.isfinite(value) else "–"
-
-
-def _line(generation: Generation) -> str:
-    rate = generation.statistics["draft_acceptance_rate"]
-    accepted = "nothing drafted" if rate is None else f"{rate:.0%} of drafts accepted"
-    return f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}"
 
 
 def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str, str]]:
@@ -145,18 +144,33 @@ def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str,
     return [*rows, ("tokens in reasoning phases", str(inside))]
 
 
-def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, Any]:
+class _Strip(NamedTuple):
+    """A part of the chart with a scale of its own, from 0 to `scale`."""
+
+    begin: int  # pixels from the top
+    scale: float
+    ticks: int
+    unit: str
+
+    def at(self, value: float) -> float:
+        """The value's place in pixels from the top."""
+        return round(self.begin + STRIP * (1 - value / self.scale), 1)
+
+
+def chart(tokens: Sequence[Token], entropy_factor: float | None, unit: str) -> dict[str, Any]:
     """The chart's elements for the template: bars, crosses and paths, in pixels from the top left.
 
-    Two strips over one axis of tokens: entropy is in nats and the thresholds of AdaEDL and the confidence rules are in
-    [0, 1], so one scale for both would compare what cannot be compared.
+    Strips over one axis of tokens: entropy in nats, probabilities, and the threshold in its `unit`, which is in the
+    second strip if it is a probability: one scale for two units would compare what cannot be compared.
     """
     top = nice(max((t.entropy for t in tokens if math.isfinite(t.entropy)), default=1.0))
-    highest = max([1.0, *(t.threshold for t in tokens if math.isfinite(t.threshold))])
+    limits = [t.threshold for t in tokens]
+    highest = nice(max((limit for limit in limits if math.isfinite(limit)), default=0.0))
+    apart = unit != "probability" and any(map(math.isfinite, limits))
+    scales = [(top, TICKS, "nats"), (1.0, 2, "probability"), *([(highest, 2, unit)] if apart else [])]
+    strips = [_Strip(TOP + index * (STRIP + GAP), *scale) for index, scale in enumerate(scales)]
     column = max(NARROWEST, min(WIDEST, WIDTH // max(len(tokens), 1)))
-    lower = TOP + STRIP + GAP  # top of the second strip
-    up = lambda value: round(TOP + STRIP * (1 - value / top), 1)  # noqa: E731
-    down = lambda value: round(lower + STRIP * (1 - value / highest), 1)  # noqa: E731
+    up, down = strips[0].at, strips[1].at
     height = lambda value: max(round(STRIP * value / top, 1), 1.0)  # noqa: E731
     bars = [
         {"kind": t.kind, "x": i * column + 1.5, "y": up(t.entropy), "width": column - 3, "height": height(t.entropy)}
@@ -165,23 +179,24 @@ def chart(tokens: Sequence[Token], entropy_factor: float | None) -> dict[str, An
     ]
     cross = f"{TOP + STRIP + GAP / 2 - 3.5:g}l7 7m0 -7l-7 7"  # 7 pixels wide, between the strips
     bounds = [bound(t.entropy, entropy_factor) if entropy_factor is not None else math.nan for t in tokens]
-    ticks = [{"y": up(top * k / TICKS), "label": f"{top * k / TICKS:g}"} for k in range(TICKS + 1)]
-    ticks += [{"y": down(highest * k / 2), "label": f"{highest * k / 2:.3g}"} for k in range(3)]
+    ticks = [(strip, strip.scale * k / strip.ticks) for strip in strips for k in range(strip.ticks + 1)]
     return {
         "left": LEFT,
         "column": column,
         "width": max(len(tokens), 1) * column,
-        "height": lower + STRIP + TOP,
-        "ticks": ticks,
+        "height": strips[-1].begin + STRIP + TOP,
+        "units": [{"y": strip.begin + STRIP / 2, "label": strip.unit} for strip in strips],
+        "apart": apart,
+        "ticks": [{"y": strip.at(value), "label": f"{value:g}"} for strip, value in ticks],
         "phases": [{"x": a * column, "width": (b - a) * column} for a, b in phases_of(tokens)],
         "rounds": [i * column for i, token in enumerate(tokens) if token.first and i],
         "bars": bars,
         "crosses": [f"M{(i + 0.5) * column - 3.5:g} {cross}" for i, t in enumerate(tokens) if t.rejected],
         "chance": _steps([t.max_prob for t in tokens], down, column),
         "bound": _steps(bounds, down, column),
-        "limit": _steps([t.threshold for t in tokens], down, column),
+        "limit": _steps(limits, strips[-1].at, column),
         "about": f"Above, the drafter's entropy of {len(tokens)} tokens, up to {top:g} nats; below, its largest "
-        "probability and the policy's threshold. Every token's own figures are in its tooltip.",
+        f"probability and the policy's threshold ({unit}). Every token's own figures are in its tooltip.",
     }
 
 

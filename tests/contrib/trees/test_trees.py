@@ -177,6 +177,18 @@ def test_children_of_a_plain_model_too():
         np.testing.assert_allclose(np.asarray(draft.children.log_q)[0, index], expected, atol=2e-4)
 
 
+def test_a_drafters_cache_has_no_entry_of_the_draft_that_an_accepted_sibling_replaced():
+    """With one, texts are right and later drafts worse: a cache of the table holds the tokens that were fed."""
+    decoder = build_decoder(TABLE, model(TABLE, MOST, catch_up=4), comb(), rejection(), verification_widths=(11,))
+    state = decoder.prefill(PARAMS, PROMPTS, policy_hyperparameters=SHAPE, max_new_tokens=24, record_rounds=24)
+    while not np.asarray(state.done).all():
+        state = decoder.run(PARAMS, state, rounds=1)
+        below = np.arange(state.tokens.shape[1]) < np.asarray(state.drafter.valid)[:, None]
+        np.testing.assert_array_equal(np.where(below, state.drafter.cache.tokens - state.tokens, 0), 0)
+        assert (state.drafter.valid >= state.length - 1 - MOST).all()
+    assert beside(state) > 20
+
+
 CASES = {
     "tree": (comb(expanded=1), {**SHAPE, "siblings": (2, 1)}, False),
     "tree that reads": (comb(expanded=2), {**SHAPE, "siblings": (1, 2)}, True),
