@@ -60,7 +60,7 @@ TOYS = (toys.toy_pair(3, 0), toys.with_reading(toys.toy_pair(3, 1)), toys.toy_pa
 
 
 def distance(policy, verifier, warps=WARPS, toys=TOYS, kinds=(DRAWN, CHOSEN), **options):
-    """The largest total variation of the first tokens' joint distribution, summed over all rounds, from the target's."""
+    """The largest total variation of the first tokens' joint distribution from the target's, over all rounds."""
     worst = 0.0
     for toy, warp, kind in itertools.product(toys, warps, kinds):
         if not (verifier.greedy_only and warp["temperature"]):

@@ -42,6 +42,7 @@ REFUSED = {  # by which property, or in which words
 
 
 @pytest.mark.often(6)
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", REFUSED)
 def test_mistakes_are_refused(name):
     kind, says = REFUSED[name]
@@ -80,6 +81,8 @@ def bolder_late(log_accept, draft, distributions, context):
     return jnp.where((context.emitted == 40_321)[:, None], jnp.minimum(0.0, log_accept + 1.0), log_accept)
 
 
+@pytest.mark.often(3)
+@pytest.mark.optimised
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("accept", [never_ends, greedy_if_cool, bolder_late])
 def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept, seed):
@@ -110,7 +113,7 @@ def text_drafter(kind, longest, vocab):
         rows = jnp.arange(len(tokens))[:, None]
         inside = jnp.arange(tokens.shape[1])[None] < context.length[:, None]
         counts = jnp.zeros((len(tokens), vocab)).at[rows, tokens].add(inside.astype(jnp.float32))
-        logits = jnp.log((counts[:1] + 0 * counts if kind == "first row" else counts) + 0.3)
+        logits = jnp.log((counts[:1] + jnp.zeros_like(counts) if kind == "first row" else counts) + 0.3)
         seen = distribution(logits, context.warp)
         weights = jnp.exp(logits if kind == "own temperature" else seen.log_prob)
 
@@ -123,8 +126,8 @@ def text_drafter(kind, longest, vocab):
             if kind == "bfloat16":
                 log_q = log_q.astype(jnp.bfloat16).astype(jnp.float32)
             last = jnp.take_along_axis(drafted.tokens, jnp.maximum(drafted.length - 1, 0)[:, None], axis=1)[:, 0]
-            cut = (last == 0) & (drafted.length > 0) if kind == "cut at the end" else False
-            return state, drafted._replace(log_q=log_q, length=drafted.length - cut)
+            cut = (last == 0) & (drafted.length > 0) & (kind == "cut at the end")
+            return state, drafted._replace(log_q=log_q, length=drafted.length - cut.astype(jnp.int32))
 
         return Source(lambda going: state, predict, lambda memory, *drawn: memory, close, cost=0.0)
 
@@ -178,6 +181,7 @@ def test_a_seed_draws_the_same_again_and_another_one_other_cases():
     assert sum(shape.chosen for shape in fives) == 1
 
 
+@pytest.mark.optimised
 def test_minutes_draw_until_they_are_over_and_gaps_are_named():
     never = static().replace(check=lambda state, seen, drafted, context: (jnp.zeros_like(context.alive), state))
     found = lossless.prove(never, rejection(), seed=0, shapes=1, max_draft_length=2, minutes=0.001)
