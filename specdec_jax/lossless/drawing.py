@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding import answers
+from specdec_jax.decoding import answers, draft_loop
 from specdec_jax.decoding.answers import Sizes
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless.nodes import CHOSEN, DRAWN, EVEN, ODD, Requests
@@ -108,12 +108,13 @@ class Drawing:
         rng, room = self.rng, rounds * (shape.longest + 1)
         kind = rng.choice([DRAWN, CHOSEN, EVEN, ODD], count, p=[0.6, 0.2, 0.1, 0.1])
         limit = np.where(rng.uniform(size=count) < 0.6, room + shape.longest + 1, rng.integers(1, room + 2, count))
-        before = [
+        lengths = [
             self.whole(0, 100_000, lambda: 0 if rng.uniform() < 0.5 else int(np.exp(rng.uniform(0, 11))))
-            for _ in range(count)
+            for _ in range(2 * count)
         ]
-        numbers = np.where(shape.chosen, CHOSEN, kind), limit, before, rng.integers(0, 2**32, count)
-        dtypes = np.int8, np.int32, np.int32, np.uint32
+        before, prompt = lengths[:count], np.maximum(lengths[count:], 2)
+        numbers = np.where(shape.chosen, CHOSEN, kind), limit, before, rng.integers(0, 2**32, count), prompt
+        dtypes = np.int8, np.int32, np.int32, np.uint32, np.int32
         warp = self.warps(count, greedy_only, shape.vocab_size)
         return Requests(
             warp, *(np.asarray(column).astype(dtype) for column, dtype in zip(numbers, dtypes, strict=True))
@@ -153,7 +154,22 @@ def constants_of(
             following, memory = source.predict(source.open(drafted == 0), drafted, uniform)
             return following, source.keep(memory, following.token, drafted == 0, drafted)
 
-        constants |= _traced(predicted, tokens, context, answers.array(jnp.float32, batch), whole)
+        def closed(tokens: Any, context: Any, numbers: Any, log_q: Any) -> Any:
+            source = drafter.source(None, drafter.init(None, batch, 16), tokens, context)
+            drawn = draft_loop.draft(
+                source, always, (), context, lambda index: numbers, drafter.max_draft_length, log_q
+            )
+            return source.close(drawn)
+
+        def committed(tokens: Any, length: Any) -> Any:
+            return drafter.commit(
+                None, drafter.fill(None, drafter.init(None, batch, 16), tokens, length), tokens, length
+            )
+
+        numbers, always = answers.array(jnp.float32, batch), StoppingPolicy(lambda batch: (), hyperparameters={})
+        log_q = answers.array(jnp.float32, batch, drafter.max_draft_length, SIZES.vocab_size)
+        constants |= _traced(predicted, tokens, context, numbers, whole) | _traced(committed, tokens, whole)
+        constants |= _traced(closed, tokens, context, numbers, log_q)
     return sorted(constants)
 
 

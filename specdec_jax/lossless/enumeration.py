@@ -257,7 +257,7 @@ def enumerate_distribution(
     """
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         one = lambda value, dtype: np.full(1, value, dtype)  # noqa: E731
-        numbers = one(kind, np.int8), one(tokens + 1, np.int32), one(0, np.int32), one(0, np.uint32)
+        numbers = one(kind, np.int8), one(tokens + 1, np.int32), one(0, np.int32), one(0, np.uint32), one(2, np.int32)
         requests = Requests(jax.tree.map(np.asarray, warp), *numbers)
         double: Any = jax.tree.map(np.float64, toy)
         setting = setting_of(policy, verifier, monitor, longest, requests, [double], tokens=tokens, batch=batch)
@@ -337,8 +337,10 @@ def _verification(verifier: Verifier, batch: int, longest: int) -> Callable[...,
     def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
         rows = len(context.length)
-        weights = [next_distribution(jnp.full((rows,), k, jnp.int32)) for k in range(longest + 1)]
-        return log_prob_accepted, scaled(jnp.stack(weights, axis=1), jnp.exp(log_prob_accepted)), state
+        mixed = (jnp.arange(longest + 1, dtype=jnp.int32)[:, None] + jnp.arange(rows, dtype=jnp.int32)) % (longest + 1)
+        weights = jnp.stack([next_distribution(accepted) for accepted in mixed], axis=1)  # as in decoding, rows differ
+        weights = jnp.take_along_axis(weights, jnp.argsort(mixed, axis=0).T[:, :, None], axis=1)
+        return log_prob_accepted, scaled(weights, jnp.exp(log_prob_accepted)), state
 
     return in_batches(verify, batch, "the verifier's verify")
 

@@ -30,7 +30,7 @@ TOLERANCE = 2e-4  # of a total variation; cumulative sums in float32 and the bis
 POINTS = 64  # uniforms per call
 RESOLUTION = 4e-6  # width of an interval at which the bisection stops
 STEPS = 40  # of a bisection; what is unresolved then counts in the drafter's favour
-SLOTS = 64  # slots of the text
+SLOTS, LONGEST_TEXT = 512, 384  # slots of the text, and its longest beginning
 
 
 @strategy
@@ -216,15 +216,18 @@ def _distance(places: np.ndarray, tokens: np.ndarray, q: np.ndarray) -> float:
 
 
 def _text(drawing: Drawing, vocab_size: int, batch: int, longest: int) -> Text:
-    """Texts of 2 to 24 tokens of a few different ones, so that lookups match and rare tokens are drafted."""
+    """Texts of 2 to 384 tokens, of a few different ones, so that lookups match and rare tokens are drafted."""
     rng = drawing.rng
-    length = rng.integers(2, 25, batch).astype(np.int32)
-    some = np.stack([np.resize(drawing.tokens(vocab_size, 6), 6) for _ in range(batch)])
-    tokens = np.take_along_axis(some, rng.integers(0, 6, (batch, SLOTS)), axis=1)
+    some = [
+        drawing.whole(2, LONGEST_TEXT, lambda: int(np.exp(rng.uniform(np.log(2), np.log(384))))) for _ in range(batch)
+    ]
+    length = np.array(some, np.int32)
+    prompt = rng.integers(1, length + 1).astype(np.int32)
+    few = np.stack([np.resize(drawing.tokens(vocab_size, 6), 6) for _ in range(batch)])
+    tokens = np.take_along_axis(few, rng.integers(0, 6, (batch, SLOTS)), axis=1)
     tokens = np.where(np.arange(SLOTS)[None, :] < length[:, None], tokens, 0).astype(np.int32)
-    return Text(
-        tokens, length, _context(drawing, length, length, longest, drawing.warps(batch, vocab_size=min(vocab_size, 17)))
-    )
+    warp = drawing.warps(batch, vocab_size=min(vocab_size, 17))
+    return Text(tokens, prompt, _context(drawing, length, prompt, longest, warp))
 
 
 def _context(drawing: Drawing, length: np.ndarray, prompt: np.ndarray, longest: int, warp: Any) -> RoundContext:

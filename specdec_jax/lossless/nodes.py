@@ -20,6 +20,7 @@ class Requests(NamedTuple):
     limit: np.ndarray  # int32, tokens to emit in the enumerated rounds
     before: np.ndarray  # int32, tokens emitted before them
     seed: np.ndarray  # uint32, policy_seed
+    prompt: np.ndarray  # int32, tokens of the prompt
 
 
 class Setting(NamedTuple):
@@ -92,7 +93,8 @@ def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     request = take(setting.requests, nodes.request)
     budget = np.clip(request.limit - nodes.emitted - 1, 0, setting.longest).astype(np.int32)
     emitted, alive = (request.before + nodes.emitted).astype(np.int32), host(np.ones(len(budget), bool))
-    return RoundContext(emitted + 2, emitted, budget, alive, request.seed, request.warp, nodes.monitor)
+    length = (request.prompt + emitted).astype(np.int32)
+    return RoundContext(length, emitted, budget, alive, request.seed, request.warp, nodes.monitor)
 
 
 def verify_arguments(

@@ -185,8 +185,8 @@ def _rounds(
 def _drafter(sums: _Sums, drafter: Callable[[int, int], Drafter], drawing: Drawing) -> bool:
     """The drafter's declared distribution on small vocabularies and real ones. Whether it passes."""
     rng = drawing.rng
-    cases = [(int(rng.choice([4, 6, 9, 13])), int(rng.integers(2, 9)), int(rng.integers(3, 9)), 4, True)]
-    cases += [(vocab, 2, 3, 3, False) for vocab in VOCABULARIES]
+    cases = [(int(rng.choice([4, 6, 9, 13])), 16, int(rng.integers(3, 9)), 4, True)]
+    cases += [(vocab, 4, 3, 3, False) for vocab in VOCABULARIES]
     cases += [(int(rng.choice([3, 5, 8])), int(rng.integers(2, 9)), int(rng.integers(1, 9)), 4, True)]
     for vocab, batch, longest, played, exactly in cases:
         result = prove_law(

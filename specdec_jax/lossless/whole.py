@@ -5,6 +5,7 @@ is removed: keys are (0, seed) with small seeds. A rule that infers its request'
 drafts, knows the uniforms, and its use of them shows in the texts. Inferring takes many rounds, so texts are long.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.sampled import Positions, toy_decoder
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
-ROWS = 384  # texts of a batch
+ROWS, BATCHES = 384, 4  # texts of a batch, and batches
 PLAIN = 2 / 3  # share of texts at keys that a rule can guess, of moderate temperature and full length
 TOKENS, STRETCH = 128, 32  # length of a text and of the stretches that are summed
 PROMPT = 4  # tokens of a prompt
@@ -63,12 +64,13 @@ def prove_whole(
         several=kind == 2,
         widths=sorted({*map(int, widths), 1 + widest}),
     )
-    requests = _requests(drawing, verifier.greedy_only, rows, tokens, vocab)
-    first = _decoded(decoder, params, requests, tokens)
-    p_values = _chi_square(decoder, params, requests, first, tokens)
-    wrong = _ends(requests, first)
+    batches = []
+    for index in range(BATCHES):
+        requests = _requests(drawing, verifier.greedy_only, rows, tokens, vocab, index * rows)
+        batches.append((requests, _decoded(decoder, params, requests, tokens)))
+    p_values, wrong = _p_values(decoder, params, batches, tokens), next(filter(None, map(_ends, batches)), "")
     if not wrong and not policy.joins_rows:
-        others = _requests(drawing, verifier.greedy_only, rows, tokens, vocab)
+        (requests, first), (others, _) = batches[:2]
         order = rng.permutation(rows)
         half = order < rows // 2  # these requests are decoded again, in other places beside other requests
         mixed = jax.tree.map(
@@ -78,8 +80,10 @@ def prove_whole(
         pairs = zip(jax.tree.leaves(take(first, order[half])), jax.tree.leaves(take(again, half)), strict=True)
         if not all(np.array_equal(mine, other) for mine, other in pairs):
             wrong = "a request's tokens or counts depend on the other requests of its batch"
-    counts = {"texts": rows, "rounds": first.statistics.num_rounds.sum(), "drafts": first.statistics.num_drafts.sum()}
-    return Result(min(1.0, len(p_values) * min(p_values)), {name: int(count) for name, count in counts.items()}, wrong)
+    statistics = [decoded.statistics for _, decoded in batches]
+    counts = {"texts": rows * BATCHES, "rounds": sum(int(each.num_rounds.sum()) for each in statistics)}
+    counts["drafts"] = sum(int(each.num_drafts.sum()) for each in statistics)
+    return Result(min(1.0, len(p_values) * min(p_values)), counts, wrong)
 
 
 class _Requests(NamedTuple):
@@ -96,7 +100,7 @@ class _Decoded(NamedTuple):
     statistics: Any
 
 
-def _requests(drawing: Drawing, greedy_only: bool, rows: int, tokens: int, vocab: int) -> _Requests:
+def _requests(drawing: Drawing, greedy_only: bool, rows: int, tokens: int, vocab: int, first_seed: int) -> _Requests:
     rng, plain = drawing.rng, np.arange(rows) < rows * PLAIN
     prompts = np.stack([np.resize(rng.integers(0, vocab, rng.integers(1, PROMPT + 1)), PROMPT) for _ in range(rows)])
     limit = np.where(plain | (rng.uniform(size=rows) < 0.7), tokens, rng.integers(1, tokens + 1, rows))
@@ -106,7 +110,9 @@ def _requests(drawing: Drawing, greedy_only: bool, rows: int, tokens: int, vocab
         make_warp(rows, rng.uniform(0.7, 1.3, rows) * (not greedy_only)),
     )
     warp = jax.tree.map(lambda a, b: np.where(plain, a, b), simple, warp)
-    return _Requests(prompts, np.where(plain, np.arange(rows), rng.integers(2**31, 2**32, rows)), limit, stop, warp)
+    return _Requests(
+        prompts, np.where(plain, first_seed + np.arange(rows), rng.integers(2**31, 2**32, rows)), limit, stop, warp
+    )
 
 
 def _decoded(decoder: Decoder, params: ModelParams, requests: _Requests, tokens: int) -> _Decoded:
@@ -128,31 +134,33 @@ def _decoded(decoder: Decoder, params: ModelParams, requests: _Requests, tokens:
     return _Decoded(texts, length - PROMPT, jax.tree.map(np.asarray, state.statistics))
 
 
-def _ends(requests: _Requests, decoded: _Decoded) -> str:
+def _ends(batch: tuple[_Requests, _Decoded]) -> str:
     """What is wrong with the texts' lengths: they end at their limit or behind their first stop token."""
+    requests, decoded = batch
     emitted = decoded.tokens[:, PROMPT:]
-    inside = np.arange(emitted.shape[1])[None, :] < requests.limit[:, None]
-    stops = (emitted == requests.stop[:, None]) & inside & (np.arange(emitted.shape[1]) < decoded.emitted[:, None])
+    index = np.arange(emitted.shape[1])[None, :]
+    inside = (index < requests.limit[:, None]) & (index < decoded.emitted[:, None])
+    stops = (emitted == requests.stop[:, None]) & inside
     first = np.where(stops.any(axis=1), np.argmax(stops, axis=1) + 1, requests.limit)
     return "" if np.array_equal(first, decoded.emitted) else "a text does not end at its limit or its end token"
 
 
-def _chi_square(
-    decoder: Decoder, params: ModelParams, requests: _Requests, decoded: _Decoded, tokens: int
+def _p_values(
+    decoder: Decoder, params: ModelParams, batches: Sequence[tuple[_Requests, _Decoded]], tokens: int
 ) -> tuple[float, ...]:
-    """The p-values of stretches, and of the products of neighbouring rows' differences, which are uncorrelated.
-
-    Plain texts and others apart.
+    """The p-values of stretches and of whole texts, and of the products of neighbouring rows' differences, which are
+    uncorrelated: of the first batch's plain texts, whose seeds are the smallest, of all plain ones, and of the others.
     """
-    plain, found = np.arange(len(decoded.emitted)) < len(decoded.emitted) * PLAIN, []
-    for rows in (np.flatnonzero(plain), np.flatnonzero(~plain)):
-        positions = Positions(decoder.parts.target, params.target, PROMPT, tokens)
-        texts, warp = decoded.tokens[rows, : PROMPT + tokens], take(requests.warp, rows)
-        difference, chance = positions.add(texts, warp, decoded.emitted[rows])
-        weight = np.random.default_rng(0).normal(size=chance.shape[-1])
-        mine = difference @ weight
-        spread = (chance @ weight**2) - (chance @ weight) ** 2
-        variance = float(np.sum(spread[1:] * spread[:-1]))
-        z = float(np.sum(mine[1:] * mine[:-1])) / np.sqrt(variance) if variance > 25 else 0.0
-        found += [*positions.by_stretch(STRETCH), float(2 * stats.norm.sf(abs(z)))]
+    plain, found = np.arange(len(batches[0][1].emitted)) < len(batches[0][1].emitted) * PLAIN, []
+    for some, rows in ((batches[:1], plain), (batches, plain), (batches, ~plain)):
+        positions, products, variance = Positions(decoder.parts.target, params.target, PROMPT, tokens), 0.0, 0.0
+        for requests, decoded in some:
+            texts, warp = decoded.tokens[rows, : PROMPT + tokens], take(requests.warp, rows)
+            difference, chance = positions.add(texts, warp, decoded.emitted[rows])
+            weight = np.random.default_rng(0).normal(size=chance.shape[-1])
+            mine, spread = difference @ weight, (chance @ weight**2) - (chance @ weight) ** 2
+            products += float(np.sum(mine[1:] * mine[:-1]))
+            variance += float(np.sum(spread[1:] * spread[:-1]))
+        z = products / np.sqrt(variance) if variance > 25 else 0.0
+        found += [*positions.by_stretch(STRETCH), *positions.by_stretch(tokens), float(2 * stats.norm.sf(abs(z)))]
     return tuple(found)

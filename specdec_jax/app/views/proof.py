@@ -41,7 +41,8 @@ PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the
 DRAFTER_VOCABULARY = 6  # vocabulary size of the first check of a user's drafter
 ESCAPES = (
     "To escape, a mistake must need drafts longer than {longest} tokens, vocabularies or numbers that were not drawn, "
-    "states that no text of 128 tokens reaches, or deviate by less than the bounds above; at these hyperparameters."
+    "one-hot or short drafts at real vocabularies, or more rounds than a text of 128 tokens has; or deviate by less than "
+    "the bounds."
 )
 
 
