@@ -121,8 +121,8 @@ def _sections(
     """The sections, up to the first one that fails."""
     refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
-    options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special")}
-    prompts = [encode(target, text, **options) for text in texts]
+    encoding = {name: getattr(settings, name) for name in ("chat", "system", "parse_special")}
+    prompts = [encode(target, text, **encoding) for text in texts]
     longest, new, context_size = max(map(len, prompts)), settings.max_new_tokens, target.model.spec.context
     if longest + new > context_size:
         raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {context_size}")
@@ -142,18 +142,34 @@ def _sections(
     trace = _acceptance(page, settings, pair, prompts)
     calibration = None if settings.calibration is None else calibration_of(settings.calibration, pair)
     predictions: list[Predicted] = []
-    for rule in every_rule(pair.decoder.parts.drafter.max_draft_length):
+    longest_draft = pair.decoder.parts.drafter.max_draft_length
+    for rule in every_rule(longest_draft):
         with status(f"Replaying {rule!r}"):
             predictions.append(predicted(pair, trace, rule, context, calibration))
     fast = as_fast(predictions)
     _rules(page, predictions, fast)
-    _engines(page, trace, costs.at(context), pair.decoder.parts.drafter.max_draft_length)
+    static_length = int(advise(log_of_trace(trace), costs.at(context), longest_draft).best.setting)
+    page.report["engines"] = options = engine_options(static_length)  # for the same models, as in `advise`
+    if options:
+        lines = [Text(f"{engine}: {words}", overflow="fold") for engine, words in options.items()]
+        page.section("Other engines", ", at these costs and the best static length", *lines)
     return conclude(settings, predictions, fast, costs)
 
 
 def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
     """Shows two outlines (`loading.outline`) and their vocabularies. Returns why they cannot be used together."""
-    facts, refusal = [_facts(model) for model in (target, drafter)], ""
+    facts: list[dict[str, Any]] = [
+        {
+            "source": model.name,
+            "family": (family := family_of(model.config)).__name__.rpartition(".")[2],
+            "parameters": num_weights(family.parameter_table(model.config)),
+            "tokens known": model.tokenizer.vocab_size,
+            "embeddings": model.model.spec.vocab_size,
+            "context": model.model.spec.context,
+        }
+        for model in (target, drafter)
+    ]
+    refusal = ""
     try:
         check_pair(target, drafter)
     except ValueError as error:
@@ -172,18 +188,6 @@ def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
             page.console.print(f"The drafter reads the target's hidden states of layers {layers}.")
     page.report["pair"] = {"target": facts[0], "drafter": facts[1], "refusal": refusal}
     return refusal
-
-
-def _facts(model: LoadedModel) -> dict[str, Any]:
-    family = family_of(model.config)
-    return {
-        "source": model.name,
-        "family": family.__name__.rpartition(".")[2],
-        "parameters": num_weights(family.parameter_table(model.config)),
-        "tokens known": model.tokenizer.vocab_size,
-        "embeddings": model.model.spec.vocab_size,
-        "context": model.model.spec.context,
-    }
 
 
 def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: LoadedModel) -> str:
@@ -305,15 +309,6 @@ def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -
     legend = "* as fast as the best, as far as these answers tell. Tokens, drafted: a round."
     about = ": every rule replayed along these answers"
     page.section("Speed-up over plain decoding, predicted", about, table, lengths, legend)
-
-
-def _engines(page: Page, trace: Trace, costs: CostModel, longest: int) -> None:
-    """Shows the options of other engines for the same models, as in `advise`."""
-    options = engine_options(int(advise(log_of_trace(trace), costs, longest).best.setting))
-    page.report["engines"] = options
-    if options:
-        lines = [Text(f"{engine}: {words}", overflow="fold") for engine, words in options.items()]
-        page.section("Other engines", ", at these costs and the best static length", *lines)
 
 
 def conclude(

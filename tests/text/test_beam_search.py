@@ -13,7 +13,7 @@ import specdec_jax
 from specdec_jax.decoding.prefill import num_programs
 from specdec_jax.decoding.scoring import score
 from specdec_jax.models.adapters import from_logits_function
-from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search
+from specdec_jax.text.beam_search import Hypothesis, _Numbers, _program, beam_search
 from specdec_jax.text.generation import build_pair, encode, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
@@ -37,7 +37,7 @@ def small_search(table, width, ends=(), penalty=1.0, minimum=0, most=4, prompt=0
         model.init_cache(None, 1, ROOM),
         np.int32(prompt),
         np.array(ends, np.int32),
-        _checked(width, penalty, minimum, most),
+        _Numbers(np.float32(penalty), np.int32(minimum), np.int32(most)),
         ROOM,
     )
     found = zip(kept.tokens, kept.length, kept.score, kept.log_prob, strict=True)
