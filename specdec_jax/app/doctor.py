@@ -135,7 +135,17 @@ def _sections(
         pair = build(settings, *rules)
     page.report["products"] = kernels.products()
     page.console.print(f"Products of few rows are computed by: {kernels.products()}.")
-    if refusal := _caches(page, pair, context):
+    # the memory of caches with `context` slots per row
+    free, rows, refusal = free_memory(), 0, ""
+    try:
+        rows = rows_that_fit(pair, MOST_ROWS, context, free)
+    except ValueError as error:
+        refusal = str(error)
+    weights = {"target": bytes_here(pair.target.params), "drafter": bytes_here(pair.params.drafter)}
+    loaded = dict(dtype=pair.target.dtype, measured_weights=weights, measured_free=free, context=context)
+    page.report["memory"]["loaded"] = loaded | {"predicted_row": cache_bytes(pair, 1, context), "predicted_rows": rows}
+    _show_memory(page)
+    if refusal:
         return Conclusion(False, False, refusal)
     costs, costs_source = costs_counted(pair), costs_asked(settings.costs)
     show_costs(page, costs, SOURCES[costs_source] if isinstance(costs_source, str) else "given")
@@ -205,20 +215,6 @@ def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: Loade
     each = f"each of {devices} devices" if devices > 1 else "the device"
     hint = f"; in int8 they would take {decimal(small)}: --dtype int8" if small <= free else ""
     return f"the weights take {decimal(needed)} in {dtype} (predicted), and {each} has {decimal(free)} free{hint}"
-
-
-def _caches(page: Page, pair: Pair, context: int) -> str:
-    """Predicts the memory of caches with `context` slots per row. Returns why not even one row fits."""
-    free, rows, refusal = free_memory(), 0, ""
-    try:
-        rows = rows_that_fit(pair, MOST_ROWS, context, free)
-    except ValueError as error:
-        refusal = str(error)
-    weights = {"target": bytes_here(pair.target.params), "drafter": bytes_here(pair.params.drafter)}
-    loaded = dict(dtype=pair.target.dtype, measured_weights=weights, measured_free=free, context=context)
-    page.report["memory"]["loaded"] = loaded | {"predicted_row": cache_bytes(pair, 1, context), "predicted_rows": rows}
-    _show_memory(page)
-    return refusal
 
 
 def _show_memory(page: Page) -> None:

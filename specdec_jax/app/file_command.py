@@ -107,21 +107,16 @@ def generate_file(
     heard = not spans_processes() or is_first()
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=not heard)
     run = _Run(settings, policy, verifier, batch, with_tokens, console, cite)
-    if share is not None:
-        return _together(run, share, output, wanted, content, overwrite)
-    with opened(output, wanted, content, overwrite) as results:
-        return _complete(run, _Lines(numbered(content)), results)
-
-
-def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
-    """Decodes all lines by all processes together."""
+    if share is None:
+        with opened(output, wanted, content, overwrite) as results:
+            return _complete(run, _Lines(numbered(content)), results)
     with together(output.with_name(f".{output.name}.processes"), share), contextlib.ExitStack() as stack:
-        results: ResultFile | Unwritten | None = None
+        file: ResultFile | Unwritten | None = None
         facts: dict[str, Any] = {"options": digest(json.dumps(wanted, sort_keys=True).encode())}
         if is_first():
             try:
-                results = stack.enter_context(opened(output, wanted, content, overwrite))
-                facts |= {"lines": results.lines, "refused": results.refused, "decided": results.decided}
+                file = stack.enter_context(opened(output, wanted, content, overwrite))
+                facts |= {"lines": file.lines, "refused": file.refused, "decided": file.decided}
             except (ValueError, OSError) as error:
                 facts["error"] = str(error)
         first = from_first(facts | {"input": digest(content)})
@@ -130,8 +125,8 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
         content = content[: first["input"]["bytes"]]  # the input may have grown
         if (first["options"], first["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
-        results = results or Unwritten(output, first["lines"], first["refused"], first["decided"])
-        return _complete(run, _Lines(numbered(content)), results)
+        file = file or Unwritten(output, first["lines"], first["refused"], first["decided"])
+        return _complete(run, _Lines(numbered(content)), file)
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:

@@ -183,8 +183,7 @@ def load_trace(path: str | Path) -> Trace:
         trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
     if trace.prompt_hash is None:
         trace = trace._replace(prompt_hash=np.zeros(texts, np.uint32))
-    problem = check(trace)
-    if problem:
+    if problem := check(trace):
         raise ValueError(f"{path} is no consistent trace: {problem}")
     return trace
 

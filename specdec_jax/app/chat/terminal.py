@@ -247,24 +247,16 @@ def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], It
     def offers(rest: str) -> Iterator[str]:
         call = CALL.fullmatch(rest)
         if call is not None:
-            used = re.findall(r"(\w+)\s*=", call["given"])
-            yield from (f"{name}=" for name in _options(kind, call["name"].strip()) if name not in used)
+            name, used = call["name"].strip(), re.findall(r"(\w+)\s*=", call["given"])
+            options: Iterable[str] = ()
+            with contextlib.suppress(ValueError):  # an unknown name, or an option without a default
+                options = inspect.signature(find_factory(kind, name)).parameters.keys()
+                options = {*options, *choose(kind, name).hyperparameters}
+            yield from (f"{option}=" for option in sorted(options) if option not in used)
         elif " " not in rest:
             yield from offered()
 
     return offers
-
-
-def _options(kind: str, name: str) -> list[str]:
-    """The static options and hyperparameters of a strategy; empty for an unknown name."""
-    try:
-        options = inspect.signature(find_factory(kind, name)).parameters.keys()
-    except ValueError:
-        return []
-    try:
-        return sorted({*options, *choose(kind, name).hyperparameters})
-    except ValueError:  # an option without a default
-        return sorted(options)
 
 
 def _first(*offered: str) -> Callable[[str], Iterator[str]]:
