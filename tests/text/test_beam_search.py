@@ -1,5 +1,6 @@
 """Beam search against every sequence there is, and against beam search written as loops in Python."""
 
+import functools
 import itertools
 import math
 
@@ -21,14 +22,6 @@ from specdec_jax.types import ModelSpec
 ROOM = 32  # slots
 
 
-def table_logits(params, tokens):
-    """Distributions by slot, its token and the one before, [2, S, V, V]: no two paths of one length have the same sum,
-    and a beam that kept another's cache would be seen.
-    """
-    slots, before = jnp.arange(tokens.shape[1])[None, :], jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
-    return params[0, slots, tokens] + params[1, slots, before]
-
-
 def small_search(table, width, ends=(), penalty=1.0, minimum=0, most=4, prompt=0):
     """The compiled search alone, on a model of a few tokens; hypotheses as (tokens, score, log_prob)."""
     model = toy(table.shape[-1])
@@ -46,11 +39,16 @@ def small_search(table, width, ends=(), penalty=1.0, minimum=0, most=4, prompt=0
     ]
 
 
-TOYS = {}
-
-
+@functools.cache
 def toy(vocab):
-    return TOYS.setdefault(vocab, from_logits_function(table_logits, ModelSpec(vocab, ROOM, ())))
+    def table_logits(params, tokens):
+        """Distributions by slot, its token and the one before, [2, S, V, V]: no two paths of one length have the same
+        sum, and a beam that kept another's cache would be seen.
+        """
+        slots, before = jnp.arange(tokens.shape[1])[None, :], jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+        return params[0, slots, tokens] + params[1, slots, before]
+
+    return from_logits_function(table_logits, ModelSpec(vocab, ROOM, ()))
 
 
 def random_table(vocab, seed):
