@@ -125,20 +125,16 @@ def _show(
         console.print(Text("Thresholds", "bold"), table, sep="\n")
         console.print("Speed-ups are at thresholds that the other half of the texts chose.")
     console.print()
-    console.print(Text(_conclusion(advices), "bold"))
-
-
-def _conclusion(advices: Sequence[Advice]) -> str:
-    first, off = advices[0], [advice.batch for advice in advices if advice.best.setting == 0]
-    if len(off) == len(advices):
-        return "Do not speculate: no draft length is predicted to be faster than plain decoding."
-    best = first.best
+    best, off = first.best, [advice.batch for advice in advices if advice.best.setting == 0]
     sure = "Draft" if first.verdict == "speculate" else "Perhaps draft"
     text = f"{sure} {best.setting} tokens{f' at batch {first.batch}' if len(advices) > 1 else ''}: "
     text += f"{best.speedup.estimate:.2f} ({best.speedup.low:.2f}–{best.speedup.high:.2f}) times plain decoding"
     if not best.setting:
         text = f"Do not speculate at batch {first.batch}"
-    return text + (f"; not at a batch of {', '.join(map(str, off))}." if off and best.setting else ".")
+    text += f"; not at a batch of {', '.join(map(str, off))}." if off and best.setting else "."
+    if len(off) == len(advices):
+        text = "Do not speculate: no draft length is predicted to be faster than plain decoding."
+    console.print(Text(text, "bold"))
 
 
 def _cells(interval: Interval) -> tuple[str, str]:

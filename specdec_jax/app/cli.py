@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         runs = {Generate: run_generate, GenerateFile: run_file}
-        if not getattr(command, "distributed", False):  # otherwise the other processes must be connected first
-            _use_mesh(command)
+        mesh = getattr(getattr(command, "models", command), "mesh", None)
+        if mesh is not None and not getattr(command, "distributed", False):  # the other processes are connected first
+            from specdec_jax.sharding import use_mesh
+
+            use_mesh(mesh)
         with warnings_in_one_line():
             return runs.get(type(command), run_other)(command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
@@ -76,15 +79,6 @@ def warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
-
-
-def _use_mesh(command: Any) -> None:
-    """Sets the mesh, if the command has one."""
-    mesh = getattr(getattr(command, "models", command), "mesh", None)
-    if mesh is not None:
-        from specdec_jax.sharding import use_mesh
-
-        use_mesh(mesh)
 
 
 def _use_all_devices(mesh: str | None) -> None:

@@ -121,8 +121,8 @@ def _sections(
     """The sections, up to the first one that fails."""
     refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
-    options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special")}
-    prompts = [encode(target, text, **options) for text in texts]
+    encoding = {name: getattr(settings, name) for name in ("chat", "system", "parse_special")}
+    prompts = [encode(target, text, **encoding) for text in texts]
     longest, new, context_size = max(map(len, prompts)), settings.max_new_tokens, target.model.spec.context
     if longest + new > context_size:
         raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {context_size}")
@@ -135,25 +135,51 @@ def _sections(
         pair = build(settings, *rules)
     page.report["products"] = kernels.products()
     page.console.print(f"Products of few rows are computed by: {kernels.products()}.")
-    if refusal := _caches(page, pair, context):
+    # the memory of caches with `context` slots per row
+    free, rows, refusal = free_memory(), 0, ""
+    try:
+        rows = rows_that_fit(pair, MOST_ROWS, context, free)
+    except ValueError as error:
+        refusal = str(error)
+    weights = {"target": bytes_here(pair.target.params), "drafter": bytes_here(pair.params.drafter)}
+    loaded = dict(dtype=pair.target.dtype, measured_weights=weights, measured_free=free, context=context)
+    page.report["memory"]["loaded"] = loaded | {"predicted_row": cache_bytes(pair, 1, context), "predicted_rows": rows}
+    _show_memory(page)
+    if refusal:
         return Conclusion(False, False, refusal)
     costs, costs_source = costs_counted(pair), costs_asked(settings.costs)
     show_costs(page, costs, SOURCES[costs_source] if isinstance(costs_source, str) else "given")
     trace = _acceptance(page, settings, pair, prompts)
     calibration = None if settings.calibration is None else calibration_of(settings.calibration, pair)
     predictions: list[Predicted] = []
-    for rule in every_rule(pair.decoder.parts.drafter.max_draft_length):
+    longest_draft = pair.decoder.parts.drafter.max_draft_length
+    for rule in every_rule(longest_draft):
         with status(f"Replaying {rule!r}"):
             predictions.append(predicted(pair, trace, rule, context, calibration))
     fast = as_fast(predictions)
     _rules(page, predictions, fast)
-    _engines(page, trace, costs.at(context), pair.decoder.parts.drafter.max_draft_length)
+    static_length = int(advise(log_of_trace(trace), costs.at(context), longest_draft).best.setting)
+    page.report["engines"] = options = engine_options(static_length)  # for the same models, as in `advise`
+    if options:
+        lines = [Text(f"{engine}: {words}", overflow="fold") for engine, words in options.items()]
+        page.section("Other engines", ", at these costs and the best static length", *lines)
     return conclude(settings, predictions, fast, costs)
 
 
 def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
     """Shows two outlines (`loading.outline`) and their vocabularies. Returns why they cannot be used together."""
-    facts, refusal = [_facts(model) for model in (target, drafter)], ""
+    facts: list[dict[str, Any]] = [
+        {
+            "source": model.name,
+            "family": (family := family_of(model.config)).__name__.rpartition(".")[2],
+            "parameters": num_weights(family.parameter_table(model.config)),
+            "tokens known": model.tokenizer.vocab_size,
+            "embeddings": model.model.spec.vocab_size,
+            "context": model.model.spec.context,
+        }
+        for model in (target, drafter)
+    ]
+    refusal = ""
     try:
         check_pair(target, drafter)
     except ValueError as error:
@@ -174,18 +200,6 @@ def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
     return refusal
 
 
-def _facts(model: LoadedModel) -> dict[str, Any]:
-    family = family_of(model.config)
-    return {
-        "source": model.name,
-        "family": family.__name__.rpartition(".")[2],
-        "parameters": num_weights(family.parameter_table(model.config)),
-        "tokens known": model.tokenizer.vocab_size,
-        "embeddings": model.model.spec.vocab_size,
-        "context": model.model.spec.context,
-    }
-
-
 def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: LoadedModel) -> str:
     """Predicts the bytes of the weights per device by dtype. Returns why they cannot be loaded."""
     dtype, mesh, free = "bfloat16" if settings.dtype == "auto" else settings.dtype, mesh_here(), free_memory()
@@ -201,20 +215,6 @@ def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: Loade
     each = f"each of {devices} devices" if devices > 1 else "the device"
     hint = f"; in int8 they would take {decimal(small)}: --dtype int8" if small <= free else ""
     return f"the weights take {decimal(needed)} in {dtype} (predicted), and {each} has {decimal(free)} free{hint}"
-
-
-def _caches(page: Page, pair: Pair, context: int) -> str:
-    """Predicts the memory of caches with `context` slots per row. Returns why not even one row fits."""
-    free, rows, refusal = free_memory(), 0, ""
-    try:
-        rows = rows_that_fit(pair, MOST_ROWS, context, free)
-    except ValueError as error:
-        refusal = str(error)
-    weights = {"target": bytes_here(pair.target.params), "drafter": bytes_here(pair.params.drafter)}
-    loaded = dict(dtype=pair.target.dtype, measured_weights=weights, measured_free=free, context=context)
-    page.report["memory"]["loaded"] = loaded | {"predicted_row": cache_bytes(pair, 1, context), "predicted_rows": rows}
-    _show_memory(page)
-    return refusal
 
 
 def _show_memory(page: Page) -> None:
@@ -305,15 +305,6 @@ def _rules(page: Page, predictions: Sequence[Predicted], fast: Sequence[bool]) -
     legend = "* as fast as the best, as far as these answers tell. Tokens, drafted: a round."
     about = ": every rule replayed along these answers"
     page.section("Speed-up over plain decoding, predicted", about, table, lengths, legend)
-
-
-def _engines(page: Page, trace: Trace, costs: CostModel, longest: int) -> None:
-    """Shows the options of other engines for the same models, as in `advise`."""
-    options = engine_options(int(advise(log_of_trace(trace), costs, longest).best.setting))
-    page.report["engines"] = options
-    if options:
-        lines = [Text(f"{engine}: {words}", overflow="fold") for engine, words in options.items()]
-        page.section("Other engines", ", at these costs and the best static length", *lines)
 
 
 def conclude(

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,25 +97,26 @@ def generate_file(
         raise ValueError(f"the output would overwrite the input {str(source)!r}")
     content = source.read_bytes()
     check_file(output)
-    wanted = {**_wanted(settings), "with_tokens": with_tokens, "version": __version__}
+    # the settings that determine the output, including the contents of files of rules and settings
+    wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+    for name in ("policy", "verifier", "drafter", "calibration", "costs"):
+        path = Path(name_in(getattr(settings, name) or ""))
+        if path.suffix in (".py", ".json") and path.is_file():
+            wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
+    wanted |= {"with_tokens": with_tokens, "version": __version__}
     heard = not spans_processes() or is_first()
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=not heard)
     run = _Run(settings, policy, verifier, batch, with_tokens, console, cite)
-    if share is not None:
-        return _together(run, share, output, wanted, content, overwrite)
-    with opened(output, wanted, content, overwrite) as results:
-        return _complete(run, _Lines(numbered(content)), results)
-
-
-def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], content: bytes, overwrite: bool) -> int:
-    """Decodes all lines by all processes together."""
+    if share is None:
+        with opened(output, wanted, content, overwrite) as results:
+            return _complete(run, _Lines(numbered(content)), results)
     with together(output.with_name(f".{output.name}.processes"), share), contextlib.ExitStack() as stack:
-        results: ResultFile | Unwritten | None = None
+        file: ResultFile | Unwritten | None = None
         facts: dict[str, Any] = {"options": digest(json.dumps(wanted, sort_keys=True).encode())}
         if is_first():
             try:
-                results = stack.enter_context(opened(output, wanted, content, overwrite))
-                facts |= {"lines": results.lines, "refused": results.refused, "decided": results.decided}
+                file = stack.enter_context(opened(output, wanted, content, overwrite))
+                facts |= {"lines": file.lines, "refused": file.refused, "decided": file.decided}
             except (ValueError, OSError) as error:
                 facts["error"] = str(error)
         first = from_first(facts | {"input": digest(content)})
@@ -124,8 +125,8 @@ def _together(run: _Run, share: Share, output: Path, wanted: Mapping[str, Any], 
         content = content[: first["input"]["bytes"]]  # the input may have grown
         if (first["options"], first["input"]) != (facts["options"], digest(content)):
             raise ValueError("this process has other options, or another input, than the first of the launch")
-        results = results or Unwritten(output, first["lines"], first["refused"], first["decided"])
-        return _complete(run, _Lines(numbered(content)), results)
+        file = file or Unwritten(output, first["lines"], first["refused"], first["decided"])
+        return _complete(run, _Lines(numbered(content)), file)
 
 
 def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
@@ -134,7 +135,13 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
     first = results.lines
-    _read(lines, first, run.console)
+    for index in range(first, len(lines.lines)):  # before any model is loaded
+        try:
+            lines.fields[index] = {}  # if the line is no object
+            lines.fields[index] = read_line(lines.lines[index][1])
+            check_fields(lines.fields[index])
+        except ValueError as error:
+            _refuse(lines, index, error, run.console)
     if not lines.fields:
         _write(lines, results)
         run.console.print(f"{results.lines - first} lines, all refused (error in {results.path.name})")
@@ -146,27 +153,6 @@ def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
             run.console.print(citations(pair))
         _decode(run, pair, lines, results)
     return results.refused + lines.refused
-
-
-def _wanted(settings: Settings) -> dict[str, Any]:
-    """The settings that determine the output, including the contents of files of rules and settings."""
-    wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
-    for name in ("policy", "verifier", "drafter", "calibration", "costs"):
-        path = Path(name_in(getattr(settings, name) or ""))
-        if path.suffix in (".py", ".json") and path.is_file():
-            wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
-    return wanted
-
-
-def _read(lines: _Lines, first: int, console: Console) -> None:
-    """Reads the fields of the lines from `first` on, before any model is loaded."""
-    for index in range(first, len(lines.lines)):
-        try:
-            lines.fields[index] = {}  # if the line is no object
-            lines.fields[index] = read_line(lines.lines[index][1])
-            check_fields(lines.fields[index])
-        except ValueError as error:
-            _refuse(lines, index, error, console)
 
 
 def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> None:
@@ -197,9 +183,13 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     with run.console.status(Text(f"Loading {' and '.join(names)}")):
         pair = build(settings, run.policy, run.verifier, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
-    if decided is not None and not _same(decided.get("weights") or [], weights):
-        raise ValueError(f"{results.path} was written with other weights: {ADVICE}")
-    if decided is None:
+    if decided is not None:
+        stored = decided.get("weights") or []
+        both = list(zip(stored, weights, strict=False))  # their means differ slightly between devices
+        near = all(math.isclose(first["scale"], other["scale"], rel_tol=MEANS) for first, other in both)
+        if len(stored) != len(weights) or not near or any({**a, "scale": b["scale"]} != b for a, b in both):
+            raise ValueError(f"{results.path} was written with other weights: {ADVICE}")
+    else:
         parts = pair.decoder.parts
         decided = {
             "weights": weights,
@@ -211,16 +201,6 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
         }
         results.decide(decided)
     return pair
-
-
-def _same(stored: Sequence[Mapping[str, Any]], weights: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether fingerprints are of the same weights. Their means differ slightly between devices."""
-
-    def same(first: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        near = math.isclose(first["scale"], other["scale"], rel_tol=MEANS)
-        return near and {**first, "scale": other["scale"]} == dict(other)
-
-    return len(stored) == len(weights) and all(map(same, stored, weights))
 
 
 def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten) -> None:

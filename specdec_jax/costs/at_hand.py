@@ -68,9 +68,36 @@ def measured(
     def measure(before: CostModel | None) -> CostModel:
         rows = f" for {batch} rows" if batch > 1 else ""
         say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
-        table = _measure(target, drafter, batch, before, drafter_of)
-        say(sentence(table) + path_of)
-        return table
+        busy = busy_doubts()
+        programs: dict[str, Callable[[], Any]] = {
+            str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=_passes())
+            for width in WIDTHS
+        }
+        share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
+        per = dict.fromkeys(programs, _passes())
+        if drafter is not None:
+            by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+            options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
+            programs["drafter"] = draft_round(by_model, drafter.params, static(draft_length=DRAFTS), **options)
+            per["drafter"] = 1 if by_model.one_pass else DRAFTS
+        about = f"{device()}, {target.dtype}, jax {jax.__version__}"
+
+        def table() -> CostModel:
+            times = alternate(programs, REPEATS, per, seconds=SECONDS)
+            named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
+            doubts = spread_doubts(named)
+            step = times.pop("drafter").median if drafter is not None else 0.0
+            passes = {int(width): cost.median for width, cost in times.items()}
+            slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
+            costs = cost_model(step, passes, device=about, batch=batch, slots=SLOTS, slot_time=slot_time)
+            # an earlier table confirms unusual passes if they are the same
+            confirmed = before is not None and np.allclose(costs.target_pass, before.target_pass, rtol=SAME)
+            return costs._replace(doubts=doubts if confirmed else doubts + shape_doubts(passes))
+
+        steady = steadiest(table)
+        steady = steady._replace(doubts=busy + steady.doubts)
+        say(sentence(steady) + path_of)
+        return steady
 
     path = file_for(names, shapes)
     path_of = where(path)
@@ -115,43 +142,6 @@ def sentence(costs: CostModel) -> str:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
     slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
     return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubted(costs)}"
-
-
-def _measure(
-    target: LoadedModel,
-    drafter: LoadedModel | None,
-    batch: int,
-    before: CostModel | None,
-    drafter_of: Callable[[LanguageModel, int], Drafter],
-) -> CostModel:
-    """Measures the costs; `before`: an earlier table, which confirms unusual passes if they are the same."""
-    busy = busy_doubts()
-    programs: dict[str, Callable[[], Any]] = {
-        str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=_passes()) for width in WIDTHS
-    }
-    share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
-    per = dict.fromkeys(programs, _passes())
-    if drafter is not None:
-        by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
-        options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
-        policy = static(draft_length=DRAFTS)
-        programs["drafter"] = draft_round(by_model, drafter.params, policy, **options)
-        per["drafter"] = 1 if by_model.one_pass else DRAFTS
-    about = f"{device()}, {target.dtype}, jax {jax.__version__}"
-
-    def table() -> CostModel:
-        times = alternate(programs, REPEATS, per, seconds=SECONDS)
-        named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
-        doubts = spread_doubts(named)
-        step = times.pop("drafter").median if drafter is not None else 0.0
-        passes = {int(width): cost.median for width, cost in times.items()}
-        slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
-        costs = cost_model(step, passes, device=about, batch=batch, slots=SLOTS, slot_time=slot_time)
-        confirmed = before is not None and np.allclose(costs.target_pass, before.target_pass, rtol=SAME)
-        return costs._replace(doubts=doubts if confirmed else doubts + shape_doubts(passes))
-
-    steady = steadiest(table)
-    return steady._replace(doubts=busy + steady.doubts)
 
 
 def _passes() -> int:

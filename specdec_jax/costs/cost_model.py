@@ -161,7 +161,12 @@ def load_cost_model(path: str | Path) -> CostModel:
         raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _check_numbers(fields)
+        for name, least, kind in NUMBERS:
+            value = fields.get(name, 0) if name in OPTIONAL else fields[name]
+            for number in value if name in LISTS else [value]:
+                if not isinstance(number, kind) or isinstance(number, bool) or not least <= number < np.inf:
+                    wanted = "whole number" if kind is int else "number"
+                    raise ValueError(f"{name} must be a {wanted} of {least} or more, got {number!r}")
         passes = dict(zip(fields["widths"], fields["target_pass"], strict=True))
         return cost_model(
             fields["drafter_step"],
@@ -176,13 +181,3 @@ def load_cost_model(path: str | Path) -> CostModel:
     except (KeyError, TypeError, ValueError) as error:
         lacking = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is not a cost model: {lacking}") from None
-
-
-def _check_numbers(fields: Mapping[str, Any]) -> None:
-    """Raises ValueError for an entry that is not a number or out of range; KeyError for a missing one."""
-    for name, least, kind in NUMBERS:
-        value = fields.get(name, 0) if name in OPTIONAL else fields[name]
-        for number in value if name in LISTS else [value]:
-            if not isinstance(number, kind) or isinstance(number, bool) or not least <= number < np.inf:
-                wanted = "whole number" if kind is int else "number"
-                raise ValueError(f"{name} must be a {wanted} of {least} or more, got {number!r}")

@@ -90,7 +90,11 @@ def expected_tokens(acceptance: Any, draft_length: Any) -> Any:
 
     Acceptance a in [0, 1] and draft length k >= 0 broadcast as numpy does; float64 of their shape. Raises ValueError.
     """
-    a, k = _checked(acceptance, draft_length)
+    a, k = np.asarray(acceptance, np.float64), np.asarray(draft_length)
+    if not np.all((a >= 0) & (a <= 1)):
+        raise ValueError(f"acceptance must lie in [0, 1], got {acceptance!r}")
+    if k.dtype.kind not in "iu" or np.any(k < 0):
+        raise ValueError(f"draft_length must be a whole number, not negative, got {draft_length!r}")
     safe = np.where(a < 1, a, 0.5)
     return np.where(a < 1, (1 - safe ** (k + 1)) / (1 - safe), k + 1)[()]
 
@@ -112,12 +116,3 @@ def best_draft_length(acceptance: float, cost_ratio: float, longest: int = 32) -
     if longest < 0:
         raise ValueError(f"longest must not be negative, got {longest!r}")
     return int(np.argmax(expected_speedup(acceptance, np.arange(longest + 1), cost_ratio)))
-
-
-def _checked(acceptance: Any, draft_length: Any) -> tuple[np.ndarray, np.ndarray]:
-    a, k = np.asarray(acceptance, np.float64), np.asarray(draft_length)
-    if not np.all((a >= 0) & (a <= 1)):
-        raise ValueError(f"acceptance must lie in [0, 1], got {acceptance!r}")
-    if k.dtype.kind not in "iu" or np.any(k < 0):
-        raise ValueError(f"draft_length must be a whole number, not negative, got {draft_length!r}")
-    return a, k

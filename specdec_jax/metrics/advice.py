@@ -60,7 +60,13 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     limit = min(longest, costs.widths[-1] - 1, log.low.max_draft_length)
     if limit < 1:
         raise ValueError(f"the longest draft must be at least 1, got {longest}; costs go to {costs.widths[-1] - 1}")
-    lengths = [_choice(log, costs, length, limit) for length in range(limit + 1)]
+    # traces for the lower bound, the estimate and the upper bound; a single one if no position is open
+    traces, lengths = [log.likely] if log.exact else [log.low, log.likely, log.high], []
+    for length in range(limit + 1):
+        ends = (trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1 for trace in traces)
+        played = [rounds_of(trace, np.clip(end, 0, length), limit) for trace, end in zip(traces, ends, strict=True)]
+        speedup = _joined([_speedup(each, costs) for each in played])
+        lengths.append(Choice(length, speedup, played[len(played) // 2].seconds(costs)[0]))
     if log.exact:
         best = max(lengths, key=lambda choice: choice.speedup.estimate)
         # those whose time over the best one's is not significantly above 1, paired
@@ -69,7 +75,7 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
         faster = [each for each in lengths if each.speedup.estimate > 1]
         best = max(faster, key=lambda choice: choice.speedup.low, default=lengths[0])
         near = [each for each in lengths if each.speedup.high >= best.speedup.low]
-    bounds = [_speedup(oracle(trace, limit), costs) for trace in _answers(log)]
+    bounds = [_speedup(oracle(trace, limit), costs) for trace in traces]
     length = int(best.setting)
     rounds = [pair for steps in static_rounds(log.likely, length) for pair in zip(*steps[:2], strict=True)]
     accepted = np.array([taken for drafted, taken in rounds if drafted == length])  # not those that an end cut short
@@ -156,20 +162,6 @@ def engine_options(
         threshold = f"--spec-draft-n-max {longest} --spec-draft-p-min {choice.setting:g}"
         options[engine] = threshold if engine == "llama.cpp" else constant.format(longest, choice.setting)
     return options
-
-
-def _answers(log: Log) -> list[Trace]:
-    """The traces for the lower bound, the estimate and the upper bound; a single one if no position is open."""
-    return [log.likely] if log.exact else [log.low, log.likely, log.high]
-
-
-def _choice(log: Log, costs: CostModel, length: int, limit: int) -> Choice:
-    played = []
-    for trace in _answers(log):
-        budget = np.clip(trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1, 0, length)
-        played.append(rounds_of(trace, budget, limit))
-    middle = played[len(played) // 2]
-    return Choice(length, _joined([_speedup(each, costs) for each in played]), middle.seconds(costs)[0])
 
 
 def _speedup(played: Replay, costs: CostModel) -> Interval:

@@ -8,6 +8,7 @@ x costs V, not V * V, because the distribution after a rejection depends on x in
 measure the deviation of whole texts; on toys `lossless.prove_exactly` computes that.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -131,10 +132,11 @@ def deviations(
     padded = np.pad(text, ((0, 0), (0, -(text.shape[1] - 1) % chunk)))
     warp = warp or make_warp(len(text), temperature=1.0)
     models = decoder.parts.target, decoder.parts.drafter.model
-    by_position = _pass_over(*models, verifier, static_options, chunk, params, padded, warp, settings)
+    by_position = _passes(*models, verifier, static_options, chunk, params, padded, warp, settings)
     return jax.tree.map(lambda leaf: leaf[..., : text.shape[1] - 1], by_position)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _passes(
     target: LanguageModel,
     drafter: LanguageModel,
@@ -171,9 +173,6 @@ def _passes(
     caches = init_caches((target, drafter), (params.target, params.drafter), batch, length)
     _, by_chunk = lax.scan(one_chunk, caches, jnp.arange(length // chunk, dtype=jnp.int32))
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -2).reshape(*leaf.shape[1:-1], -1), by_chunk)
-
-
-_pass_over = jax.jit(_passes, static_argnums=(0, 1, 2, 3, 4))
 
 
 def _missing(accepted: Array) -> Array:

@@ -120,49 +120,35 @@ def judge(
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *warps)
     programs, weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
     agreement, mass = np.zeros(len(texts)), np.zeros((len(texts), len(warps)))
-    done = 0
+    sizes, done = np.array([len(answer) for _, answer in texts], np.int64), 0
     for members in _alike([len(prompt) + len(answer) for prompt, answer in texts], batch):
         rows = [texts[member] for member in members]
-        agreement[members], mass[members] = _means(programs, weights, rows, stacked, batch, chunk)
+        longest, lengths = max(len(prompt) + len(answer) for prompt, answer in rows), sizes[members]
+        slots = slots_for(longest, max(chunk, PREFILL), 0)  # room for whole passes at any position of a row
+        tokens, fed = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
+        for row, (prompt, answer) in enumerate(rows):
+            tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
+            fed[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
+        device = jnp.asarray(tokens)
+        caches, compared = programs.fill(weights, device, fed.max()), []
+        for step in range(0, int(lengths.max()), chunk):
+            *both, caches = programs.compare(weights, device, caches, fed + np.int32(step), stacked)
+            compared.append(both)
+        same, shared = (np.concatenate(parts, axis=-1) for parts in zip(*jax.device_get(compared), strict=True))
+        counted = np.arange(same.shape[1])[None, :] < lengths[:, None]
+        agreement[members] = (same[: len(rows)] & counted).sum(axis=1) / lengths
+        shared = shared[:, : len(rows)].astype(np.float64)
+        mass[members] = (np.where(counted, shared, 0.0).sum(axis=2) / lengths).T
         done += len(members)
         if progress is not None:
             progress(done, len(texts))
-    sizes = np.array([len(answer) for _, answer in texts], np.int64)
     return Judgement(agreement, mass, sizes, tuple(float(temperature) for temperature in temperatures))
-
-
-def _means(
-    programs: Programs, weights: tuple[Params, Params], rows: Sequence[Text], warps: Warp, batch: int, chunk: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means over each answer: agreement [rows] and mass [rows, N] of at most `batch` texts."""
-    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
-    slots = slots_for(longest, max(chunk, PREFILL), 0)  # room for whole passes at any position of a row
-    tokens, fed = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
-    sizes = np.array([len(answer) for _, answer in rows])
-    for row, (prompt, answer) in enumerate(rows):
-        tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
-        fed[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
-    device = jnp.asarray(tokens)
-    caches = programs.fill(weights, device, fed.max())
-    steps = range(0, int(sizes.max()), chunk)
-    agreement, mass = [], []
-    for step in steps:
-        same, shared, caches = programs.compare(weights, device, caches, fed + np.int32(step), warps)
-        agreement.append(same)
-        mass.append(shared)
-    counted = np.arange(len(steps) * chunk)[None, :] < sizes[:, None]
-    same = np.concatenate(jax.device_get(agreement), axis=1)[: len(rows)]
-    shared = np.concatenate(jax.device_get(mass), axis=2)[:, : len(rows)].astype(np.float64)
-    return (same & counted).sum(axis=1) / sizes, (np.where(counted, shared, 0.0).sum(axis=2) / sizes).T
 
 
 @functools.lru_cache(maxsize=8)
 def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Programs:
     """Programs for any weights of two models, compiled once per number of rows and slots."""
     models = (target, with_vocabulary(drafter, target.spec.vocab_size))
-
-    def fill(weights: tuple[Params, Params], tokens: Array, wanted: Array) -> PairCache:
-        return filled_caches(models, weights, tokens, wanted)
 
     def compare(
         weights: tuple[Params, Params], tokens: Array, caches: PairCache, start: Array, warps: Warp
@@ -178,7 +164,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
         same = (argmax(flat[0]) == argmax(flat[1])).reshape(fed.shape)
         return same, lax.map(mass, warps), after
 
-    return Programs(jax.jit(fill), jax.jit(compare, donate_argnums=2))
+    return Programs(jax.jit(functools.partial(filled_caches, models)), jax.jit(compare, donate_argnums=2))
 
 
 def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:

@@ -12,7 +12,7 @@ import numpy as np
 from specdec_jax.costs.cost_model import CostModel, flat
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.replay.phase_path import phase_path
-from specdec_jax.replay.replay import Replay, replay
+from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.static import static
 from specdec_jax.text.calibration import Calibration
@@ -64,21 +64,7 @@ def predicted(
     values = learnt.get("policy_hyperparameters", {}).items()
     hyperparameters = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in values}
     replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
-    return _summed(rule, replayed, costs.at(slots))
-
-
-def faster(first: Predicted, other: Predicted) -> Interval:
-    """The ratio of speeds of two policies on the same texts, of total times, with a paired interval."""
-    return ratio_of_totals(other.seconds, first.seconds)
-
-
-def as_fast(predictions: Sequence[Predicted]) -> list[bool]:
-    """Whether each policy is the fastest one, or not significantly slower."""
-    best = max(predictions, key=lambda prediction: prediction.speedup.estimate)
-    return [prediction is best or not faster(prediction, best).high < 1 for prediction in predictions]
-
-
-def _summed(rule: StoppingPolicy, replayed: Replay, costs: CostModel) -> Predicted:
+    costs = costs.at(slots)
     seconds, plain = replayed.seconds(costs)[0], replayed.emitted[0] * costs.plain_pass
     passes, rounds, drafted = (int(counts.sum()) for counts in (replayed.passes, replayed.rounds, replayed.drafted))
     spared = plain.sum() - (seconds.sum() - passes * costs.drafter_step)
@@ -91,3 +77,14 @@ def _summed(rule: StoppingPolicy, replayed: Replay, costs: CostModel) -> Predict
         drafted=drafted / rounds,
         acceptance_rate=float(replayed.acceptance_rate[0]) if drafted else float("nan"),
     )
+
+
+def faster(first: Predicted, other: Predicted) -> Interval:
+    """The ratio of speeds of two policies on the same texts, of total times, with a paired interval."""
+    return ratio_of_totals(other.seconds, first.seconds)
+
+
+def as_fast(predictions: Sequence[Predicted]) -> list[bool]:
+    """Whether each policy is the fastest one, or not significantly slower."""
+    best = max(predictions, key=lambda prediction: prediction.speedup.estimate)
+    return [prediction is best or not faster(prediction, best).high < 1 for prediction in predictions]

@@ -34,7 +34,8 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
     Raises:
         ValueError: all tokens are accepted, or none is.
     """
-    _check_both(accepted)
+    if accepted.all() or not accepted.any():
+        raise ValueError("a threshold needs accepted and rejected tokens; these are of one kind only")
     order = np.argsort(values, kind="stable")
     sorted_values, sorted_accepted = values[order], accepted[order]
     below_accepted = np.cumsum(sorted_accepted) / sorted_accepted.sum()  # cumulative shares, by value
@@ -91,8 +92,3 @@ def entropy_factor_interval(entropy: np.ndarray, accepted: np.ndarray, texts: np
 def _squares(factor: float, entropy: np.ndarray, accepted: np.ndarray) -> np.ndarray:
     """Squared error of AdaEDL's bound per token."""
     return (accepted - np.maximum(0.0, 1.0 - np.sqrt(factor * entropy))) ** 2
-
-
-def _check_both(accepted: np.ndarray) -> None:
-    if accepted.all() or not accepted.any():
-        raise ValueError("a threshold needs accepted and rejected tokens; these are of one kind only")

@@ -13,6 +13,7 @@ earlier, and rejected candidates are distributed as max(q_i - p_i, 0). In greedy
 among the drafter's tokens.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -59,30 +60,24 @@ def right_candidate(rejected: Rejected, is_sampled: Array, uniform: Callable[[in
         is_sampled: [R] bool, True for temperatures above 0.
         uniform: (candidate, role) -> [R] float32 in [0, 1).
     """
-    greedy = _rank(rejected)
-    return lax.cond(
-        jnp.any(is_sampled), lambda: jnp.where(is_sampled, _sampled(rejected, uniform), greedy), lambda: greedy
-    )
 
+    def sampled() -> Array:
+        p, q, last = jnp.exp(rejected.log_p), jnp.exp(rejected.log_q), rejected.first
+        right = jnp.zeros(last.shape, jnp.int32)
+        for candidate in range(1, CANDIDATES):
+            p, q = normalised(jnp.maximum(p - q, 0.0)), normalised(without(q, last, 0.0))
+            p_token, q_token = (jnp.take_along_axis(values, rejected.token[:, None], axis=1)[:, 0] for values in (p, q))
+            hit = (right == 0) & (uniform(candidate, ACCEPT) * p_token < q_token)
+            right = jnp.where(hit, candidate, right)
+            last = draw(jnp.maximum(q - p, 0.0), uniform(candidate, DRAFT))
+        return jnp.where(is_sampled, right, greedy)
 
-def _rank(rejected: Rejected) -> Array:
-    """The token's rank among the drafter's, with ties in order of the index; 0 beyond the last candidate."""
+    # the token's rank among the drafter's, with ties in order of the index; 0 beyond the last candidate
     logit = jnp.take_along_axis(rejected.logits, rejected.token[:, None], axis=1)
     earlier = jnp.arange(rejected.logits.shape[1], dtype=jnp.int32)[None, :] < rejected.token[:, None]
     rank = jnp.sum((rejected.logits > logit) | ((rejected.logits == logit) & earlier), axis=1, dtype=jnp.int32)
-    return jnp.where(rank < CANDIDATES, rank, 0)
-
-
-def _sampled(rejected: Rejected, uniform: Callable[[int, int], Array]) -> Array:
-    p, q, last = jnp.exp(rejected.log_p), jnp.exp(rejected.log_q), rejected.first
-    right = jnp.zeros(last.shape, jnp.int32)
-    for candidate in range(1, CANDIDATES):
-        p, q = normalised(jnp.maximum(p - q, 0.0)), normalised(without(q, last, 0.0))
-        p_token, q_token = (jnp.take_along_axis(values, rejected.token[:, None], axis=1)[:, 0] for values in (p, q))
-        hit = (right == 0) & (uniform(candidate, ACCEPT) * p_token < q_token)
-        right = jnp.where(hit, candidate, right)
-        last = draw(jnp.maximum(q - p, 0.0), uniform(candidate, DRAFT))
-    return right
+    greedy = jnp.where(rank < CANDIDATES, rank, 0)
+    return lax.cond(jnp.any(is_sampled), sampled, lambda: greedy)
 
 
 class Written(NamedTuple):
@@ -194,7 +189,7 @@ def chains(
         none = jnp.zeros((batch,), jnp.int32)
         no_features = jnp.zeros((batch, max_draft_length, len(FEATURES)), jnp.float32)
         first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, none, no_features)
-        end = lax.fori_loop(0, max_draft_length, lambda step, now: one_pass(at, step, now), first)
+        end = lax.fori_loop(0, max_draft_length, functools.partial(one_pass, at), first)
         chain = Chains(end.features, end.run, end.candidate)
         put = lambda whole, column: lax.dynamic_update_slice_in_dim(whole, column[:, None], at, axis=1)  # noqa: E731
         return end.cache, jax.tree.map(put, before, chain)

@@ -177,6 +177,12 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
 
 
 def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
+    temperature = texts.temperature[texts.text]
+    if texts.truncation is None:
+        warp = Warp(temperature, *(unrecorded(f"the warp's {name}") for name in TRUNCATIONS))
+    else:
+        top_k, top_p, min_p = jnp.unstack(texts.truncation[texts.text], axis=1)
+        warp = Warp(temperature, top_k.astype(jnp.int32), top_p, min_p)
     budget = jnp.minimum(texts.limit[texts.text] - rows.at - 1, longest)
     phase = texts.phase[texts.text, jnp.minimum(rows.at, texts.phase.shape[1] - 1)]
     unknown = {name: unrecorded(f"the monitor's {name}") for name in Phases._fields if name != "phase"}
@@ -186,23 +192,27 @@ def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
         budget=jnp.where(rows.done, 0, jnp.maximum(budget, 0)),
         alive=~rows.done,
         policy_seed=policy_seeds(texts.key[texts.text]),
-        warp=_warp(texts),
+        warp=warp,
         monitor=Phases(phase=phase, **unknown),
     )
 
 
-def _warp(texts: Texts) -> Warp:
-    """The recorded warp."""
-    temperature = texts.temperature[texts.text]
-    if texts.truncation is None:
-        return Warp(temperature, *(unrecorded(f"the warp's {name}") for name in TRUNCATIONS))
-    top_k, top_p, min_p = jnp.unstack(texts.truncation[texts.text], axis=1)
-    return Warp(temperature, top_k.astype(jnp.int32), top_p, min_p)
-
-
 def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
     """The recorded distribution of the next position, with its token, and whether that token would be accepted."""
-    seen, hit = _along_text(texts, rows) if texts.run is None else _along_chain(texts, rows)
+    seen = None
+    if texts.run is None:
+        assert texts.path is not None and texts.tails is not None
+        at = jnp.minimum(rows.at + rows.accepted, texts.path.shape[1] - 1)
+        hit = texts.accepted[texts.text, at]  # stays False after a rejected draft, because `at` does not advance
+        after = jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
+        tail = texts.tails[texts.tail_of[texts.text, at], after]
+        seen = jnp.where(hit[:, None], texts.path[texts.text, at], tail)
+    else:  # of a drafter that reads its target, by the chain that began with the round, or of accepted lengths only
+        at = jnp.minimum(rows.at, texts.run.shape[1] - 1)
+        ends = jnp.minimum(texts.run[texts.text, at], texts.length[texts.text] - rows.at)  # it may have been truncated
+        hit = rows.drafted < ends
+        if texts.chains is not None:
+            seen = texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)]
     if seen is None:
         fields = {name: unrecorded(f"the drafter's distributions ({name})") for name in FEATURES}
     else:
@@ -216,31 +226,6 @@ def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
         **fields,
     )
     return distribution, hit
-
-
-def _along_text(texts: Texts, rows: Rows) -> tuple[Array, Array]:
-    """Features [R, F] of the next position, and whether its token would be accepted."""
-    assert texts.path is not None and texts.tails is not None
-    at = jnp.minimum(rows.at + rows.accepted, texts.path.shape[1] - 1)
-    hit = texts.accepted[texts.text, at]  # stays False after a rejected draft, because `at` does not advance
-    tail = texts.tails[
-        texts.tail_of[texts.text, at], jnp.minimum(rows.drafted - rows.accepted, texts.tails.shape[1] - 1)
-    ]
-    return jnp.where(hit[:, None], texts.path[texts.text, at], tail), hit
-
-
-def _along_chain(texts: Texts, rows: Rows) -> tuple[Array | None, Array]:
-    """As `_along_text` for a drafter that reads its target: from the chain that began with the round.
-
-    None instead of features for a log of accepted lengths.
-    """
-    assert texts.run is not None
-    at = jnp.minimum(rows.at, texts.run.shape[1] - 1)
-    ends = jnp.minimum(texts.run[texts.text, at], texts.length[texts.text] - rows.at)  # a text may have been truncated
-    hit = rows.drafted < ends
-    if texts.chains is None:
-        return None, hit
-    return texts.chains[texts.text, at, jnp.minimum(rows.drafted, texts.chains.shape[2] - 1)], hit
 
 
 def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:

@@ -183,16 +183,14 @@ def load_trace(path: str | Path) -> Trace:
         trace = trace._replace(truncation=np.tile(np.array(numbers, np.float32), (texts, 1)))
     if trace.prompt_hash is None:
         trace = trace._replace(prompt_hash=np.zeros(texts, np.uint32))
-    problem = check(trace)
-    if problem:
+    if problem := check(trace):
         raise ValueError(f"{path} is no consistent trace: {problem}")
     return trace
 
 
 def check(trace: Trace) -> str:
     """A description of what is wrong with a trace, or an empty string."""
-    problem = _check_arrays(trace) or _check_about(trace)
-    if problem:
+    if problem := _check_arrays(trace) or _check_about(trace):
         return problem
     positions = trace.accepted.shape[1]
     if np.any((trace.length < 1) | (trace.length > np.minimum(trace.limit, positions - 1))):
@@ -217,7 +215,13 @@ def check(trace: Trace) -> str:
             return "a truncation is out of range"
     if trace.candidate is not None and np.any(trace.candidate < 0):
         return "candidate holds what is no candidate"
-    return _check_chains(trace, within)
+    if trace.chains is None or trace.run is None:
+        return "" if trace.chains is None and trace.run is None else "it has one of chains and run without the other"
+    if np.any((trace.run > 0) != trace.accepted):
+        return "a chain and its first draft disagree on whether that is accepted"
+    if not np.all(np.isfinite(trace.chains[..., :5][within])):
+        return "a statistic of a chain is not a number"
+    return ""
 
 
 def _check_arrays(trace: Trace) -> str:
@@ -255,14 +259,4 @@ def _check_about(trace: Trace) -> str:
         number = (trace.about.get("warp") or {}).get(name, off)
         if not isinstance(number, (int, float)):
             return f"about has a warp whose {name} is no number: {number!r}"
-    return ""
-
-
-def _check_chains(trace: Trace, within: np.ndarray) -> str:
-    if trace.chains is None or trace.run is None:
-        return "" if trace.chains is None and trace.run is None else "it has one of chains and run without the other"
-    if np.any((trace.run > 0) != trace.accepted):
-        return "a chain and its first draft disagree on whether that is accepted"
-    if not np.all(np.isfinite(trace.chains[..., :5][within])):
-        return "a statistic of a chain is not a number"
     return ""

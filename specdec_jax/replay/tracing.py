@@ -196,98 +196,76 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
     ) -> tuple[_Path, PairCache, Array | None]:
         # Rows that ended earlier stay within their cache; their results are cut off.
         begin = jnp.minimum(texts.prompt - 1 + start, texts.tokens.shape[1] - chunk - 1)
-        fed, following = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
+        fed, text = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
         p_logits, q_logits, after = feed_both(models, params, fed, from_position(models, caches, begin))
         emitted = start + jnp.arange(chunk, dtype=jnp.int32)
         over = emitted[None, :] >= texts.answer[:, None]
-        log_p = None if caches.reads is None else distributions(p_logits, warp).log_prob
-        return _compare(p_logits, q_logits, following, emitted, over, warp, seeds), after, log_p
+        # Whether the drafter's token before each of the text, or which candidate, would have become the text's. Where
+        # the text is over the drafter's token is drawn from q.
+        p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
+        p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
+        p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
+        shape = text.shape
+        flat_seeds = jnp.repeat(seeds, shape[1])
+        flat_at = jnp.tile(emitted, shape[0])
+        coin = uniforms(flat_seeds, flat_at, jnp.int32(0), ACCEPT).reshape(shape)
+        greedy = (warp.temperature <= 0)[:, None]
+        accepted = jnp.where(greedy, q_distribution.top_token == text, coin * p_text < q_text)
+        excess = jnp.maximum(q - p, 0.0)
+        some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
+        weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
+        rejected = draw(weights, uniforms(flat_seeds, flat_at, jnp.int32(0), DRAFT)).reshape(shape)
+        rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
+        at_hand = Rejected(p_distribution.log_prob, q_distribution.log_prob, q_logits, rejected, text)
+        candidate = right_candidate(
+            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), at_hand),
+            jnp.repeat(~greedy[:, 0], shape[1]),
+            lambda candidate, role: uniforms(flat_seeds, flat_at, jnp.int32(candidate * BY_CANDIDATE), role),
+        )
+        raw_p = jax.nn.log_softmax(p_logits)
+        raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
+        compared = _Path(
+            features=features(q_distribution, jnp.log(q_text)),
+            accepted=accepted,
+            rejected=rejected,
+            rejected_log_q=rejected_log_q,
+            candidate=candidate.reshape(shape),
+            overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
+            cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
+            target_entropy=p_distribution.entropy,
+            raw_target_entropy=raw_entropy(p_logits),
+        )
+        return compared, after, None if caches.reads is None else p_distribution.log_prob
+
+    def tails(params: Params, texts: Written, cache: Cache, warp: Warp, seeds: Array, at: Array, first: Array) -> Array:
+        """Tails [B, M, K, F]: entry m goes on from position at[:, m] after token first[:, m]; entry 0 of K is empty."""
+        batch, count = at.shape
+        tail = jnp.zeros((batch, count, longest, len(FEATURES)), jnp.float32)
+
+        def one_tail(index: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+            cache, tail = carry
+            position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
+            token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
+            end = texts.prompt + position  # [B], the slot of the rejected token
+            before = jnp.take_along_axis(texts.tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
+
+            def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
+                cache, before, last, tail = inner
+                cache = drafter.with_length(cache, end + step - FED)
+                logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
+                seen = distribution(logits[:, -1], warp)
+                drawn = draw_token(seen, warp, uniforms(seeds, position, step, DRAFT))
+                line = features(seen, log_prob_of(seen, drawn))[:, None, None]
+                return cache, last, drawn, lax.dynamic_update_slice(tail, line, (0, index, step, 0))
+
+            cache, _, _, tail = lax.fori_loop(1, longest, one_pass, (cache, before, token, tail))
+            return cache, tail
+
+        return lax.fori_loop(0, count, one_tail, (cache, tail))[1]
 
     return _Programs(
         fill=jax.jit(functools.partial(filled_caches, models)),
         path=jax.jit(path, donate_argnums=2),
-        tails=jax.jit(functools.partial(_tails, drafter, longest)),
+        tails=jax.jit(tails),
         chains=jax.jit(functools.partial(chains, drafter, longest)),
     )
-
-
-def _compare(
-    p_logits: Array, q_logits: Array, text: Array, emitted: Array, over: Array, warp: Warp, seeds: Array
-) -> _Path:
-    """Compares both distributions before the tokens `text` [B, C]: whether the drafter's token, or which candidate,
-    would have become the text's. Where the text is `over` the drafter's token is drawn from q."""
-    p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
-    p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
-    p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
-    shape = text.shape
-    flat_seeds = jnp.repeat(seeds, shape[1])
-    flat_at = jnp.tile(emitted, shape[0])
-    coin = uniforms(flat_seeds, flat_at, jnp.int32(0), ACCEPT).reshape(shape)
-    greedy = (warp.temperature <= 0)[:, None]
-    accepted = jnp.where(greedy, q_distribution.top_token == text, coin * p_text < q_text)
-    excess = jnp.maximum(q - p, 0.0)
-    some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
-    weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
-    rejected = draw(weights, uniforms(flat_seeds, flat_at, jnp.int32(0), DRAFT)).reshape(shape)
-    rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
-    at_hand = Rejected(p_distribution.log_prob, q_distribution.log_prob, q_logits, rejected, text)
-    candidate = right_candidate(
-        jax.tree.map(_joined, at_hand),
-        jnp.repeat(~greedy[:, 0], shape[1]),
-        lambda candidate, role: uniforms(flat_seeds, flat_at, jnp.int32(candidate * BY_CANDIDATE), role),
-    )
-    raw_p = jax.nn.log_softmax(p_logits)
-    raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
-    return _Path(
-        features=features(q_distribution, jnp.log(q_text)),
-        accepted=accepted,
-        rejected=rejected,
-        rejected_log_q=rejected_log_q,
-        candidate=candidate.reshape(shape),
-        overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
-        cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
-        target_entropy=p_distribution.entropy,
-        raw_target_entropy=raw_entropy(p_logits),
-    )
-
-
-def _joined(leaf: Array) -> Array:
-    """Reshapes [B, C, ...] to [B * C, ...]."""
-    return leaf.reshape(-1, *leaf.shape[2:])
-
-
-def _tails(
-    drafter: LanguageModel,
-    longest: int,
-    params: Params,
-    texts: Written,
-    cache: Cache,
-    warp: Warp,
-    seeds: Array,
-    at: Array,
-    first: Array,
-) -> Array:
-    """Tails [B, M, K, F]: entry m continues from position at[:, m] after token first[:, m]; entry 0 of K is empty."""
-    batch, count = at.shape
-    tail = jnp.zeros((batch, count, longest, len(FEATURES)), jnp.float32)
-
-    def one_tail(index: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
-        cache, tail = carry
-        position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
-        token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
-        end = texts.prompt + position  # [B], the slot of the rejected token
-        before = jnp.take_along_axis(texts.tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
-
-        def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
-            cache, before, last, tail = inner
-            cache = drafter.with_length(cache, end + step - FED)
-            logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
-            seen = distribution(logits[:, -1], warp)
-            drawn = draw_token(seen, warp, uniforms(seeds, position, step, DRAFT))
-            line = features(seen, log_prob_of(seen, drawn))[:, None, None]
-            return cache, last, drawn, lax.dynamic_update_slice(tail, line, (0, index, step, 0))
-
-        cache, _, _, tail = lax.fori_loop(1, longest, one_pass, (cache, before, token, tail))
-        return cache, tail
-
-    return lax.fori_loop(0, count, one_tail, (cache, tail))[1]

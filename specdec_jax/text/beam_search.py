@@ -95,7 +95,11 @@ def beam_search(
     Raises:
         ValueError: a number out of range or a prompt that does not fit, before anything compiles.
     """
-    numbers = _checked(width, length_penalty, min_new_tokens, max_new_tokens)
+    for name, value in (("width", width), ("max_new_tokens", max_new_tokens)):
+        per_row(1, value, name, low=1, dtype=np.int32)
+    penalty = per_row(1, length_penalty, "length_penalty", low=-MOST_PENALTY, high=MOST_PENALTY)[0]
+    least = per_row(1, min_new_tokens, "min_new_tokens", low=0, high=max_new_tokens, dtype=np.int32)[0]
+    numbers = _Numbers(penalty, least, np.int32(max_new_tokens))
     pair = measured_pair(target, None, dtype=dtype)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     request = prepare(pair, [prompt], sampling, chat=chat, system=system, parse_special=parse_special, slots=slots)
@@ -105,14 +109,6 @@ def beam_search(
     last, ids = np.int32(request.prompts[0][-1]), np.array(ends, np.int32)
     finished = jax.device_get(search(pair.params.target, state.target_cache, last, ids, numbers, state.tokens.shape[1]))
     return [_hypothesis(pair.target, finished, row, ends) for row in range(width) if np.isfinite(finished.score[row])]
-
-
-def _checked(width: Any, length_penalty: Any, min_new_tokens: Any, max_new_tokens: Any) -> _Numbers:
-    for name, value, least in (("width", width, 1), ("max_new_tokens", max_new_tokens, 1)):
-        per_row(1, value, name, low=least, dtype=np.int32)
-    penalty = per_row(1, length_penalty, "length_penalty", low=-MOST_PENALTY, high=MOST_PENALTY)[0]
-    least = per_row(1, min_new_tokens, "min_new_tokens", low=0, high=max_new_tokens, dtype=np.int32)[0]
-    return _Numbers(penalty, least, np.int32(max_new_tokens))
 
 
 def _hypothesis(target: LoadedModel, finished: _Finished, row: int, ends: Sequence[int]) -> Hypothesis:
@@ -137,20 +133,15 @@ def _program(target: LanguageModel, width: int) -> Callable[..., _Finished]:
             logits, cache = target.apply(params, now.last[:, None], now.cache)
             return _advance(now._replace(cache=cache), logits[:, 0], ends, numbers)
 
-        return lax.while_loop(unfinished, step, _begin(cache, last, width, slots)).finished
+        # One open beam, the prompt; the other rows have a copy of its cache and probability zero.
+        rows = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), cache)
+        none = jnp.full((width,), -jnp.inf, jnp.float32)
+        tokens, zeros = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
+        first, finished = jnp.where(jnp.arange(width) == 0, jnp.float32(0), none), _Finished(none, none, tokens, zeros)
+        begun = _Search(jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, finished)
+        return lax.while_loop(unfinished, step, begun).finished
 
     return jax.jit(counted(search), static_argnums=5)
-
-
-def _begin(cache: Cache, last: Array, width: int, slots: int) -> _Search:
-    """One open beam, the prompt; the other rows have a copy of its cache and probability zero."""
-    rows = jax.tree.map(lambda leaf: jnp.repeat(leaf, width, axis=0), cache)
-    none = jnp.full((width,), -jnp.inf, jnp.float32)
-    tokens, zeros = jnp.zeros((width, slots), jnp.int32), jnp.zeros((width,), jnp.int32)
-    first = jnp.where(jnp.arange(width) == 0, jnp.float32(0), none)
-    return _Search(
-        jnp.int32(0), jnp.full((width,), last, jnp.int32), tokens, first, rows, _Finished(none, none, tokens, zeros)
-    )
 
 
 def _score(log_prob: Array, length: Array, numbers: _Numbers) -> Array:

@@ -157,22 +157,17 @@ def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Strate
         if isinstance(inner, Strategy):
             for key, value in _learnt(calibration, decoding, kind, inner).items():
                 learnt[key if key in strategy.hyperparameters else f"{role}_{key}"] = value
-    learnt |= _of_variant(calibration, decoding, kind, strategy)
+    name, call = strategy.name, strategy.call
+    if call is not None and name in names(kind) and call.factory is find_factory(kind, name):
+        if name in calibration.any_static_options.get(kind, []) or strategy.bare == build(kind, name, {}):
+            learnt |= calibration.hyperparameters[decoding].get(kind, {}).get(name, {})
+        else:
+            for variant in calibration.variants.get(decoding, []):
+                same = (variant["kind"], variant["name"]) == (kind, name)
+                if same and strategy.bare == build(kind, name, variant["static_options"]):
+                    learnt |= variant["hyperparameters"]
+                    break
     return {key: learnt[key] for key in learnt.keys() & (strategy.hyperparameters.keys() - strategy.fixed)}
-
-
-def _of_variant(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> Mapping[str, Any]:
-    """The calibrated hyperparameters of the strategy with this name and these static options."""
-    name, learnt = strategy.name, calibration.hyperparameters[decoding].get(kind, {})
-    if strategy.call is None or name not in names(kind) or strategy.call.factory is not find_factory(kind, name):
-        return {}
-    if name in calibration.any_static_options.get(kind, []) or strategy.bare == build(kind, name, {}):
-        return learnt.get(name, {})
-    for variant in calibration.variants.get(decoding, []):
-        same = (variant["kind"], variant["name"]) == (kind, name)
-        if same and strategy.bare == build(kind, name, variant["static_options"]):
-            return variant["hyperparameters"]
-    return {}
 
 
 def _difference(calibration: Calibration, pair: Pair) -> str:
@@ -180,8 +175,7 @@ def _difference(calibration: Calibration, pair: Pair) -> str:
     weights = pair.params.drafter
     several = pair.decoder.parts.drafter.model is None and isinstance(weights, tuple)
     drafters = [params for params in (weights if several else [weights]) if jax.tree.leaves(params)]
-    target = _unlike(calibration.target, pair.params.target)
-    if target:
+    if target := _unlike(calibration.target, pair.params.target):
         return f"its target is {target}"
     if not drafters:
         return "its drafter is a model, and this pair's has none"

@@ -191,9 +191,13 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterato
         state = end_at_stops(pair, state, stops) if any(stops) else state
         done = on_host(state.done)
         ended = [row for row in busy if done[row]]
-        for row, result in zip(ended, _results(pair, state, ended, held), strict=True):
+        finished, now = readable(state) if ended else state, time.perf_counter()  # read without caches
+        for row in ended:
             request, held[row] = held[row], None
             assert request is not None
+            alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], finished)
+            seconds, prefilled = now - request.since, Prefilled(alone, 0.0, request.compile_seconds)
+            result = finish(pair, request.request, alone, 0, seconds, prefilled)
             waiting.done(request.index)
             yield Completed(request.index, batch, size.slots, result, size.source)
 
@@ -209,15 +213,3 @@ def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[Decode
     state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0}, **nothing)
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
     return state, time.perf_counter() - watch if decoder.num_programs("run") > programs else 0.0
-
-
-def _results(pair: Pair, state: DecodeState, rows: list[int], held: list[_Held | None]) -> list[Generation]:
-    """The results of finished rows, read without caches."""
-    state, results = readable(state) if rows else state, []
-    for row in rows:
-        request = held[row]
-        assert request is not None
-        alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], state)
-        seconds = time.perf_counter() - request.since
-        results.append(finish(pair, request.request, alone, 0, seconds, Prefilled(alone, 0.0, request.compile_seconds)))
-    return results

@@ -213,10 +213,17 @@ def _join(
 ) -> Pair:
     """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open."""
     costs, widths, limit = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
-    limit = _longest(costs, widths, policy) if limit is None else limit
+    if limit is None:  # the longest that pays, or that the policy drafts, within the given widths
+        limit, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
+        limit = max(limit, draft_length) if isinstance(draft_length, int) else limit
+        limit = max(min(limit, max(widths) - 1), 1) if widths else limit
     together = arguments["drafter"] is not None and not _is_drafter(arguments["drafter"])
-    weights_given = arguments["drafter_params"]
-    weights = _params_of_each(drafters, weights_given) if together else [weights_given]
+    weights = arguments["drafter_params"] if together else [arguments["drafter_params"]]
+    weights = [None] * len(drafters) if weights is None else weights
+    if together and (not isinstance(weights, (list, tuple)) or len(weights) != len(drafters)):
+        raise ValueError(
+            f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
+        )
     pairs = [_drafter(big, part, weight, limit) for part, weight in zip(drafters, weights, strict=False)]
     built, params = pairs[0] if pairs and not together else (no_drafter(), None)
     if together:
@@ -316,7 +323,13 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
     check_drafter(drafter, big.model.spec.vocab_size)
     if isinstance(drafter, Drafter) or (isinstance(drafter, str) and without_model(drafter)):
         return drafter
-    small = _loaded_drafter(drafter, dtype) if isinstance(drafter, str) else drafter
+    try:
+        small = _loaded(drafter, dtype, mesh_here(), load_drafter) if isinstance(drafter, str) else drafter
+    except FileNotFoundError as error:
+        # A misspelt drafter is searched among models last; only then is it known to be neither.
+        if difflib.get_close_matches(str(drafter), _modelless(), n=1):
+            raise ValueError(f"no drafter {drafter!r}{nearest(str(drafter), _modelless())}; and {error}") from None
+        raise
     check_pair(big, small)
     small = for_target(big, small, notices.append)
     size = big.model.spec.vocab_size
@@ -324,13 +337,6 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
         # padding rows of the drafter's embedding
         raise ValueError(f"drafter {small.name!r} would propose token {last}, and the target has {size}")
     return small
-
-
-def _longest(costs: CostModel | None, widths: Sequence[int] | None, policy: StoppingPolicy) -> int:
-    """Default `max_draft_length`: the longest that pays, or that the policy drafts, within the given widths."""
-    longest, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
-    longest = max(longest, draft_length) if isinstance(draft_length, int) else longest
-    return max(min(longest, max(widths) - 1), 1) if widths else longest
 
 
 def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, max_draft_length: int) -> tuple[Drafter, Params]:
@@ -342,32 +348,11 @@ def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, max_draft_le
     return choose("drafter", drafter, max_draft_length=max_draft_length, vocab_size=big.model.spec.vocab_size), params
 
 
-def _loaded_drafter(source: str, dtype: str) -> LoadedModel:
-    try:
-        return _loaded(source, dtype, mesh_here(), load_drafter)
-    except FileNotFoundError as error:
-        # A misspelt drafter is searched among models last; only then is it known to be neither.
-        if difflib.get_close_matches(source, _modelless(), n=1):
-            raise ValueError(f"no drafter {source!r}{nearest(source, _modelless())}; and {error}") from None
-        raise
-
-
 @functools.lru_cache(maxsize=4)
 def _loaded(source: str, dtype: str, mesh: Mesh | None, load: Callable[..., LoadedModel] = load_model) -> LoadedModel:
     """A cached load; `mesh` is the current mesh, so that a model is loaded again for another mesh."""
     del mesh
     return load(source, dtype=dtype)
-
-
-def _params_of_each(drafters: Sequence[Any], params: Params) -> list[Params]:
-    """The parameters for each of several drafters."""
-    if params is None:
-        return [None] * len(drafters)
-    if not isinstance(params, (list, tuple)) or len(params) != len(drafters):
-        raise ValueError(
-            f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
-        )
-    return list(params)
 
 
 def _relative_size(params: Params, target: Params) -> float:

@@ -64,10 +64,6 @@ def prompt_of(entry: Any, where: str, default_id: str) -> Prompt:
     split = entry.get("split")
     if split is not None and not (isinstance(split, str) and split):
         raise ValueError(f"{where}: 'split' must be a name, got {split!r}")
-    return Prompt(str(name), str(entry.get("category", "none")), _turns(entry, where), split)
-
-
-def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
     key = next((key for key in TEXT_KEYS if key in entry), None)
     if key is None:
         raise ValueError(f"{where}: none of the keys {', '.join(TEXT_KEYS)} in it, only {', '.join(map(repr, entry))}")
@@ -77,4 +73,4 @@ def _turns(entry: dict[str, Any], where: str) -> tuple[str, ...]:
     turns: list[Any] = value if key == "turns" else [value]
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(f"{where}: {key!r} must be text that is not empty, got {value!r}")
-    return tuple(turns)
+    return Prompt(str(name), str(entry.get("category", "none")), tuple(turns), split)

@@ -90,7 +90,24 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
     name, arguments = parse_call(kind, words, offered)
     made = build(kind, name, arguments, offered)
     if kind in ("policy", "verifier") or (kind == "monitor" and name.endswith(".py")):
-        _check_answers(kind, name, made)
+        try:
+            with described(definition(made.init), f"the {kind}'s init"):
+                state = made.init(FIRST.batch)
+            if not is_users(made):
+                return made
+            monitor = phases().init(FIRST.batch) if kind != "monitor" and made.needs_phases else ()
+            for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
+                sizes = FIRST._replace(max_draft_length=length)
+                if kind == "policy":
+                    check_policy(made, state, monitor, sizes)
+                elif kind == "verifier":
+                    check_verifier(made, state, sizes, monitor)
+                else:
+                    check_monitor(made, state, sizes, [length + 1])
+            if kind == "verifier" and name.endswith(".py"):
+                check_verifier(made, state, FIRST._replace(max_draft_length=0), monitor)
+        except Exception as error:  # any error of its functions on example shapes becomes one message
+            raise ValueError(_refusal(kind, name, error)) from error
     return made
 
 
@@ -143,25 +160,25 @@ def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[s
     for key in arguments.keys() & parameters.keys():
         if isinstance(arguments[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
             arguments[key] = choose(kind, arguments[key], **offered)
-        _check_type(f"{kind} {name}: {key}", arguments[key], parameters[key].default)
+        wrong, value, default = f"{kind} {name}: {key} must be", arguments[key], parameters[key].default
+        if isinstance(default, bool) and not isinstance(value, bool):  # a text such as 'no' would count as true
+            raise ValueError(f"{wrong} true or false, got {value!r}")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(default, (int, float)) and not isinstance(default, bool) and not number:
+            raise ValueError(f"{wrong} a number, got {value!r}")
+        if isinstance(default, int) and isinstance(value, float):
+            raise ValueError(f"{wrong} a whole number, got {value!r}")
     try:
         made = factory(**arguments)
     except Exception as error:  # any error of a user's factory becomes one message
-        raise ValueError(_refusal(kind, name, error) + _variant_with(kind, name, arguments, error)) from error
+        unknown = {key for key in arguments if f"has no option {key!r}" in str(error)}
+        variants = [(other, find_factory(kind, other)()) for other in names(kind) if other.startswith(f"{name}_")]
+        shared = ((other, unknown & {*made.options, *made.hyperparameters}) for other, made in variants)
+        having = (f"; {other} has {min(keys)!r}" for other, keys in shared if keys)
+        raise ValueError(_refusal(kind, name, error) + next(having, "")) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
     return made
-
-
-def _variant_with(kind: str, name: str, arguments: Mapping[str, Any], error: Exception) -> str:
-    """'; VARIANT has KEY' for the error message of an unknown option that a variant of the name has, else ''."""
-    for variant in names(kind):
-        if variant.startswith(f"{name}_"):
-            made = find_factory(kind, variant)()
-            for key in arguments:
-                if f"has no option {key!r}" in str(error) and key in {*made.options, *made.hyperparameters}:
-                    return f"; {variant} has {key!r}"
-    return ""
 
 
 def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
@@ -179,28 +196,6 @@ def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
     return ast.literal_eval(tree)
 
 
-def _check_answers(kind: str, name: str, made: Any) -> None:
-    """Checks the hyperparameters, and a user's functions on example shapes; any error becomes one message."""
-    try:
-        with described(definition(made.init), f"the {kind}'s init"):
-            state = made.init(FIRST.batch)
-        if not is_users(made):
-            return
-        monitor = phases().init(FIRST.batch) if kind != "monitor" and made.needs_phases else ()
-        for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
-            sizes = FIRST._replace(max_draft_length=length)
-            if kind == "policy":
-                check_policy(made, state, monitor, sizes)
-            elif kind == "verifier":
-                check_verifier(made, state, sizes, monitor)
-            else:
-                check_monitor(made, state, sizes, [length + 1])
-        if kind == "verifier" and name.endswith(".py"):
-            check_verifier(made, state, FIRST._replace(max_draft_length=0), monitor)
-    except Exception as error:
-        raise ValueError(_refusal(kind, name, error)) from error
-
-
 def _refusal(kind: str, name: str, error: Exception) -> str:
     """An error message of one line: the kind of strategy, the line in a user's file or the name, and the error."""
     text = describe_error(error)
@@ -211,28 +206,11 @@ def _refusal(kind: str, name: str, error: Exception) -> str:
     return f"{kind} {name}: {text.removeprefix('TypeError: ')}"
 
 
-def _check_type(argument: str, value: Any, default: Any) -> None:
-    """Checks the type of an argument; otherwise a text such as 'no' would count as true."""
-    if isinstance(default, bool) and not isinstance(value, bool):
-        raise ValueError(f"{argument} must be true or false, got {value!r}")
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(default, (int, float)) and not isinstance(default, bool) and not number:
-        raise ValueError(f"{argument} must be a number, got {value!r}")
-    if isinstance(default, int) and isinstance(value, float):
-        raise ValueError(f"{argument} must be a whole number, got {value!r}")
-
-
 @functools.lru_cache(maxsize=64)
 def _factory_of_file(kind: str, name: str, edited: int) -> Callable[..., Any]:
     """A user's factory, cached so that its strategies are equal for equal calls until the file changes."""
     del edited
-    module, factory = _load_file(kind, Path(name).expanduser()), Path(name).stem
-    if not callable(getattr(module, factory, None)):
-        raise ValueError(f"{kind} file {name} must define a function {factory}()")
-    return renamed(getattr(module, factory), name)
-
-
-def _load_file(kind: str, path: Path) -> Any:
+    path, factory = Path(name).expanduser(), Path(name).stem
     if not path.is_file():
         raise ValueError(f"{kind} file {path} does not exist")
     spec = importlib.util.spec_from_file_location(f"{kind}_file_{path.stem}", path)
@@ -246,4 +224,6 @@ def _load_file(kind: str, path: Path) -> Any:
     except (Exception, SystemExit) as error:  # any error of a user's file becomes one message with its line
         where = "" if location(error) else f"{path}: "
         raise ValueError(f"{kind} file {where}{describe_error(error)}") from error
-    return module
+    if not callable(getattr(module, factory, None)):
+        raise ValueError(f"{kind} file {name} must define a function {factory}()")
+    return renamed(getattr(module, factory), name)

@@ -86,7 +86,11 @@ class Stream(Iterator[Chunk]):
         state = readable(self.state)
         ends = set(state.stop_ids[0].tolist())
         while not state.done[0]:
-            self._run()
+            watch = time.perf_counter()
+            with interrupts_held():
+                state = self.pair.decoder.run(self.pair.params, self.state, rounds=self._rounds)
+                self.state = jax.block_until_ready(state)
+            self._seconds += time.perf_counter() - watch
             state = readable(self.state)
             for chunk in _chunks(state, played):
                 played += 1
@@ -95,16 +99,8 @@ class Stream(Iterator[Chunk]):
                 if text.ended:
                     return
         look_at_costs(self.pair, self.request, state, self._seconds)
-        rest = text.take(everything=True)
-        if rest:
+        if rest := text.take(everything=True):
             yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
-
-    def _run(self) -> None:
-        watch = time.perf_counter()
-        with interrupts_held():
-            state = self.pair.decoder.run(self.pair.params, self.state, rounds=self._rounds)
-            self.state = jax.block_until_ready(state)
-        self._seconds += time.perf_counter() - watch
 
 
 def can_continue(pair: Pair, request: Request, previous: DecodeState) -> bool:

@@ -45,11 +45,6 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def target(folders):
-    return folders[0]
-
-
-@pytest.fixture(scope="module")
 def models(folders):
     target, drafter = folders
     return ["--target", target, "--drafter", drafter]
@@ -290,7 +285,8 @@ def search(target, **options):
     return beam_search("hello", target=model, chat=False, **{"width": 3, "max_new_tokens": 10, **options})
 
 
-def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table(capsys, target):
+def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table(capsys, folders):
+    target = folders[0]
     found, words = search(target), ["hello", "--target", target, *SEARCH]
     assert len({f"{beam.score:.4f}" for beam in found}) == 3
     code, out, err = run(capsys, *words)
@@ -303,7 +299,8 @@ def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table
     assert run(capsys, *words, *off.split()) == (0, out, ""), "what is off may be said"
 
 
-def test_options_of_beams_arrive(capsys, target):
+def test_options_of_beams_arrive(capsys, folders):
+    target = folders[0]
     numbers = {"width": 2, "length_penalty": -2.0, "min_new_tokens": 4, "max_new_tokens": 6}
     found = search(target, **numbers)
     assert found != search(target, width=2, max_new_tokens=6)

@@ -11,7 +11,6 @@ from tiny_compare import write_config
 
 from experiments import compare
 from experiments.compare import by_method, main
-from experiments.lib.run_folder import read_rows
 from experiments.lib.run_folder import read_rows as rows
 from experiments.lib.summary import against_table, summarise
 from specdec_jax.costs.cost_model import cost_model
@@ -212,10 +211,10 @@ def lossy(tmp_path_factory):
 
 @pytest.mark.seldom
 def test_the_figures_are_those_of_the_rows(lossy):
-    rows = read_rows(lossy)
-    assert [row["method"] for row in rows[:6]] == list(LOSSY_METHODS) and len(rows) == 2 * 2 * 2 * 6
+    found = rows(lossy)
+    assert [row["method"] for row in found[:6]] == list(LOSSY_METHODS) and len(found) == 2 * 2 * 2 * 6
     for temperature in (0.0, 1.0):
-        here = [row for row in rows if row["temperature"] == temperature]
+        here = [row for row in found if row["temperature"] == temperature]
         figures = by_method(here)
         for name, own in figures.items():
             mine = [[row["log_likelihood"] for row in here if (row["method"], row["prompt_id"]) == (name, prompt)]
@@ -224,10 +223,10 @@ def test_the_figures_are_those_of_the_rows(lossy):
         assert figures["rejection"]["total_variation"].max() < 1e-5 < 0.01 < figures["tenth"]["total_variation"].mean()
         assert figures["plain"]["total_variation"].max() < 1e-5
         assert np.isnan(figures["by-phase"]["total_variation"]).all() and figures["plain"]["before"] is None
-    greedy = by_method([row for row in rows if row["temperature"] == 0])
+    greedy = by_method([row for row in found if row["temperature"] == 0])
     assert greedy["rejection"]["before"] == 1 and greedy["rejection"]["first_choice"].min() == 1
     assert greedy["tenth"]["before"] < 1
-    assert np.isnan(by_method(rows[-6:])["by-phase"]["divergence"]).all()
+    assert np.isnan(by_method(found[-6:])["by-phase"]["divergence"]).all()
 
 
 def test_the_tables_have_the_quality_of_every_method(lossy):

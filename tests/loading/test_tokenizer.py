@@ -17,13 +17,6 @@ from specdec_jax.loading.tokenizer import MARK, tokenizer_from_folder
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 
 
-def from_target() -> Tokenizer:
-    try:
-        return tokenizer_from_gguf(read_gguf(builtin.target_file()))
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-
-
 def from_drafter() -> Tokenizer:
     return tokenizer_from_gguf(read_gguf(builtin.drafter_file()))
 
@@ -31,8 +24,13 @@ def from_drafter() -> Tokenizer:
 @pytest.fixture(scope="module", params=["target", "drafter", "folder"])
 def smollm(request, tmp_path_factory) -> Tokenizer:
     """The target's, the built-in drafter's, and the latter's saved as a Hugging Face folder."""
-    if request.param != "folder":
-        return from_target() if request.param == "target" else from_drafter()
+    if request.param == "target":
+        try:
+            return tokenizer_from_gguf(read_gguf(builtin.target_file()))
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+    if request.param == "drafter":
+        return from_drafter()
     folder = tmp_path_factory.mktemp("tokenizer")
     from_drafter().save(folder)
     return tokenizer_from_folder(folder)
@@ -103,15 +101,6 @@ def test_stream_waits_for_the_rest_of_a_character_and_gives_up_only_at_the_end(s
     assert decoder.push(smollm.encode("x")) == "\ufffdx"  # invalid for certain: what follows shows it
 
 
-def with_byte_fallback() -> Tokenizer:
-    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581the", "b"]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend = Backend(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    spaces = decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)
-    backend.decoder = decoders.Sequence([spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]])
-    return Tokenizer(backend, {})
-
-
 @pytest.mark.parametrize(
     ("tokens", "pieces"),
     [
@@ -120,7 +109,12 @@ def with_byte_fallback() -> Tokenizer:
     ],
 )
 def test_stream_survives_bytes_that_change_those_before(tokens, pieces):
-    tokenizer = with_byte_fallback()
+    vocabulary = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581the", "b"]
+    numbers = {token: i for i, token in enumerate(vocabulary)}
+    backend = Backend(models.BPE(numbers, [], unk_token="<unk>", byte_fallback=True))
+    spaces = decoders.Replace("\u2581", " "), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([spaces[0], decoders.ByteFallback(), decoders.Fuse(), spaces[1]])
+    tokenizer = Tokenizer(backend, {})
     decoder = StreamDecoder(tokenizer)
     assert [decoder.push([tokenizer.vocabulary()[token]]) for token in tokens] == pieces
     assert decoder.flush() == ""

@@ -81,22 +81,14 @@ def test_expected_tokens_speedup_and_the_best_draft_length():
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1] < 32
 
 
-def brute_force(trace, draft):
-    """(accepted, asked) of the draft of that number, a text each."""
-    counts = np.zeros((2, trace.num_texts), int)
-    for text in range(trace.num_texts):
-        bits = trace.accepted[text, : trace.length[text]]
-        for at in range(len(bits) - draft + 1):
-            if all(bits[at : at + draft - 1]):
-                counts[:, text] += bits[at + draft - 1], 1
-    return counts
-
-
 def test_acceptance_by_draft_counts_every_position_a_round_could_begin_at():
     trace = made_up_trace(texts=6, tokens=24)
     found = by_draft(trace)
     for draft in range(1, trace.max_draft_length + 1):
-        accepted, asked = brute_force(trace, draft).sum(axis=1)
+        texts = [bits[:length] for bits, length in zip(trace.accepted, trace.length, strict=True)]
+        begins = [bits[at : at + draft] for bits in texts for at in range(len(bits) - draft + 1)]
+        reached = [bits[-1] for bits in begins if all(bits[:-1])]
+        accepted, asked = sum(reached), len(reached)
         assert (draft <= len(found)) == (asked > 0)
         assert not asked or found[draft - 1].estimate == pytest.approx(accepted / asked)
     assert 3 < len(found) < trace.max_draft_length

@@ -43,12 +43,6 @@ def bigram(seed: int, size: int = VOCAB, scale: float = 2.0, context: int = 400)
     return LoadedModel(from_function(apply, init_cache, spec), params, tokenizer(), f"bigram {seed}", None)
 
 
-def logits_of(model: LoadedModel, text: list[int], position: int) -> np.ndarray:
-    """Float64, of the token after text[position]."""
-    table, steps = (np.asarray(part, np.float64) for part in model.params)
-    return table[text[position]] + 0.5 * table[text[max(position - 3, 0)]] + steps[position % 7]
-
-
 def texts_of(count: int, longest: int = 150, seed: int = 3) -> list[tuple[list[int], list[int]]]:
     rng = np.random.default_rng(seed)
     sizes = zip(rng.integers(1, longest, count), rng.integers(1, 40, count), strict=True)
@@ -57,10 +51,12 @@ def texts_of(count: int, longest: int = 150, seed: int = 3) -> list[tuple[list[i
 
 def naive(target, drafter, texts):
     agreement, mass = [], []
+    tables = [[np.asarray(part, np.float64) for part in model.params] for model in (target, drafter)]
     for prompt, answer in texts:
         text, rows = [*prompt, *answer], []
         for position in range(len(prompt) - 1, len(text) - 1):
-            pair = [logits_of(model, text, position) for model in (target, drafter)]
+            now, before = text[position], text[max(position - 3, 0)]
+            pair = [table[now] + 0.5 * table[before] + steps[position % 7] for table, steps in tables]
             missing = len(pair[0]) - len(pair[1])
             pair[1] = np.pad(pair[1], (0, missing), constant_values=-np.inf)
             shared = [np.minimum(*(warp(logits, temperature) for logits in pair)).sum() for temperature in TEMPERATURES]

@@ -20,7 +20,8 @@ def trace_with(bias, temperature=0.0):
     column = FEATURES.index
     path[..., column("entropy")] = rng.gamma(1.0, 1.0, path.shape[:2])
     path[..., column("max_prob")] = rng.uniform(0.1, 0.95, path.shape[:2])
-    z = bias + evidence(path[..., column("entropy")], path[..., column("max_prob")], temperature)
+    entropy, largest = (path[..., column(name)] for name in ("entropy", "max_prob"))
+    z = bias + (-np.log(entropy + 0.02) if temperature > 0 else logit(largest))
     at = np.arange(path.shape[1])[None, :]
     accepted = (rng.uniform(size=z.shape) < 1 / (1 + np.exp(-z))) & (at < trace.length[:, None])
     rejected = (at <= trace.length[:, None]) & ~accepted
@@ -28,10 +29,6 @@ def trace_with(bias, temperature=0.0):
     tails = np.resize(trace.tails, (int(rejected.sum()), *trace.tails.shape[1:]))
     tails[:, 0] = path[rejected]
     return trace._replace(path=path, accepted=accepted, tail_of=tail_of, tails=tails)
-
-
-def evidence(entropy, largest, temperature):
-    return -np.log(entropy + 0.02) if temperature > 0 else logit(largest)
 
 
 @pytest.mark.parametrize("bias", [-0.8, 0.9])

@@ -7,16 +7,6 @@ from refusals import refusals
 from specdec_jax.metrics.repetition import repeated_mask, repeated_share
 
 
-def slow_mask(tokens, n):
-    """The definition, word for word."""
-    mask = [False] * len(tokens)
-    for start in range(len(tokens) - n + 1):
-        if any(tokens[start : start + n] == tokens[earlier : earlier + n] for earlier in range(start)):
-            for index in range(start, start + n):
-                mask[index] = True
-    return mask
-
-
 def test_texts_by_hand():
     """A loop from its second copy on, a copy that is not adjacent, and seven tokens in common, which are a phrase."""
     loop, sentence = [90, 91, 92, *[1, 2, 3, 4, 5] * 4], list(range(10))
@@ -34,7 +24,10 @@ def test_equals_the_definition_on_random_texts():
     for _ in range(200):
         tokens = rng.integers(0, rng.integers(1, 4), size=rng.integers(0, 50)).tolist()
         n = int(rng.integers(1, 9))
-        expected = slow_mask(tokens, n)
+        expected = [False] * len(tokens)  # the definition, word for word
+        for start in range(len(tokens) - n + 1):
+            if any(tokens[start : start + n] == tokens[earlier : earlier + n] for earlier in range(start)):
+                expected[start : start + n] = [True] * n
         assert repeated_mask(tokens, n).tolist() == expected
         seen += 0 < sum(expected) < len(expected)
     assert seen > 100  # texts that are neither all repeated nor free of it

@@ -142,7 +142,10 @@ def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
     watched = phase_path(sampled_trace, **WATCH)
     assert gap(state, replay(sampled_trace, policy, hyperparameters, phases=watched)) < 4
-    assert gap(state, replay(independent(sampled_trace), policy, hyperparameters, phases=watched)) > 6
+    # the negative control: acceptance drawn with the mean chance, whatever token the text took
+    coin = np.random.default_rng(0).uniform(size=sampled_trace.overlap.shape)
+    independent = sampled_trace._replace(accepted=sampled_trace.accepted & (coin < 0.9))
+    assert gap(state, replay(independent, policy, hyperparameters, phases=watched)) > 6
 
 
 def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
@@ -169,12 +172,6 @@ def test_raw_entropies_are_the_tables_own(sampled_trace):
         np.testing.assert_allclose(
             sampled_trace.raw_target_entropy[row, : length + 1], entropy[tokens[:-1], tokens[1:]], atol=1e-5
         )
-
-
-def independent(trace):
-    """The negative control that DESIGN names: acceptance drawn with the mean chance, whatever token the text took."""
-    coin = np.random.default_rng(0).uniform(size=trace.overlap.shape)
-    return trace._replace(accepted=trace.accepted & (coin < 0.9))
 
 
 def test_many_settings_are_each_replayed_as_alone(greedy_trace):

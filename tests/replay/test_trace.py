@@ -43,19 +43,15 @@ def some_trace(seed=0):
     )
 
 
-def same(one, other):
-    for name, value in one._asdict().items():
-        np.testing.assert_array_equal(value, getattr(other, name)) if name != "about" else None
-    assert one.about == other.about
-
-
 def test_a_trace_is_read_as_it_was_written_with_the_truncations_of_its_warp(tmp_path):
     trace = some_trace()
     save_trace(tmp_path / "t.npz", trace)
-    same(trace, load_trace(tmp_path / "t.npz"))
+    read = load_trace(tmp_path / "t.npz")
+    for name, value in trace._replace(about=None)._asdict().items():
+        np.testing.assert_array_equal(value, getattr(read._replace(about=None), name))
+    assert trace.about == read.about
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.npz"]
     assert trace.num_positions == 9 and trace.max_draft_length == MOST
-    trace = some_trace()
     save_trace(tmp_path / "t.npz", trace._replace(about=trace.about | {"warp": {"temperature": 0.7, "top_p": 0.8}}))
     np.testing.assert_allclose(load_trace(tmp_path / "t.npz").truncation, [[0.0, 0.8, 0.0]] * TEXTS)
     save_trace(tmp_path / "t.npz", trace)

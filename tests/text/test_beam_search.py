@@ -1,5 +1,6 @@
 """Beam search against every sequence there is, and against beam search written as loops in Python."""
 
+import functools
 import itertools
 import math
 
@@ -13,20 +14,12 @@ import specdec_jax
 from specdec_jax.decoding.prefill import num_programs
 from specdec_jax.decoding.scoring import score
 from specdec_jax.models.adapters import from_logits_function
-from specdec_jax.text.beam_search import Hypothesis, _checked, _program, beam_search
+from specdec_jax.text.beam_search import Hypothesis, _Numbers, _program, beam_search
 from specdec_jax.text.generation import build_pair, encode, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
 ROOM = 32  # slots
-
-
-def table_logits(params, tokens):
-    """Distributions by slot, its token and the one before, [2, S, V, V]: no two paths of one length have the same sum,
-    and a beam that kept another's cache would be seen.
-    """
-    slots, before = jnp.arange(tokens.shape[1])[None, :], jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
-    return params[0, slots, tokens] + params[1, slots, before]
 
 
 def small_search(table, width, ends=(), penalty=1.0, minimum=0, most=4, prompt=0):
@@ -37,7 +30,7 @@ def small_search(table, width, ends=(), penalty=1.0, minimum=0, most=4, prompt=0
         model.init_cache(None, 1, ROOM),
         np.int32(prompt),
         np.array(ends, np.int32),
-        _checked(width, penalty, minimum, most),
+        _Numbers(np.float32(penalty), np.int32(minimum), np.int32(most)),
         ROOM,
     )
     found = zip(kept.tokens, kept.length, kept.score, kept.log_prob, strict=True)
@@ -46,11 +39,16 @@ def small_search(table, width, ends=(), penalty=1.0, minimum=0, most=4, prompt=0
     ]
 
 
-TOYS = {}
-
-
+@functools.cache
 def toy(vocab):
-    return TOYS.setdefault(vocab, from_logits_function(table_logits, ModelSpec(vocab, ROOM, ())))
+    def table_logits(params, tokens):
+        """Distributions by slot, its token and the one before, [2, S, V, V]: no two paths of one length have the same
+        sum, and a beam that kept another's cache would be seen.
+        """
+        slots, before = jnp.arange(tokens.shape[1])[None, :], jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+        return params[0, slots, tokens] + params[1, slots, before]
+
+    return from_logits_function(table_logits, ModelSpec(vocab, ROOM, ()))
 
 
 def random_table(vocab, seed):

@@ -68,14 +68,9 @@ def test_rows_take_the_next_source_of_their_size(tiny, plain):
         assert found[index].result.tokens == wanted.tokens
         assert found[index].source_slots == size_of(tiny, requests[index]).source
     small, large = sorted(sizes)
-    assert cache_bytes(tiny, 2, *large) - cache_bytes(tiny, 2, *small) == 2 * 2 * _cross_bytes(tiny, large, small)
-
-
-def _cross_bytes(pair, large, small):
-    """Of one row and one model."""
-    c = pair.target.config
-    heads = c.num_attention_heads * c.head_dim
-    return 2 * c.num_hidden_layers * heads * 4 * (large.source - small.source)
+    c = tiny.target.config
+    of_a_row = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * 4 * (large.source - small.source)
+    assert cache_bytes(tiny, 2, *large) - cache_bytes(tiny, 2, *small) == 2 * 2 * of_a_row
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,13 +111,6 @@ def _with_options(kind: str, words: str, options: str) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**arguments, **changes}.items())})"
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"cannot read {text!r}: {str(error).lower()}") from None
-
-
 def _gamma(chat: Chat, text: str) -> RenderableType:
     if text:
         length = _number("the static length", text, int)
@@ -144,7 +137,10 @@ def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
 
 
 def _target(chat: Chat, text: str) -> RenderableType:
-    words = _words(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"cannot read {text!r}: {str(error).lower()}") from None
     if len(words) > 2:
         raise ValueError(f"/target takes a target and perhaps its drafter, got {len(words)} words")
     sources: dict[str, Any] = dict(zip(("target", "drafter"), words, strict=False))
@@ -192,11 +188,8 @@ def _quit(chat: Chat) -> None:
 
 def _help(chat: Chat, text: str) -> RenderableType:
     del chat
-    shown: Iterable[Command] = COMMANDS.values()
-    if text:
-        shown = [find("/" + text.removeprefix("/"))[0]]
     grid = Table.grid(padding=(0, 2))
-    for command in shown:
+    for command in [find("/" + text.removeprefix("/"))[0]] if text else COMMANDS.values():
         grid.add_row(Text(command.usage, "bold"), Text(command.help))
     if not text:
         grid.add_row("", Text("Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer, Ctrl-D quits.", "dim"))

@@ -36,12 +36,7 @@ def stats(session: Session) -> RenderableType:
     if session.last is None:
         grid.add_row("answers", "none yet")
         return grid
-    for name, value in _answer(session.last, session.pair.target.model.spec.context):
-        grid.add_row(name, value)
-    return grid
-
-
-def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
+    turn, context = session.last, session.pair.target.model.spec.context
     result, figures = turn.result, turn.result.statistics
     read = f"{turn.prefilled} ({turn.why})" if turn.prefilled > 1 else str(turn.prefilled)
     used = len(turn.result.prompt_tokens) + len(result.tokens)
@@ -64,7 +59,9 @@ def _answer(turn: Turn, context: int) -> list[tuple[str, str]]:
         ]
     if result.compile_seconds:
         rows.append(("compiled in", f"{result.compile_seconds:.1f} s"))
-    return rows
+    for name, value in rows:
+        grid.add_row(name, value)
+    return grid
 
 
 def _number(value: float | None) -> str:

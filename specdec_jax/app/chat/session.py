@@ -102,7 +102,14 @@ class Session:
             raise ValueError("the message is empty")
         messages = [*self.messages, {"role": "user", "content": text}]
         rendered = self._rendered(messages)
-        return self._play(messages, rendered, self.request(self._ids(rendered)))
+        tokenizer, last = self.pair.target.tokenizer, self.last
+        before = last.text + tokenizer.decode(last.result.tokens, skip_special=False) if last and last.ids else None
+        if last is not None and before is not None and rendered.startswith(before):
+            # decoded text keeps its ids, which may differ from those of encoding it
+            ids = [*last.ids, *last.result.tokens, *encode_text(self.pair.target, rendered[len(before) :])]
+        else:
+            ids = encode_text(self.pair.target, rendered, add_special=not self.settings.chat)
+        return self._play(messages, rendered, self.request(ids))
 
     def request(self, ids: list[int], pair: Pair | None = None) -> Request:
         """The request of a prompt's ids with this session's settings, for `pair` (default: the session's).
@@ -118,7 +125,10 @@ class Session:
                 f"the conversation fills the target's context: {len(ids)} of {context} tokens, and none are left "
                 "for an answer. /reset begins a new one"
             )
-        slots = self._slots(len(ids), new_tokens, max(pair.decoder.parts.widths))
+        widest, present = max(pair.decoder.parts.widths), 0 if self._state is None else self._state.tokens.shape[1]
+        slots = present  # or more than needed, because every size needs compilation
+        if slots_for(len(ids), new_tokens, widest) > present:
+            slots = max(slots_for(len(ids), SPARE * new_tokens, widest), LEAST_SLOTS)
         request = prepare(
             pair,
             ["-"],
@@ -129,12 +139,6 @@ class Session:
             record=True,
         )
         return request._replace(prompts=[ids])
-
-    def _slots(self, prompt: int, new_tokens: int, widest: int) -> int:
-        """The present number of cache slots, or more than needed, because every size needs compilation."""
-        present = 0 if self._state is None else self._state.tokens.shape[1]
-        needed = slots_for(prompt, new_tokens, widest)
-        return present if needed <= present else max(slots_for(prompt, SPARE * new_tokens, widest), LEAST_SLOTS)
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
         state, self._state = self._state, None  # donated below: if the start is interrupted, no state is left
@@ -149,7 +153,12 @@ class Session:
         finally:
             if chunks is not None:
                 with interrupts_held():
-                    self._keep(messages, rendered, request, chunks, why)
+                    result, ids = chunks.result(), request.prompts[0]
+                    self._state, self._kept_models = chunks.state, self._models()
+                    if result.tokens:
+                        self.messages = [*messages, {"role": "assistant", "content": result.text}]
+                        facts = len(ids) - chunks.reused, why, self.settings, chunks.tokenizer
+                        self.last = Turn(ids, rendered, result, request.options["slots"], chunks.reused, *facts)
 
     def _usable(self, state: DecodeState | None, request: Request) -> tuple[DecodeState | None, str]:
         """The kept state if this turn can continue from it, and the reason for prefilling."""
@@ -161,16 +170,6 @@ class Session:
             return None, f"the cache grew from {state.tokens.shape[1]} to {request.options['slots']} slots"
         return state, "new in this turn"
 
-    def _keep(self, messages: list[dict[str, str]], rendered: str, request: Request, chunks: Stream, why: str) -> None:
-        result, ids = chunks.result(), request.prompts[0]
-        self._state, self._kept_models = chunks.state, self._models()
-        if result.tokens:
-            self.messages = [*messages, {"role": "assistant", "content": result.text}]
-            slots = request.options["slots"]
-            read = len(ids) - chunks.reused
-            facts = chunks.reused, read, why, self.settings, chunks.tokenizer
-            self.last = Turn(ids, rendered, result, slots, *facts)
-
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:
             lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # answers follow
@@ -178,15 +177,6 @@ class Session:
         if self.settings.system is not None:
             messages = [{"role": "system", "content": self.settings.system}, *messages]
         return self.pair.target.tokenizer.chat(messages, parse_special=self.settings.parse_special)
-
-    def _ids(self, rendered: str) -> list[int]:
-        """The text's ids. Decoded text keeps its ids, which may differ from those of encoding it."""
-        tokenizer, last = self.pair.target.tokenizer, self.last
-        if last is not None and last.ids:
-            before = last.text + tokenizer.decode(last.result.tokens, skip_special=False)
-            if rendered.startswith(before):
-                return [*last.ids, *last.result.tokens, *encode_text(self.pair.target, rendered[len(before) :])]
-        return encode_text(self.pair.target, rendered, add_special=not self.settings.chat)
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings

@@ -93,8 +93,12 @@ class Terminal:
             except EOFError:
                 break
             pressed = False
-            with _unseen_keys():
+            before = termios.tcgetattr(sys.stdin)  # the terminal does not show keys now; the next prompt reads them
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+            try:
                 self._obey(line)
+            finally:
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
         return 0
 
     def from_script(self, lines: Iterable[str]) -> int:
@@ -146,7 +150,11 @@ class Terminal:
         finally:
             if session.last is not before and session.last is not None:
                 print(flush=True)
-                self._conclude(script)
+                console = self._errors if script else self._console
+                console.print(Text(summary(session.last.result), "dim"), soft_wrap=script)
+                if self._chat.tokens is None and self._colours:
+                    console.print(Text(HIDDEN, "dim"), soft_wrap=script)
+                self._chat.tokens = self._chat.tokens or "on"
 
     @contextlib.contextmanager
     def _waiting(self, message: str) -> Iterator[None]:
@@ -167,28 +175,8 @@ class Terminal:
             text = ansi(pieces) if shown else printed(text)
         print(text, end="", flush=True)
 
-    def _conclude(self, script: bool) -> None:
-        """Prints the statistics of an answer."""
-        last, console = self._chat.session.last, self._errors if script else self._console
-        assert last is not None
-        console.print(Text(summary(last.result), "dim"), soft_wrap=script)
-        if self._chat.tokens is None and self._colours:
-            console.print(Text(HIDDEN, "dim"), soft_wrap=script)
-        self._chat.tokens = self._chat.tokens or "on"
-
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
-
-
-@contextlib.contextmanager
-def _unseen_keys() -> Iterator[None]:
-    """The terminal does not show keys that are typed in the block; the next prompt reads them."""
-    before = termios.tcgetattr(sys.stdin)
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def prompt_session(toolbar: Callable[[], str]) -> PromptSession[str]:
@@ -259,24 +247,16 @@ def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], It
     def offers(rest: str) -> Iterator[str]:
         call = CALL.fullmatch(rest)
         if call is not None:
-            used = re.findall(r"(\w+)\s*=", call["given"])
-            yield from (f"{name}=" for name in _options(kind, call["name"].strip()) if name not in used)
+            name, used = call["name"].strip(), re.findall(r"(\w+)\s*=", call["given"])
+            options: Iterable[str] = ()
+            with contextlib.suppress(ValueError):  # an unknown name, or an option without a default
+                options = inspect.signature(find_factory(kind, name)).parameters.keys()
+                options = {*options, *choose(kind, name).hyperparameters}
+            yield from (f"{option}=" for option in sorted(options) if option not in used)
         elif " " not in rest:
             yield from offered()
 
     return offers
-
-
-def _options(kind: str, name: str) -> list[str]:
-    """The static options and hyperparameters of a strategy; empty for an unknown name."""
-    try:
-        options = inspect.signature(find_factory(kind, name)).parameters.keys()
-    except ValueError:
-        return []
-    try:
-        return sorted({*options, *choose(kind, name).hyperparameters})
-    except ValueError:  # an option without a default
-        return sorted(options)
 
 
 def _first(*offered: str) -> Callable[[str], Iterator[str]]:

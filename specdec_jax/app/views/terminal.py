@@ -60,35 +60,33 @@ class Wrapping:
         """The text to write for these pieces; without colours unless `styled`."""
         out: list[Piece | str] = []
         for piece in pieces:
-            for character in visible(piece):
-                self._put(Piece(character, piece.kind), self._width(), out)
+            for text in visible(piece):
+                width, character = self._width(), Piece(text, piece.kind)
+                if text == "\n":
+                    out.append("\n")
+                    self._column, self._word = 0, []
+                    continue
+                size = 8 - self._column % 8 if text == "\t" else cell_len(text)
+                if text.isspace():
+                    self._word = []
+                    if self._column + size <= width:  # a space that does not fit becomes the line break
+                        out.append(character)
+                        self._column += size
+                    continue
+                if self._column + size >= width:  # the last column stays free, where the cursor's line is ambiguous
+                    written = sum(cell_len(each.text) for each in self._word)
+                    if written == self._column:  # a word wider than the line
+                        self._word, written = [], 0
+                    out += [f"\x1b[{written}D\x1b[K" if written else "", "\n", *self._word]
+                    self._column = written
+                out.append(character)
+                self._word.append(character)
+                self._column += size
         runs = groupby(out, key=lambda each: each.kind if isinstance(each, Piece) else None)
         return "".join(
             "".join(map(str, run)) if kind is None else _styled("".join(each.text for each in run), kind, styled)  # type: ignore[union-attr]
             for kind, run in runs
         )
-
-    def _put(self, piece: Piece, width: int, out: list[Piece | str]) -> None:
-        if piece.text == "\n":
-            out.append("\n")
-            self._column, self._word = 0, []
-            return
-        size = 8 - self._column % 8 if piece.text == "\t" else cell_len(piece.text)
-        if piece.text.isspace():
-            self._word = []
-            if self._column + size <= width:  # a space that does not fit becomes the line break
-                out.append(piece)
-                self._column += size
-            return
-        if self._column + size >= width:  # the last column stays free, where the cursor's line is ambiguous
-            written = sum(cell_len(each.text) for each in self._word)
-            if written == self._column:  # a word wider than the line
-                self._word, written = [], 0
-            out += [f"\x1b[{written}D\x1b[K" if written else "", "\n", *self._word]
-            self._column = written
-        out.append(piece)
-        self._word.append(piece)
-        self._column += size
 
 
 def _styled(text: str, kind: str, styled: bool) -> str:

@@ -51,7 +51,17 @@ def tokens_of(generation: Generation, tokenizer: Tokenizer) -> list[Token]:
     emitted = sum(int(round_["emitted"]) for round_ in generation.rounds)
     if emitted != len(generation.tokens):
         raise ValueError(f"the rounds emitted {emitted} tokens, the generation has {len(generation.tokens)}")
-    texts, tokens, begin = _texts(generation, tokenizer), [], 0
+    # the part of Generation.text by each token; empty for the end of sequence and after a stop string
+    decoder, texts, remaining = StreamDecoder(tokenizer), [], len(generation.text)
+    silent = 1 if generation.finish_reason == "stop" else 0
+    spoken = generation.tokens[: len(generation.tokens) - silent]
+    for index, token in enumerate(spoken):
+        text = decoder.push([token]) + (decoder.flush() if index == len(spoken) - 1 else "")
+        texts.append(text[:remaining])
+        remaining -= len(texts[-1])
+    texts += [""] * silent
+    tokens: list[Token] = []
+    begin = 0
     for index, round_ in enumerate(generation.rounds):
         count = int(round_["emitted"])
         before = generation.tokens[max(begin - CONTEXT, 0) : begin]
@@ -73,18 +83,6 @@ def bound(entropy: float, entropy_factor: float) -> float:
     """AdaEDL's lower bound on the acceptance probability, 1 - sqrt(factor * entropy) (arXiv 2410.18351), which it
     compares with lambda; at least 0."""
     return max(1.0 - math.sqrt(entropy_factor * entropy), 0.0) if entropy >= 0 else math.nan
-
-
-def _texts(generation: Generation, tokenizer: Tokenizer) -> list[str]:
-    """The part of Generation.text by each token; empty for the end of sequence and after a stop string."""
-    decoder, texts, remaining = StreamDecoder(tokenizer), [], len(generation.text)
-    silent = 1 if generation.finish_reason == "stop" else 0
-    shown = generation.tokens[: len(generation.tokens) - silent]
-    for index, token in enumerate(shown):
-        text = decoder.push([token]) + (decoder.flush() if index == len(shown) - 1 else "")
-        texts.append(text[:remaining])
-        remaining -= len(texts[-1])
-    return [*texts, *[""] * silent]
 
 
 def _round(
