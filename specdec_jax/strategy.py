@@ -138,7 +138,24 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
         made = factory(*bound.args, **bound.kwargs)
         if not isinstance(made, Strategy):
             raise TypeError(f"{called} must return a strategy, got {type(made).__name__}")
-        return _stamped(made, Call(build, called, dict(bound.arguments), hyperparameters))
+        for key in hyperparameters:
+            if key not in made.hyperparameters:
+                names = [*bound.arguments, *made.hyperparameters]
+                raise ValueError(f"{called} has no option {key!r}{nearest(key, names)}")
+        taken = {**made.hyperparameters, **hyperparameters}
+
+        @functools.wraps(made.init)
+        def init(batch: int, **changed: Any) -> Any:  # with the strategy's hyperparameters as defaults
+            for key in changed:
+                if key not in taken:
+                    raise ValueError(f"{called} has no hyperparameter {key!r}{nearest(key, taken)}")
+            return made.init(batch, **{**hyperparameters, **changed})
+
+        value = dataclasses.replace(made, **({"init": init, "hyperparameters": taken} if taken else {}))  # type: ignore[type-var]
+        object.__setattr__(value, "call", Call(build, called, dict(bound.arguments), hyperparameters))
+        if hyperparameters:
+            value.init(1)
+        return value
 
     return build
 
@@ -186,32 +203,6 @@ def named_call(name: str, function: Callable[..., Any], *inner: Callable[..., An
         return function(*arguments, **options)
 
     return call
-
-
-def _stamped(made: S, call: Call) -> S:
-    taken = {**made.hyperparameters, **call.given}
-    for key in call.given:
-        if key not in made.hyperparameters:
-            raise ValueError(f"{call.name} has no option {key!r}{nearest(key, [*call.options, *made.hyperparameters])}")
-    changed = {"init": _starting_with(made.init, taken, call), "hyperparameters": taken} if taken else {}
-    value = dataclasses.replace(made, **changed)  # type: ignore[type-var]
-    object.__setattr__(value, "call", call)
-    if call.given:
-        value.init(1)
-    return value
-
-
-def _starting_with(init: Callable[..., Any], taken: Mapping[str, Any], call: Call) -> Callable[..., Any]:
-    """`init` with the strategy's hyperparameters as defaults."""
-
-    @functools.wraps(init)
-    def start(batch: int, **hyperparameters: Any) -> Any:
-        for key in hyperparameters:
-            if key not in taken:
-                raise ValueError(f"{call.name} has no hyperparameter {key!r}{nearest(key, taken)}")
-        return init(batch, **{**call.given, **hyperparameters})
-
-    return start
 
 
 def _bare(value: Any) -> Any:

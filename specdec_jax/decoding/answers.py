@@ -64,7 +64,9 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
         drafts, drafter_state = _check_drafts(parts, params, sizes, slots, state, source)
     if is_users(verifier):
         for held in sorted({min(width - 1, longest) for width in parts.widths}):
-            check_verifier(verifier, state.verifier, sizes, state.monitor, _first(drafts, held))
+            first = lambda leaf, held=held: leaf if leaf.ndim == 1 else leaf[:, :held]  # noqa: E731
+            narrow = jax.eval_shape(functools.partial(jax.tree.map, first), drafts)
+            check_verifier(verifier, state.verifier, sizes, state.monitor, narrow)
             if policy.rounds is not None:
                 policy.rounds.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
     if is_users(drafter):
@@ -303,15 +305,6 @@ def draft_shapes(sizes: Sizes, held: int, keep_log_q: bool) -> Draft:
     whole = functools.partial(array, jnp.int32, sizes.batch)
     log_q = array(jnp.float32, sizes.batch, held, sizes.vocab_size) if keep_log_q else None
     return Draft(whole(held), log_q, array(jnp.bool_, sizes.batch, held), whole())
-
-
-def _first(draft: Draft, held: int) -> Draft:
-    """The shapes of the first `held` drafts."""
-
-    def first(leaf: Any) -> Any:
-        return None if leaf is None else array(leaf.dtype, leaf.shape[0], held, *leaf.shape[2:])
-
-    return draft._replace(tokens=first(draft.tokens), log_q=first(draft.log_q), one_hot=first(draft.one_hot))
 
 
 def _result(sizes: Sizes) -> VerificationResult:

@@ -123,7 +123,21 @@ def commit(
             drafter = parts.drafter.commit(params.drafter, drafter, tokens, matching)
         seen = () if parts.drafter.observe is None else (Seen(verified.taken, state.length - 1, emitted),)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
-        measured = measure_round(drafted, draft, result.length - 1, emitted, width, threshold, phase)
+        accepted = result.length - 1
+        measured = RoundInfo(
+            proposed=draft.tokens,
+            drafted=draft.length,
+            accepted=jnp.minimum(accepted, emitted),
+            emitted=emitted,
+            drafter_passes=drafted.passes,
+            discarded=jnp.maximum(jnp.where(drafted.passes > 0, drafted.passes - drafted.length, 0), 0),
+            width=jnp.broadcast_to(width, emitted.shape),
+            entropy=drafted.entropy,
+            max_prob=drafted.max_prob,
+            threshold=jnp.broadcast_to(threshold.astype(jnp.float32), emitted.shape),
+            drafter_id=drafted.drafter_id,
+            phase=phase,
+        )
         return state._replace(
             tokens=tokens,
             length=length,
@@ -187,32 +201,29 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, uniforms: Array
     ) -> Verified:
         draft = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], draft)
-        logits, hidden, cache = _target_pass(parts, params, state, draft, context, width)
+        start = context.length - 1
+        last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
+        missing = width - 1 - draft.tokens.shape[1]  # a width above K + 1 is padded with token 0
+        fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing)))
+        with jax.named_scope("target_pass"):
+            cache = parts.target.with_length(state.target_cache, start)
+            logits, hidden, cache = apply_observed(parts.target, parts.drafter.layers, params.target, fed, cache)
         logits, hidden = jax.tree.map(lambda leaf: leaf[:, : held + 1], (logits, hidden))
         target = distributions(logits, state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw(jnp.exp(log_prob_accepted), uniforms[:, 0, ACCEPT])
         following = jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)[:, 0]
-        result = _result(draft.tokens, accepted, draw(next_distribution(accepted), following), longest)
+        token = draw(next_distribution(accepted), following)
+        index = jnp.arange(longest + 1, dtype=jnp.int32)[None, :]
+        tokens = jnp.pad(draft.tokens, ((0, 0), (0, longest + 1 - held)))
+        # The accepted drafts, then the new token up to position K; the first `length` tokens count.
+        result = VerificationResult(jnp.where(index < accepted[:, None], tokens, token[:, None]), accepted + 1)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
         taken = take(parts.drafter, params.drafter, hidden)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
         return Verified(result, cache, verifier, monitor, padded(taken, longest + 1))
 
     return verify
-
-
-def _target_pass(
-    parts: Parts, params: ModelParams, state: DecodeState, draft: Draft, context: RoundContext, width: int
-) -> tuple[Array, Array | None, Cache]:
-    """Feeds the last token and the draft: (logits [B, T, V], hidden states for the drafter, cache)."""
-    start = context.length - 1
-    last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
-    missing = width - 1 - draft.tokens.shape[1]  # a width above K + 1 is padded with token 0
-    fed = jnp.pad(jnp.concatenate([last, draft.tokens], axis=1), ((0, 0), (0, missing)))
-    with jax.named_scope("target_pass"):
-        cache = parts.target.with_length(state.target_cache, start)
-        return apply_observed(parts.target, parts.drafter.layers, params.target, fed, cache)
 
 
 def apply_observed(
@@ -244,13 +255,6 @@ def padded(tree: Any, size: int) -> Any:
     return jax.tree.map(pad, tree)
 
 
-def _result(drafts: Array, accepted: Array, token: Array, longest: int) -> VerificationResult:
-    """The accepted drafts, then the new token up to position K; the first `length` tokens count."""
-    index = jnp.arange(longest + 1, dtype=jnp.int32)[None, :]
-    tokens = jnp.pad(drafts, ((0, 0), (0, longest + 1 - drafts.shape[1])))
-    return VerificationResult(jnp.where(index < accepted[:, None], tokens, token[:, None]), accepted + 1)
-
-
 def cut(state: DecodeState, tokens: Array, length: Array, context: RoundContext) -> tuple[Array, Array]:
     """Number of emitted tokens [B] after the end-of-sequence cut and the limit, and whether a stop token is among them.
 
@@ -270,23 +274,3 @@ def append(tokens: Array, length: Array, new: Array, count: Array) -> Array:
     slot = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] - length[:, None]
     inside = (slot >= 0) & (slot < count[:, None])
     return jnp.where(inside, jnp.take_along_axis(new, jnp.clip(slot, 0, new.shape[1] - 1), axis=1), tokens)
-
-
-def measure_round(
-    drafted: Drafted, draft: Draft, accepted: Array, emitted: Array, width: Array, threshold: Array, phase: Array
-) -> RoundInfo:
-    """The measurements of a round. A drafter pass that contributed no token to the loop's draft counts as discarded."""
-    return RoundInfo(
-        proposed=draft.tokens,
-        drafted=draft.length,
-        accepted=jnp.minimum(accepted, emitted),
-        emitted=emitted,
-        drafter_passes=drafted.passes,
-        discarded=jnp.maximum(jnp.where(drafted.passes > 0, drafted.passes - drafted.length, 0), 0),
-        width=jnp.broadcast_to(width, emitted.shape),
-        entropy=drafted.entropy,
-        max_prob=drafted.max_prob,
-        threshold=jnp.broadcast_to(threshold.astype(jnp.float32), emitted.shape),
-        drafter_id=drafted.drafter_id,
-        phase=phase,
-    )

@@ -303,11 +303,6 @@ def _summary(scores: Array) -> _Summary:
     return _Summary(log_norm, log_norm - moment / norm, 1 / norm, jnp.where(several, 0.0, 1 - below) / norm)
 
 
-def _normalised(scores: Array) -> Array:
-    """Log-probabilities of scores [..., V] as in `_summary`."""
-    return scores - jnp.log(_sum(jnp.exp(scores)))[..., None]
-
-
 def _warped(shifted: Array, warp: Warp) -> Array:
     """Temperature, then the enabled truncations, of [B, V] logits whose maximum is 0; it stays 0.
 
@@ -334,7 +329,7 @@ def _top_k(top_k: Array, scores: Array) -> Array:
 
 def _top_p(top_p: Array, scores: Array) -> Array:
     keys = _ordered(scores)
-    prob = jnp.exp(_normalised(scores))
+    prob = jnp.exp(scores - jnp.log(_sum(jnp.exp(scores)))[..., None])
     wanted = jnp.where(top_p < 1, top_p, 2.0).astype(scores.dtype)  # rows with top-p 1 keep everything
 
     def too_low(key: Array) -> Array:  # the entries strictly above already have the required mass

@@ -163,25 +163,20 @@ def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
 def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, seed: Any) -> Array:
     """[B, 2] uint32: a hash of each row's inputs, and its seed. A row's random numbers depend on these alone."""
     hashes = prompt_hashes(*[prompts] if sources is None else [prompts, sources])
-    seeds = _seeds(seed, len(prompts))
+    batch, numbers = len(prompts), seeds_of(seed, len(prompts))
+    if isinstance(numbers, Tracer):
+        more = jnp.arange(batch) if numbers.shape == () else jnp.zeros(batch)
+        seeds = numbers.astype(jnp.uint32) + more.astype(jnp.uint32)
+    else:
+        if numbers.dtype.kind not in "iu" or np.any(numbers < 0) or np.any(numbers >= 2**32):
+            raise ValueError(f"seed must be an integer in [0, 2**32), got {seed!r}")
+        if numbers.shape not in ((), (batch,)):
+            raise ValueError(f"seed must be one number or {batch} (one a row), got shape {numbers.shape}")
+        seeds = (int(numbers) + np.arange(batch)) % 2**32 if numbers.shape == () else numbers
+        seeds = seeds.astype(np.uint32)
     if isinstance(hashes, Tracer) or isinstance(seeds, Tracer):
         return jnp.stack([hashes, seeds], axis=1)
     return host(np.stack([hashes, seeds], axis=1))
-
-
-def _seeds(seed: Any, batch: int) -> Any:
-    """Seeds as [B] uint32. A single number gives row b the seed + b."""
-    numbers = seeds_of(seed, batch)
-    if isinstance(numbers, Tracer):
-        more = jnp.arange(batch) if numbers.shape == () else jnp.zeros(batch)
-        return numbers.astype(jnp.uint32) + more.astype(jnp.uint32)
-    if numbers.dtype.kind not in "iu" or np.any(numbers < 0) or np.any(numbers >= 2**32):
-        raise ValueError(f"seed must be an integer in [0, 2**32), got {seed!r}")
-    if numbers.shape not in ((), (batch,)):
-        raise ValueError(f"seed must be one number or {batch} (one a row), got shape {numbers.shape}")
-    if numbers.shape == ():
-        numbers = (int(numbers) + np.arange(batch)) % 2**32
-    return numbers.astype(np.uint32)
 
 
 def _padded(stop_ids: Sequence[int], batch: int) -> Array:

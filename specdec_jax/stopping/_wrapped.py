@@ -13,25 +13,22 @@ def wrapped(policy: StoppingPolicy, **functions: Any) -> StoppingPolicy:
     All other functions, including the fields named by `StoppingPolicy.forwarded`, are the wrapped policy's, applied to
     that part of the state.
     """
+
+    def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(function)(lambda state, *arguments: function(state.policy, *arguments))
+
+    def decision(function: Callable[..., Any]) -> Callable[..., Any]:
+        def decide(state: Any, *arguments: Any) -> Any:
+            answer, inner = function(state.policy, *arguments)
+            return answer, state._replace(policy=inner)
+
+        return decide
+
     answers = {name: getattr(policy, name) for name in ("threshold", *policy.forwarded)}
-    inner = {name: _of_inner(function) for name, function in answers.items() if function is not None}
-    inner |= {name: _decision(getattr(policy, name)) for name in ("begin", "check", "proceed")}
+    inner = {name: of_inner(function) for name, function in answers.items() if function is not None}
+    inner |= {name: decision(getattr(policy, name)) for name in ("begin", "check", "proceed")}
 
     def update(state: Any, *arguments: Any) -> Any:
         return state._replace(policy=policy.update(state.policy, *arguments))
 
     return policy.replace(**{**inner, "update": update, **functions})
-
-
-def _of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.wraps(function)(lambda state, *arguments: function(state.policy, *arguments))
-
-
-def _decision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Delegates `begin`, `check` or `proceed` and wraps the new state."""
-
-    def decide(state: Any, *arguments: Any) -> Any:
-        answer, inner = function(state.policy, *arguments)
-        return answer, state._replace(policy=inner)
-
-    return decide

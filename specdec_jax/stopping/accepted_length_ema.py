@@ -69,15 +69,10 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
         since = rounds - state.warmup
         due = drafted & (since > 0) & (since % state.interval == 0)
         wanted = jnp.clip(jnp.round(average).astype(jnp.int32) + 1, 1, draft.tokens.shape[1])
-        length = jnp.where(due, _tier(wanted, steps), state.draft_length)
+        if len(steps):  # the smallest tier that is at least `wanted`, or the largest
+            below = jnp.sum(jnp.asarray(steps)[None, :] < wanted[:, None], axis=1, dtype=jnp.int32)
+            wanted = jnp.asarray(steps)[jnp.minimum(below, len(steps) - 1)]
+        length = jnp.where(due, wanted, state.draft_length)
         return state._replace(draft_length=length, average=average, rounds=rounds)
 
     return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=update, threshold=show_length)
-
-
-def _tier(wanted: Array, tiers: np.ndarray) -> Array:
-    """The smallest tier that is at least `wanted` [B], or the largest; without tiers `wanted` itself."""
-    if not len(tiers):
-        return wanted
-    below = jnp.sum(jnp.asarray(tiers)[None, :] < wanted[:, None], axis=1, dtype=jnp.int32)
-    return jnp.asarray(tiers)[jnp.minimum(below, len(tiers) - 1)]

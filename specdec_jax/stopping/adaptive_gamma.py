@@ -86,17 +86,16 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
         seen = state._replace(root_entropy=remember(state.root_entropy, drafted, root))
         return 1.0 - jnp.sqrt(fitted_factor(state)) * root, seen
 
-    return thresholded(init, bound, keep_checked_token=keep_checked_token, learn=_fit)
+    def fit(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) -> AdaptiveGammaState:
+        evaluated, accepted = evaluated_positions(draft, result, state.root_entropy.shape[1])
+        rejected = jnp.sum(evaluated & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
+        roots = jnp.sum(jnp.where(evaluated, state.root_entropy, 0.0), axis=1)
+        return state._replace(rejected=state.decay * state.rejected + rejected, roots=state.decay * state.roots + roots)
+
+    return thresholded(init, bound, keep_checked_token=keep_checked_token, learn=fit)
 
 
 def fitted_factor(state: AdaptiveGammaState) -> Array:
     """The current entropy factor [B] float32."""
     rejected = state.prior_weight * jnp.sqrt(state.entropy_factor) + state.rejected
     return jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)
-
-
-def _fit(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) -> AdaptiveGammaState:
-    evaluated, accepted = evaluated_positions(draft, result, state.root_entropy.shape[1])
-    rejected = jnp.sum(evaluated & ~accepted, axis=1, dtype=jnp.int32).astype(jnp.float32)
-    roots = jnp.sum(jnp.where(evaluated, state.root_entropy, 0.0), axis=1)
-    return state._replace(rejected=state.decay * state.rejected + rejected, roots=state.decay * state.roots + roots)

@@ -50,18 +50,17 @@ def gamma_tuning() -> StoppingPolicy:
             low=per_row(batch, low, "low", low=0.0, high=1.0),
         )
 
-    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=_update, threshold=show_length)
+    def update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:
+        longest, accepted, drafted = draft.tokens.shape[1], result.length - 1, draft.length > 0
+        rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
+        acceptance = state.decay * state.acceptance + (1.0 - state.decay) * rate
+        wanted = jnp.minimum(state.draft_length, longest)
+        longer = jnp.where(accepted == wanted, wanted + 2, wanted + 1)
+        shorter = jnp.where(acceptance < state.low, wanted - 1, wanted)
+        length = jnp.clip(jnp.where(acceptance > state.high, longer, shorter), 1, longest)
+        return state._replace(
+            draft_length=jnp.where(drafted, length, state.draft_length),
+            acceptance=jnp.where(drafted, acceptance, state.acceptance),
+        )
 
-
-def _update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:
-    longest, accepted, drafted = draft.tokens.shape[1], result.length - 1, draft.length > 0
-    rate = accepted.astype(jnp.float32) / jnp.maximum(draft.length, 1).astype(jnp.float32)
-    acceptance = state.decay * state.acceptance + (1.0 - state.decay) * rate
-    wanted = jnp.minimum(state.draft_length, longest)
-    longer = jnp.where(accepted == wanted, wanted + 2, wanted + 1)
-    shorter = jnp.where(acceptance < state.low, wanted - 1, wanted)
-    length = jnp.clip(jnp.where(acceptance > state.high, longer, shorter), 1, longest)
-    return state._replace(
-        draft_length=jnp.where(drafted, length, state.draft_length),
-        acceptance=jnp.where(drafted, acceptance, state.acceptance),
-    )
+    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=update, threshold=show_length)

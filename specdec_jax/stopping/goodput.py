@@ -77,7 +77,14 @@ def goodput(most: int = 16) -> StoppingPolicy:
         state = state._replace(draft_length=_best_length(state, relative_drafter_cost(context), opening, most))
         return state.draft_length > 0, state
 
-    return StoppingPolicy(init, begin, proceed=proceed_to_length, update=_update, threshold=show_length)
+    def update(state: GoodputState, draft: Draft, result: VerificationResult) -> GoodputState:
+        evaluated = jnp.minimum(result.length, draft.length).astype(jnp.float32)
+        accepted = (result.length - 1).astype(jnp.float32)
+        return state._replace(
+            accepted=state.decay * state.accepted + accepted, evaluated=state.decay * state.evaluated + evaluated
+        )
+
+    return StoppingPolicy(init, begin, proceed=proceed_to_length, update=update, threshold=show_length)
 
 
 def acceptance(state: GoodputState) -> Array:
@@ -98,11 +105,3 @@ def _best_length(state: GoodputState, passes: Array, opening: Array, longest: in
     time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
     value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
     return jnp.argmax(value, axis=1).astype(jnp.int32)
-
-
-def _update(state: GoodputState, draft: Draft, result: VerificationResult) -> GoodputState:
-    evaluated = jnp.minimum(result.length, draft.length).astype(jnp.float32)
-    accepted = (result.length - 1).astype(jnp.float32)
-    return state._replace(
-        accepted=state.decay * state.accepted + accepted, evaluated=state.decay * state.evaluated + evaluated
-    )

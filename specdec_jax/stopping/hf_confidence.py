@@ -96,7 +96,17 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
 
 def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:
     assert state.history is not None
-    history = _with_round(state.history, draft, result)
+    history, bins = state.history, state.history.accepted_above.shape[1]
+    probability = history.probability[:, : draft.tokens.shape[1]]
+    # Edges 0, 1/bins, ..., by numpy, because XLA may turn the division into a product with other rounding.
+    edges = jnp.asarray(np.arange(bins, dtype=np.float32) / np.float32(bins))
+    above = probability[:, :, None] >= edges[None, None, :]  # [B, P, bins]
+    evaluated, is_accepted = evaluated_positions(draft, result, probability.shape[1])
+    count = lambda chosen: jnp.sum(above & chosen[:, :, None], axis=1, dtype=jnp.int32)  # noqa: E731
+    history = history._replace(
+        accepted_above=history.accepted_above + count(evaluated & is_accepted),
+        rejected_above=history.rejected_above + count(evaluated & ~is_accepted),
+    )
     accepted_above, rejected_above = (
         counts.astype(jnp.float32) for counts in (history.accepted_above, history.rejected_above)
     )
@@ -104,29 +114,7 @@ def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -
     # fpr and fnr times accepted * rejected: integers, so that ties are exact.
     cost = history.false_positive_weight[:, None] * rejected_above * accepted
     cost = cost + history.false_negative_weight[:, None] * (accepted - accepted_above) * rejected
-    bins = cost.shape[1]
     best = bins - 1 - jnp.argmin(cost[:, ::-1], axis=1)
     ready = ((accepted > 0) & (rejected > 0))[:, 0]
     ready = ready & (history.accepted_above[:, 0] + history.rejected_above[:, 0] > history.least_samples)
-    fitted = _edges(bins)[best]
-    return HFConfidenceState(jnp.where(ready, fitted, state.threshold), history)
-
-
-def _with_round(history: _History, draft: Draft, result: VerificationResult) -> _History:
-    """The history including this round's samples."""
-    bins, probability = history.accepted_above.shape[1], history.probability[:, : draft.tokens.shape[1]]
-    above = probability[:, :, None] >= _edges(bins)[None, None, :]  # [B, P, bins]
-    evaluated, accepted = evaluated_positions(draft, result, probability.shape[1])
-
-    def count(chosen: Array) -> Array:
-        return jnp.sum(above & chosen[:, :, None], axis=1, dtype=jnp.int32)
-
-    return history._replace(
-        accepted_above=history.accepted_above + count(evaluated & accepted),
-        rejected_above=history.rejected_above + count(evaluated & ~accepted),
-    )
-
-
-def _edges(bins: int) -> Array:
-    """Edges 0, 1/bins, ..., by numpy, because XLA may turn the division into a product with other rounding."""
-    return jnp.asarray(np.arange(bins, dtype=np.float32) / np.float32(bins))
+    return HFConfidenceState(jnp.where(ready, edges[best], state.threshold), history)

@@ -38,13 +38,12 @@ def hf_heuristic() -> StoppingPolicy:
             per_row(batch, decrease, "decrease", low=0, dtype=np.int32),
         )
 
-    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=_update, threshold=show_length)
+    def update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:
+        longest = draft.tokens.shape[1]
+        wanted = jnp.minimum(state.draft_length, longest)
+        success = result.length - 1 == wanted
+        longer = jnp.minimum(wanted + jnp.minimum(state.increase, longest), longest)
+        new = jnp.where(success, longer, jnp.maximum(wanted - state.decrease, 1))
+        return state._replace(draft_length=jnp.where(draft.length > 0, new, state.draft_length))
 
-
-def _update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:
-    longest = draft.tokens.shape[1]
-    wanted = jnp.minimum(state.draft_length, longest)
-    success = result.length - 1 == wanted
-    longer = jnp.minimum(wanted + jnp.minimum(state.increase, longest), longest)
-    new = jnp.where(success, longer, jnp.maximum(wanted - state.decrease, 1))
-    return state._replace(draft_length=jnp.where(draft.length > 0, new, state.draft_length))
+    return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, update=update, threshold=show_length)

@@ -9,7 +9,6 @@ a drafter pass is not counted. Exploration has a scale, because rewards are not 
 for Thompson sampling, about the spread of one round's reward.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -66,6 +65,15 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
             policies=tuple(rule.init(batch) for rule in rules),
         )
 
+    def ask(state: PolicyBanditState, question: str, *arguments: Any) -> tuple[Array, PolicyBanditState]:
+        answers, policies = jnp.zeros(state.passes.shape, bool), []
+        for index, (rule, inner) in enumerate(zip(rules, state.policies, strict=True)):
+            chosen = state.arms.arm == index  # other arms keep their states
+            answer, after = getattr(rule, question)(inner, *arguments)
+            answers = jnp.where(chosen, answer, answers)
+            policies.append(select_rows(chosen, after, inner))
+        return answers, state._replace(policies=tuple(policies))
+
     def begin(state: PolicyBanditState, context: RoundContext) -> tuple[Array, PolicyBanditState]:
         if method == "thompson":  # standard normals from the row's uniforms
             normal = ndtri(jnp.clip(policy_uniforms(context, len(rules)), 1e-7, 1.0 - 1e-7))
@@ -92,7 +100,6 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         )
         return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=policies)
 
-    ask = functools.partial(_answer, rules)
     reads = frozenset().union(*(rule.reads for rule in rules))
     shown = in_unit("number of the chosen policy", lambda state: state.arms.arm.astype(jnp.float32))
     return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
@@ -111,16 +118,3 @@ def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, .
         if not isinstance(policy, StoppingPolicy):
             raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
     return tuple(policies)
-
-
-def _answer(
-    rules: tuple[StoppingPolicy, ...], state: PolicyBanditState, question: str, *arguments: Any
-) -> tuple[Array, PolicyBanditState]:
-    """Each row's decision by the policy of its arm; other arms keep their states."""
-    answers, policies = jnp.zeros(state.passes.shape, bool), []
-    for index, (rule, inner) in enumerate(zip(rules, state.policies, strict=True)):
-        chosen = state.arms.arm == index
-        answer, after = getattr(rule, question)(inner, *arguments)
-        answers = jnp.where(chosen, answer, answers)
-        policies.append(select_rows(chosen, after, inner))
-    return answers, state._replace(policies=tuple(policies))

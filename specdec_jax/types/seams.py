@@ -1,13 +1,13 @@
 """The interfaces: language models, stopping policies, verifiers, drafters and monitors, and their functions.
 
-Every interface is a record of pure functions; the protocol above it documents each function's arguments and results.
-Policies, verifiers, drafters and monitors are strategies: values that record their factory and options
+Every interface is a record of pure functions; the alias or protocol above it documents each function's arguments and
+results. Policies, verifiers, drafters and monitors are strategies: values that record their factory and options
 (specdec_jax/strategy.py). Arguments are positional, so an implementation may name them freely.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Concatenate, NamedTuple, Protocol, Self
 
 from specdec_jax.strategy import Strategy
 from specdec_jax.types.defaults import always_begin, always_draw, always_proceed, no_threshold, no_update
@@ -30,13 +30,11 @@ from specdec_jax.types.values import (
 READ: Any = None  # hyperparameters are taken from the signature of `init`
 
 
-class Init(Protocol):
-    """The state of a policy, verifier or monitor before the first round, every leaf [B, ...].
+Init = Callable[Concatenate[int, ...], Any]
+"""(batch, **hyperparameters) -> the state of a policy, verifier or monitor before round one, every leaf [B, ...].
 
-    Further arguments are hyperparameters: keyword arguments with defaults, all of them traced.
-    """
-
-    def __call__(self, batch: int, /, *args: Any, **hyperparameters: Any) -> Any: ...
+Arguments after `batch` are hyperparameters: keyword arguments with defaults, all of them traced.
+"""
 
 
 class InitCache(Protocol):
@@ -107,38 +105,30 @@ class LanguageModel:
         return replace(self, **fields)
 
 
-class Begin(Protocol):
-    """Decides, before a round's first drafter pass, whether to run it. Returns (go_on [B] bool, state)."""
-
-    def __call__(self, state: PolicyState, context: RoundContext, /) -> tuple[Array, PolicyState]: ...
+Begin = Callable[[PolicyState, RoundContext], tuple[Array, PolicyState]]
+"""Decides, before a round's first drafter pass, whether to run it: (state, context) -> (go_on [B] bool, state)."""
 
 
-class Check(Protocol):
-    """Decides, from the next position's distribution only, whether to draft its token. Returns (draft [B] bool, state).
+Check = Callable[[PolicyState, Distribution, Array, RoundContext], tuple[Array, PolicyState]]
+"""Decides, from the next position's distribution only, whether to draft its token.
 
-    `drafted` [B] int32 is the number of tokens drafted so far in this round.
-    """
-
-    def __call__(
-        self, state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext, /
-    ) -> tuple[Array, PolicyState]: ...
+(state, distribution, drafted, context) -> (draft [B] bool, state). `drafted` [B] int32 is the number of tokens drafted
+so far in this round.
+"""
 
 
-class Proceed(Protocol):
-    """Decides, after `token` [B] int32 was drafted, whether to run another pass. Returns (go_on [B] bool, state).
+Proceed = Callable[[PolicyState, Distribution, Array, Array, RoundContext], tuple[Array, PolicyState]]
+"""Decides, after `token` [B] int32 was drafted, whether to run another pass.
 
-    `drafted` [B] int32 includes this token.
-    """
-
-    def __call__(
-        self, state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext, /
-    ) -> tuple[Array, PolicyState]: ...
+(state, distribution, token, drafted, context) -> (go_on [B] bool, state). `drafted` [B] int32 includes this token.
+"""
 
 
-class Update(Protocol):
-    """The policy's state after a verification; called once a round, with the result before the end-of-sequence cut."""
+Update = Callable[[PolicyState, Draft, VerificationResult], PolicyState]
+"""The policy's state after a verification: (state, draft, result) -> state.
 
-    def __call__(self, state: PolicyState, draft: Draft, result: VerificationResult, /) -> PolicyState: ...
+Called once a round, with the result before the end-of-sequence cut.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -173,21 +163,15 @@ class StoppingPolicy(Strategy):
         return "rows" in self.reads
 
 
-class NextDistribution(Protocol):
-    """Weights [B, V], not necessarily normalised, of the token after `accepted` [B] int32 drafts."""
-
-    def __call__(self, accepted: Array, /) -> Array: ...
+NextDistribution = Callable[[Array], Array]
+"""(accepted [B] int32) -> weights [B, V], not necessarily normalised, of the token after that many drafts."""
 
 
-class Verify(Protocol):
-    """Returns (log_prob_accepted [B, K+1], next_distribution, state).
+Verify = Callable[[VerifierState, Draft, Distribution, RoundContext], tuple[Array, NextDistribution, VerifierState]]
+"""(state, draft, distributions, context) -> (log_prob_accepted [B, K+1], next_distribution, state).
 
-    `distributions` are the target's, with a K+1 axis after B; log_prob_accepted[b, k] = log P(k accepted | draft).
-    """
-
-    def __call__(
-        self, state: VerifierState, draft: Draft, distributions: Distribution, context: RoundContext, /
-    ) -> tuple[Array, NextDistribution, VerifierState]: ...
+`distributions` are the target's, with a K+1 axis after B; log_prob_accepted[b, k] = log P(k accepted | draft).
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -204,13 +188,9 @@ class Verifier(Strategy):
     hyperparameters: Mapping[str, Any] = READ
 
 
-class Take(Protocol):
-    """What a drafter keeps of a target pass: a pytree, leaves [B, T, ...].
-
-    `hidden` [B, T, N, D] float32 are the hidden states of the observer's layers.
-    """
-
-    def __call__(self, params: Params, hidden: Array, /) -> Any: ...
+# What a drafter keeps of a target pass: (params, hidden [B, T, N, D] float32) -> a pytree, leaves [B, T, ...]. `hidden`
+# are the hidden states of the observer's layers.
+Take = Callable[[Params, Array], Any]
 
 
 class Observer(NamedTuple):
@@ -240,16 +220,13 @@ class Next(NamedTuple):
     known: Array | None = None  # [B] bool: False ends the row's draft; None: True for all rows
 
 
-class Predict(Protocol):
-    """Predicts the next position of rows that have drafted `drafted` [B] int32 tokens. Returns it and the memory."""
-
-    def __call__(self, memory: Any, drafted: Array, uniform: Array, /) -> tuple[Next, Any]: ...
+# The next position of rows that have drafted `drafted` [B] int32 tokens: (memory, drafted, uniform) -> (next, memory).
+Predict = Callable[[Any, Array, Array], tuple[Next, Any]]
 
 
-class Keep(Protocol):
-    """The memory after `token` [B] was drafted, where `is_drafted` [B] bool, after `drafted` [B] other tokens."""
-
-    def __call__(self, memory: Any, token: Array, is_drafted: Array, drafted: Array, /) -> Any: ...
+# (memory, token, is_drafted, drafted) -> the memory after `token` [B] was drafted, where `is_drafted` [B] bool, after
+# `drafted` [B] other tokens.
+Keep = Callable[[Any, Array, Array, Array], Any]
 
 
 class Source(NamedTuple):
@@ -265,20 +242,17 @@ class Source(NamedTuple):
     otherwise: Callable[[Array], "Source"] | None = None  # rows [B] bool without drafts -> the source to use there
 
 
-class OpenSource(Protocol):
-    """The source of a round; `tokens` are [B, S] int32."""
-
-    def __call__(self, params: Params, state: DrafterState, tokens: Array, context: RoundContext, /) -> Source: ...
+# (params, state, tokens [B, S] int32, context) -> the source of a round.
+OpenSource = Callable[[Params, DrafterState, Array, RoundContext], Source]
 
 
-class Commit(Protocol):
-    """The drafter's state for a text `tokens` [B, S] of which the first `valid` [B] int32 tokens are final.
+Commit = Callable[[Params, DrafterState, Array, Array], DrafterState]
+"""The drafter's state for a text `tokens` [B, S] of which the first `valid` [B] int32 tokens are final.
 
-    Called after every round, also for rows that drafted nothing; passes may be deferred until a row drafts again. A
-    drafter with an observer takes a further argument, `seen`, which is omitted where a text is only truncated.
-    """
-
-    def __call__(self, params: Params, state: DrafterState, tokens: Array, valid: Array, /) -> DrafterState: ...
+(params, state, tokens, valid) -> state. Called after every round, also for rows that drafted nothing; passes may be
+deferred until a row drafts again. A drafter with an observer takes a further argument, `seen`, which is omitted where a
+text is only truncated.
+"""
 
 
 class CommitSeen(Protocol):
@@ -324,15 +298,11 @@ class Drafter(Strategy):
         return () if self.observe is None else self.observe.layers
 
 
-class Observe(Protocol):
-    """The monitor's state after a round; logits [B, T, V] are the target's.
+Observe = Callable[[MonitorState, Array, VerificationResult, RoundContext], MonitorState]
+"""The monitor's state after a round: (state, logits, result, context) -> state; logits [B, T, V] are the target's.
 
-    It takes logits because only the emitted tokens matter: distributions would be computed at all positions.
-    """
-
-    def __call__(
-        self, state: MonitorState, logits: Array, result: VerificationResult, context: RoundContext, /
-    ) -> MonitorState: ...
+It takes logits because only the emitted tokens matter: distributions would be computed at all positions.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -75,7 +75,9 @@ def easd(top_n: int = 8) -> Verifier:
             passed = jnp.exp(_at(accept, accepted))
             again = passed * _at(uncertain.astype(passed.dtype), accepted)
             rest = residual(p, at_position(log_q, accepted))
-            other = _other_than(_at(draft.tokens, accepted), jnp.exp(p))
+            prob = jnp.exp(p)  # conditional on another token; `prob` itself where the token has all the mass
+            others = without(prob, _at(draft.tokens, accepted), 0.0)
+            other = normalised(jnp.where(jnp.sum(others, axis=-1, keepdims=True) > 0, others, prob))
             mixed = (1.0 - passed)[:, None] * normalised(rest) + again[:, None] * other
             return jnp.where((accepted == draft.length)[:, None], jnp.exp(p), mixed)
 
@@ -98,9 +100,3 @@ def shared_share(log_p: Array, log_q: Array, top_n: int) -> Array:
 def _at(values: Array, index: Array) -> Array:
     """values [B, K] at index [B]; the index is clamped to the last position."""
     return jnp.take_along_axis(values, jnp.minimum(index, values.shape[1] - 1)[:, None], axis=1)[:, 0]
-
-
-def _other_than(token: Array, prob: Array) -> Array:
-    """The distribution `prob` [B, V] conditional on not being `token` [B]; `prob` if that token has all the mass."""
-    rest = without(prob, token, 0.0)
-    return normalised(jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, prob))

@@ -174,7 +174,8 @@ def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | 
         raise ValueError("this model does not offer its head apart")
     vocab, ids = model.spec.vocab_size, np.asarray(tokens)
     if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"a draft vocabulary is a list of token ids, got {_short(ids)}")
+        got = f"an array of shape {ids.shape} and dtype {ids.dtype}"
+        raise ValueError(f"a draft vocabulary is a list of token ids, got {got}")
     if ids.min() < 0 or ids.max() >= vocab:
         wrong = ids[(ids < 0) | (ids >= vocab)][0]
         raise ValueError(f"a draft vocabulary holds tokens 0 to {vocab - 1}, got {wrong}")
@@ -193,7 +194,3 @@ def check_whole(params: Params) -> None:
         raise ValueError("a draft vocabulary is no part of saved weights: save `params.model`, and load it with @N")
     if any(map(is_matrix, jax.tree.leaves(params, is_leaf=is_matrix))):
         raise ValueError("int8 weights are made at loading and never saved: load the model in another dtype to save it")
-
-
-def _short(ids: np.ndarray) -> str:
-    return f"an array of shape {ids.shape} and dtype {ids.dtype}"

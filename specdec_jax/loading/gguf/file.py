@@ -71,7 +71,12 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
         **architecture.constants,
     }
     if "rope_theta" in fields:
-        fields["head_dim"] = _head_dim(file)
+        heads, width = number(file, "attention.head_count"), number(file, "embedding_length")
+        fields["head_dim"] = head_dim = int(number(file, "attention.key_length", width // heads))
+        for entry in ("attention.value_length", "rope.dimension_count"):
+            if (other := int(number(file, entry, head_dim))) != head_dim:
+                full = f"{architecture_name(file)}.{entry}"
+                raise ValueError(f"{file.path}: {full} is {other} but a head has {head_dim} dimensions")
         fields["rope_scaling"] = _rope_scaling(file, fields["head_dim"], fields["rope_theta"])
     if name in GLOBAL_EVERY:
         fields |= {"query_pre_attn_scalar": query_scale(name, fields), "layer_types": _layer_types(file, name, fields)}
@@ -113,17 +118,6 @@ def _value(file: GGUF, entry: Number) -> Any:
 def _shortest(value: float) -> float:
     """The shortest decimal for a float32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
-
-
-def _head_dim(file: GGUF) -> int:
-    """The width of a head. Raises ValueError for different widths."""
-    heads, width = number(file, "attention.head_count"), number(file, "embedding_length")
-    head_dim = int(number(file, "attention.key_length", width // heads))
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if (other := int(number(file, name, head_dim))) != head_dim:
-            full = f"{architecture_name(file)}.{name}"
-            raise ValueError(f"{file.path}: {full} is {other} but a head has {head_dim} dimensions")
-    return head_dim
 
 
 def _layer_types(file: GGUF, name: str, fields: dict[str, Any]) -> list[str]:

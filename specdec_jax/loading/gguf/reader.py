@@ -173,7 +173,21 @@ def _header(buffer: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     for _ in range(entry_count):
         name = cursor.string()
         metadata[name] = cursor.value(cursor.number("I"))
-    stored = [_tensor(cursor) for _ in range(tensor_count)]
+    stored = []
+    for _ in range(tensor_count):
+        name, axes = cursor.string(), cursor.number("I")
+        if axes > 8:
+            raise _Damaged(f"tensor {name} has {axes} axes")
+        shape = tuple(cursor.number("Q") for _ in range(axes))[::-1]
+        number, offset = cursor.number("I"), cursor.number("Q")
+        try:
+            kind = gguf.GGMLQuantizationType(number)
+        except ValueError:
+            raise _Damaged(f"tensor {name} has unknown type {number}") from None
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        if not shape or shape[-1] % block:
+            raise _Damaged(f"tensor {name} of shape {shape} does not divide into {kind.name} blocks of {block}")
+        stored.append((name, TensorInfo(shape, kind, offset, math.prod(shape) // block * block_bytes)))
     alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise _Damaged(f"general.alignment is {alignment!r}")
@@ -182,19 +196,3 @@ def _header(buffer: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     if len(tensors) != len(stored):
         raise _Damaged("a tensor name comes twice")
     return metadata, tensors
-
-
-def _tensor(cursor: _Cursor) -> tuple[str, TensorInfo]:
-    name, axes = cursor.string(), cursor.number("I")
-    if axes > 8:
-        raise _Damaged(f"tensor {name} has {axes} axes")
-    shape = tuple(cursor.number("Q") for _ in range(axes))[::-1]
-    number, offset = cursor.number("I"), cursor.number("Q")
-    try:
-        kind = gguf.GGMLQuantizationType(number)
-    except ValueError:
-        raise _Damaged(f"tensor {name} has unknown type {number}") from None
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    if not shape or shape[-1] % block:
-        raise _Damaged(f"tensor {name} of shape {shape} does not divide into {kind.name} blocks of {block}")
-    return name, TensorInfo(shape, kind, offset, math.prod(shape) // block * block_bytes)

@@ -28,7 +28,12 @@ def sentencepiece_backend(file: GGUF, tokens: list[str], vocabulary: dict[str, i
 
     Raises ValueError naming the file: missing scores or types, lists of another length.
     """
-    scores, kinds = (_list(file, name, len(tokens)) for name in (SCORES, KINDS))
+    for name in (SCORES, KINDS):
+        if (values := file.metadata.get(name)) is None:
+            raise ValueError(f"{file.path} lacks {name}, without which its tokenizer cannot be rebuilt")
+        if len(values) != len(tokens):
+            raise ValueError(f"{file.path} has {len(values)} of {name} for {len(tokens)} tokens")
+    scores, kinds = np.asarray(file.metadata[SCORES]), np.asarray(file.metadata[KINDS])
     pieces = {tokens[i]: float(scores[i]) for i in np.flatnonzero(kinds == NORMAL)}
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
     unk = tokens[int(unknown)] if unknown is not None and int(unknown) < len(tokens) else None
@@ -64,17 +69,8 @@ def decoder(prefix: bool) -> Any:
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
 
 
-def _list(file: GGUF, name: str, length: int) -> np.ndarray:
-    values = file.metadata.get(name)
-    if values is None:
-        raise ValueError(f"{file.path} lacks {name}, without which its tokenizer cannot be rebuilt")
-    if len(values) != length:
-        raise ValueError(f"{file.path} has {len(values)} of {name} for {length} tokens")
-    return np.asarray(values)
-
-
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # values of tokenizer.ggml.model
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
+ADDED = UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 CHAT_TEMPLATE, TOOL_TEMPLATE = "tokenizer.chat_template", "tokenizer.chat_template.tool_use"
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # names in the metadata
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -125,7 +121,11 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
         raise ValueError(f"{file.path}: {len(tokens) - len(vocabulary)} tokens of its vocabulary come twice")
     build = _byte_level if kind == BYTE_LEVEL else sentencepiece_backend
     backend = build(file, tokens, vocabulary)
-    _add_tokens(file, backend, tokens)
+    if (kinds := metadata.get(KINDS)) is not None:
+        if len(kinds) != len(tokens):
+            raise ValueError(f"{file.path} has {len(kinds)} token types for {len(tokens)} tokens")
+        added = [(token, kind) for token, kind in zip(tokens, kinds.tolist(), strict=True) if kind in ADDED]
+        backend.add_tokens([AddedToken(token, special=kind != USER_DEFINED, normalized=False) for token, kind in added])
     ids = {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
     special = {f"{role}_token": tokens[int(i)] for role, i in ids.items() if i is not None and int(i) < len(tokens)}
     adds = metadata.get("tokenizer.ggml.add_bos_token", kind == SENTENCEPIECE or name in ADD_BOS)
@@ -159,19 +159,3 @@ def _byte_level(file: GGUF, tokens: list[str], vocabulary: dict[str, int]) -> Ba
     backend.pre_tokenizer = pre_tokenizer(PRE_TOKENIZERS[name])
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _add_tokens(file: GGUF, backend: Backend, tokens: list[str]) -> None:
-    """Adds control and unknown tokens as special, user-defined ones as whole tokens, in order of their ids."""
-    kinds = file.metadata.get("tokenizer.ggml.token_type")
-    if kinds is None:
-        return
-    if len(kinds) != len(tokens):
-        raise ValueError(f"{file.path} has {len(kinds)} token types for {len(tokens)} tokens")
-    backend.add_tokens(
-        [
-            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
-            for token, kind in zip(tokens, kinds.tolist(), strict=True)
-            if kind in (UNKNOWN, CONTROL, USER_DEFINED)
-        ]
-    )
