@@ -105,9 +105,11 @@ class Drawing:
 
     def requests(self, count: int, shape: Shape, greedy_only: bool, rounds: int) -> Requests:
         """`count` requests: warps, drafts drawn or chosen, budgets that end a text within its rounds, long texts."""
-        rng, room = self.rng, rounds * (shape.longest + 1)
+        rng, available = self.rng, rounds * (shape.longest + 1)
         kind = rng.choice([DRAWN, CHOSEN, EVEN, ODD], count, p=[0.6, 0.2, 0.1, 0.1])
-        limit = np.where(rng.uniform(size=count) < 0.6, room + shape.longest + 1, rng.integers(1, room + 2, count))
+        limit = np.where(
+            rng.uniform(size=count) < 0.6, available + shape.longest + 1, rng.integers(1, available + 2, count)
+        )
         lengths = [
             self.whole(0, 100_000, lambda: 0 if rng.uniform() < 0.5 else int(np.exp(rng.uniform(0, 11))))
             for _ in range(2 * count)
@@ -176,16 +178,16 @@ def constants_of(
 def _traced(function: Callable[..., Any], *shapes: Any) -> set[float]:
     """The constants of a function's program, and of all programs inside it."""
     closed = jax.make_jaxpr(function)(*shapes)
-    found, todo = _of_leaves(closed.consts), [closed.jaxpr]
+    constants, todo = _of_leaves(closed.consts), [closed.jaxpr]
     while todo:
         for equation in todo.pop().eqns:
-            found |= _of_leaves([getattr(variable, "val", ()) for variable in equation.invars])
+            constants |= _of_leaves([getattr(variable, "val", ()) for variable in equation.invars])
             for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
-                    found |= _of_leaves(getattr(value, "consts", []))
+                    constants |= _of_leaves(getattr(value, "consts", []))
                     todo.append(inner)
-    return found
+    return constants
 
 
 def _of_leaves(tree: Any) -> set[float]:

@@ -256,8 +256,14 @@ def enumerate_distribution(
     rounds in float64 from the prompt 0, 1. `kind` is that of `nodes.Requests`; warps have one row.
     """
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        one = lambda value, dtype: np.full(1, value, dtype)  # noqa: E731
-        numbers = one(kind, np.int8), one(tokens + 1, np.int32), one(0, np.int32), one(0, np.uint32), one(2, np.int32)
+        single = lambda value, dtype: np.full(1, value, dtype)  # noqa: E731
+        numbers = (
+            single(kind, np.int8),
+            single(tokens + 1, np.int32),
+            single(0, np.int32),
+            single(0, np.uint32),
+            single(2, np.int32),
+        )
         requests = Requests(jax.tree.map(np.asarray, warp), *numbers)
         double: Any = jax.tree.map(np.float64, toy)
         setting = setting_of(policy, verifier, monitor, longest, requests, [double], tokens=tokens, batch=batch)

@@ -109,7 +109,7 @@ def _compared(
     chance = q[0, drafts[:, 0]] * q[1, drafts[:, 1]]
     emitted = (chance * lengths[:, 0]) @ rest[:, 0]
     np.add.at(emitted, drafts[:, 0], chance * lengths[:, 1:].sum(axis=1))
-    found: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]] = [((), emitted, p[0])]
+    results: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]] = [((), emitted, p[0])]
     for index in range(FEW):
         rows = np.flatnonzero(choices[:, 0] == index)
         mass = chance[rows] * lengths[rows, 1:].sum(axis=1)
@@ -118,10 +118,10 @@ def _compared(
         token = int(drafts[rows[0], 0])
         second = (chance[rows] * lengths[rows, 1]) @ rest[rows, 1]
         np.add.at(second, drafts[rows, 1], chance[rows] * lengths[rows, 2])
-        found.append(((token,), second / mass.sum(), p[1 + index]))
-        found += [(tuple(map(int, drafts[r])), rest[r, 2], p[FEW + 1]) for r in rows if lengths[r, 2] * chance[r] > 0]
+        results.append(((token,), second / mass.sum(), p[1 + index]))
+        results += [(tuple(map(int, drafts[r])), rest[r, 2], p[FEW + 1]) for r in rows if lengths[r, 2] * chance[r] > 0]
     errors = []
-    for before, probability, goal in found:
+    for before, probability, goal in results:
         error = 0.5 * float(np.abs(probability - goal).sum())
         leak = float(np.max(np.where(goal == 0, probability, 0.0)))
         errors.append(np.inf if leak > 1e-9 or not np.isfinite(error) else error)

@@ -151,7 +151,7 @@ def _p_values(
     """The p-values of stretches and of whole texts, and of the products of neighbouring rows' differences, which are
     uncorrelated: of the first batch's plain texts, whose seeds are the smallest, of all plain ones, and of the others.
     """
-    plain, found = np.arange(len(batches[0][1].emitted)) < len(batches[0][1].emitted) * PLAIN, []
+    plain, p_values = np.arange(len(batches[0][1].emitted)) < len(batches[0][1].emitted) * PLAIN, []
     for some, rows in ((batches[:1], plain), (batches, plain), (batches, ~plain)):
         positions, products, variance = Positions(decoder.parts.target, params.target, PROMPT, tokens), 0.0, 0.0
         for requests, decoded in some:
@@ -162,5 +162,5 @@ def _p_values(
             products += float(np.sum(mine[1:] * mine[:-1]))
             variance += float(np.sum(spread[1:] * spread[:-1]))
         z = products / np.sqrt(variance) if variance > 25 else 0.0
-        found += [*positions.by_stretch(STRETCH), *positions.by_stretch(tokens), float(2 * stats.norm.sf(abs(z)))]
-    return tuple(found)
+        p_values += [*positions.by_stretch(STRETCH), *positions.by_stretch(tokens), float(2 * stats.norm.sf(abs(z)))]
+    return tuple(p_values)

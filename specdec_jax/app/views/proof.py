@@ -41,8 +41,8 @@ PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the
 DRAFTER_VOCABULARY = 6  # vocabulary size of the first check of a user's drafter
 ESCAPES = (
     "To escape, a mistake must need drafts longer than {longest} tokens, vocabularies or numbers that were not drawn, "
-    "one-hot or short drafts at real vocabularies, or more rounds than a text of 128 tokens has; or deviate by less than "
-    "the bounds."
+    "one-hot or short drafts at real vocabularies, or more rounds than a text of 128 tokens has; or it must deviate by "
+    "less than the bounds."
 )
 
 
@@ -159,8 +159,8 @@ def show(
         worst = "" if np.isnan(row.measure) else f"{row.measure:.1e}"
         table.add_row(row.name, row.drawn, worst if row.passed else f"{worst} FAILED".strip(), bound)
     console.print(table)
-    asked, declined = (list(map(int, counts)) for counts in proof.coverage[:2])
-    pairs = ", ".join(f"{no}/{yes}" if yes else "-" for no, yes in zip(declined, asked, strict=True))
+    decisions, declined = (list(map(int, counts)) for counts in proof.coverage[:2])
+    pairs = ", ".join(f"{no}/{yes}" if yes else "-" for no, yes in zip(declined, decisions, strict=True))
     console.print(f"The rule said no to draft 1, 2, ... in {pairs} of its decisions.", soft_wrap=True)
     if pair is not None:
         console.print(f"Sampled, the whole decoder on the pair: {_sentence(pair)}.", soft_wrap=True)
@@ -175,7 +175,7 @@ def show(
         return
     text = f"No deviation in {drawn(proof)}, total variation below {rounds_error(proof):.0e}."
     console.print(f"{text} --seed {proof.seed} draws the same again, another seed other cases.", soft_wrap=True)
-    console.print(ESCAPES.format(longest=len(asked)), soft_wrap=True)
+    console.print(ESCAPES.format(longest=len(decisions)), soft_wrap=True)
     if conclusion == NOT_SHOWN:
         console.print(f"Not shown: {'; '.join(gaps)}.", soft_wrap=True)
 
