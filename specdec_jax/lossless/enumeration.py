@@ -343,9 +343,10 @@ def _verification(verifier: Verifier, batch: int, longest: int) -> Callable[...,
     def verify(context: RoundContext, state: Any, draft: Draft, distributions: Distribution) -> Any:
         log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)
         rows = len(context.length)
-        mixed = (jnp.arange(longest + 1, dtype=jnp.int32)[:, None] + jnp.arange(rows, dtype=jnp.int32)) % (longest + 1)
-        weights = jnp.stack([next_distribution(accepted) for accepted in mixed], axis=1)  # as in decoding, rows differ
-        weights = jnp.take_along_axis(weights, jnp.argsort(mixed, axis=0).T[:, :, None], axis=1)
+        size = longest + 1  # as in decoding, rows accept different numbers
+        mixed = ((np.arange(size)[:, None] + np.arange(rows)[None, :]) % size).astype(np.int32)
+        weights = jnp.stack([next_distribution(jnp.asarray(accepted)) for accepted in mixed], axis=1)
+        weights = jnp.take_along_axis(weights, np.argsort(mixed, axis=0).T[:, :, None], axis=1)
         return log_prob_accepted, scaled(weights, jnp.exp(log_prob_accepted)), state
 
     return in_batches(verify, batch, "the verifier's verify")
