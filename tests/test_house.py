@@ -236,13 +236,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (27_037, 22_000),
-    "contrib": (3_643, 2_500),
+    "the package without contrib and distillation": (26_966, 22_000),
+    "contrib": (3_598, 2_500),
     "distillation": (2_336, 2_500),
-    "experiments": (8_574, 7_000),
-    "tests": (25_097, 18_000),
-    "ten central files": (1_661, 1_700),
-    "plain AdaEDL, with all it imports": (4_020, 2_900),
+    "experiments": (8_571, 7_000),
+    "tests": (25_091, 18_000),
+    "ten central files": (1_614, 1_700),
+    "plain AdaEDL, with all it imports": (3_972, 2_900),
 }
 
 
