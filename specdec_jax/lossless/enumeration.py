@@ -333,7 +333,7 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
 def scaled(weights: Any, chance: Any) -> Any:
     """Weights [B, K+1, V] scaled to the sums `chance` [B, K+1]: rounding means nothing where they are never used."""
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    return jnp.where(chance[..., None] > 0, weights * (chance[..., None] / jnp.where(total > 0, total, 1.0)), 0.0)
+    return jnp.where(chance[..., None] > 0, weights * jnp.where(total > 0, chance[..., None] / total, 1.0), 0.0)
 
 
 @functools.lru_cache(maxsize=64)

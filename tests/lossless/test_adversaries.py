@@ -22,7 +22,6 @@ SHAPE = lossless.Shape(vocab_size=8, longest=MOST, batch=4, reads=False, chosen=
 
 
 def enumerated(policy, verifier, **options):
-    """Four rounds of 24 drawn requests: (error, rows among other rows, coverage)."""
     return lossless.prove_rounds(
         policy, verifier, lossless.Drawing(0), SHAPE, **({"rounds": 4, "drafts": 3_000} | options)
     )
@@ -207,5 +206,4 @@ def test_fair_verifiers_whose_rows_look_at_each_other_are_rejected(place):
 
 
 def test_a_rare_cheat_is_seen_as_clearly():
-    """Among all rounds, and in those that draft so far."""
     assert enumerated(TO_THE_END, verifier(at_draft(5), fair=False))[0].measure > 0.1

@@ -86,7 +86,6 @@ def bolder_late(log_accept, draft, distributions, context):
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("accept", [never_ends, greedy_if_cool, bolder_late])
 def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept, seed):
-    """An end token, a temperature, a length of text: met by chance once in thousands of runs."""
     wrong = verifier_with(accept)
     found = lossless.prove(static(), wrong, seed=seed)
     assert found.conclusion == lossless.NOT_LOSSLESS and found.counterexample is not None
@@ -187,7 +186,10 @@ def test_minutes_draw_until_they_are_over_and_gaps_are_named():
     found = lossless.prove(never, rejection(), seed=0, shapes=1, max_draft_length=2, minutes=0.001)
     assert found.passes == 1 and found.gaps == ("the rule never drafted",) and found.conclusion == lossless.NOT_SHOWN
     by_chance = static().replace(
-        check=lambda state, seen, drafted, context: (policy_uniforms(context, 2)[:, 0] * (1 + drafted) < 0.9, state),
+        check=lambda state, seen, drafted, context: (
+            policy_uniforms(context, 1)[:, 0] * (1.0 + drafted.astype(float)) < 0.9,
+            state,
+        ),
         proceed=lambda state, seen, token, drafted, context: (jnp.ones_like(context.alive), state),
     )
     found = lossless.prove(by_chance, rejection(), seed=0, shapes=1, max_draft_length=2, minutes=0.6)

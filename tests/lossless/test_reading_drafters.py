@@ -9,7 +9,8 @@ from drafting import draft_once, with_drafted
 from specdec_jax import lossless
 from specdec_jax.decoding.rounds import round_context
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.lossless.enumeration import distribution_table, drafter_table
+from specdec_jax.lossless.enumeration import setting_of
+from specdec_jax.lossless.nodes import Requests
 from specdec_jax.lossless.toys import FADES, toy_pair, with_reading
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.stopping.survival import survival
@@ -56,10 +57,15 @@ def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():
     assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
 
 
+def drafter_table(toy):
+    requests = Requests(jax.tree.map(np.asarray, make_warp(1, 1.0)), *np.zeros((5, 1), np.int32))
+    return setting_of(None, rejection(), None, 2, requests, [toy], tokens=2, batch=1).drafter_distributions.log_prob
+
+
 def test_what_is_enumerated_is_what_the_decoder_drafts_from():
     """The table of the enumeration against the decoder's own log_q: first draft and second, whatever was read."""
     toy = with_reading(toy_pair(3, 0), 0)
-    table = drafter_table([toy], 2, WARP).log_prob.reshape(2, 3, 3, 3, 3)
+    table = drafter_table(toy).reshape(2, 3, 3, 3, 3)
     decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
     for before, last in np.ndindex(3, 3):
         state = decoder.prefill(params, [[before, last]], max_new_tokens=8, warp=make_warp(1, 1.0))
@@ -74,7 +80,7 @@ def test_what_is_enumerated_is_what_the_decoder_drafts_from():
 def test_a_toy_that_reads_drafts_from_other_distributions_than_one_that_does_not():
     """Else the enumeration of reading toys would prove nothing new."""
     plain, toy = toy_pair(3, 1), with_reading(toy_pair(3, 1))
-    with_reads = drafter_table([toy], 2, WARP).log_prob.reshape(2, 3, 9, 3)
-    without = distribution_table([plain.drafter], WARP).log_prob
+    with_reads = drafter_table(toy).reshape(2, 3, 9, 3)
+    without = drafter_table(plain)
     assert np.abs(with_reads[0] - without[None]).max() > 1 and FADES * np.abs(toy.read).max() > 0.5
     assert np.abs(with_reads[0] - with_reads[1]).max() > 0.3
