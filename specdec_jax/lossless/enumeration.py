@@ -330,10 +330,10 @@ def _rules(policy: StoppingPolicy, batch: int) -> _Rules:
     return _Rules(*(in_batches(f, batch, f"the policy's {f.__name__}", policy.joins_rows) for f in each))
 
 
-def scaled(weights: Any, chance: Any) -> Any:
-    """Weights [B, K+1, V] scaled to the sums `chance` [B, K+1]: rounding means nothing where they are never used."""
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return jnp.where(chance[..., None] > 0, weights * jnp.where(total > 0, chance[..., None] / total, 1.0), 0.0)
+def scaled(weights: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    """Weights [N, K+1, V] with the sums `chance` [N, K+1], how likely they are used."""
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights * np.where(total > 0, chance[..., None] / np.where(total > 0, total, 1.0), 0.0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -347,9 +347,13 @@ def _verification(verifier: Verifier, batch: int, longest: int) -> Callable[...,
         mixed = ((np.arange(size)[:, None] + np.arange(rows)[None, :]) % size).astype(np.int32)
         weights = jnp.stack([next_distribution(jnp.asarray(accepted)) for accepted in mixed], axis=1)
         weights = jnp.take_along_axis(weights, np.argsort(mixed, axis=0).T[:, :, None], axis=1)
-        return log_prob_accepted, scaled(weights, jnp.exp(log_prob_accepted)), state
+        return log_prob_accepted, weights, state
 
-    return in_batches(verify, batch, "the verifier's verify")
+    def as_used(answers: Any) -> Any:
+        log_prob_accepted, weights, state = answers
+        return log_prob_accepted, scaled(weights, np.exp(log_prob_accepted)), state
+
+    return in_batches(verify, batch, "the verifier's verify", as_used=as_used)
 
 
 @functools.lru_cache(maxsize=64)

@@ -125,10 +125,14 @@ def decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
         for accepted in (jnp.full((rows,), k, jnp.int32) for k in range(longest + 1)):
             ends.append(outcomes(verifier, next_distribution, draft, distributions, accepted, context))
         chances, rests = (jnp.stack(leaves, axis=1) for leaves in ([o.chance for o in ends], [o.rest for o in ends]))
-        reached = jnp.exp(log_prob_accepted)
+        return log_prob_accepted, chances, rests, state
+
+    def as_used(answers: Any) -> Any:
+        log_prob_accepted, chances, rests, state = answers
+        reached = np.exp(log_prob_accepted)
         return log_prob_accepted, scaled(chances, reached), scaled(rests, reached * chances[..., 0]), state
 
-    return in_batches(decide, batch, "the verifier's outcomes")
+    return in_batches(decide, batch, "the verifier's outcomes", as_used=as_used)
 
 
 @functools.lru_cache(maxsize=64)
