@@ -179,13 +179,6 @@ def test_every_command_that_documents_name_exists():
 README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def run_elsewhere(code: str) -> str:
-    command = [sys.executable, "-c", "from specdec_jax.compilation_cache import enable; enable()\n" + code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_generate_and_stream(tmp_path):
     """On a tiny pair: what is tested is that the calls are there and fit together."""
     target, drafter = write_pair(tmp_path)
@@ -196,7 +189,9 @@ def test_generate_and_stream(tmp_path):
     tiny = tiny.replace("max_new_tokens=64, temperature=0.7, seed=1)", f"max_new_tokens=8), {models}")
     tiny = tiny.replace('"Tell me a story.", ', '"Tell me", sd.SamplingParams(max_new_tokens=8), chat=False, ')
     assert tiny.count("max_new_tokens=8)") == 2 and "smollm2" not in tiny
-    assert run_elsewhere(tiny)
+    command = [sys.executable, "-c", "from specdec_jax.compilation_cache import enable; enable()\n" + tiny]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == 0 and done.stdout, done.stderr
 
 
 def test_own_rule(tmp_path):

@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,18 +60,9 @@ class Temperatures:
             raise ValueError(f"temperatures must not be negative, got {self!r}")
 
 
-class Template(NamedTuple):
-    """A chat template in tokens."""
-
-    head: str  # text before the user's message
-    close: str  # text between the message and the answer
-    turns: Turns
-
-
-def read_template(tokenizer: Tokenizer) -> Template:
-    """The template's text before, between and after turns. Raises ValueError if turns do not end in a special token."""
-    first = tokenizer.chat([{"role": "user", "content": _MARK}])
-    head, close = first.split(_MARK)
+def read_template(tokenizer: Tokenizer) -> Turns:
+    """The tokens between turns. Raises ValueError if turns do not end in a special token."""
+    close = tokenizer.chat([{"role": "user", "content": _MARK}]).split(_MARK)[1]
     talk = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": _MARK},
@@ -84,7 +75,7 @@ def read_template(tokenizer: Tokenizer) -> Template:
             "the chat template ends a turn with ordinary tokens, so a model cannot be let on as the user: "
             f"{close!r} after the user, {between!r} after the assistant"
         )
-    return Template(head, close, Turns(close_user, close_assistant, np.array(tokenizer.eos_ids, np.int32)))
+    return Turns(close_user, close_assistant, np.array(tokenizer.eos_ids, np.int32))
 
 
 class Author:
@@ -114,11 +105,9 @@ class Author:
         self._source, self._held_out, self._temperatures = source, held_out, temperatures
         self._label_dtype = label_dtype
         self._seed, self._chunk, self._several = seed, chunk, several_turns
-        self._template = read_template(tokenizer)
+        self._turns = read_template(tokenizer)
         writing.check_layers(model, layers)
-        self._start, self._write = writing.build_writer(
-            model, self._template.turns, steps=chunk, k=labels, layers=layers
-        )
+        self._start, self._write = writing.build_writer(model, self._turns, steps=chunk, k=labels, layers=layers)
 
     def block(
         self, number: int, pool: Pool, *, long: bool, progress: Callable[[int, int], None] | None = None
@@ -170,8 +159,10 @@ class Author:
             request = self._source.draw(rng, long=long)
             if self._held_out.touches(request.text):
                 continue
-            text = self._template.head + request.text + ("" if request.open else self._template.close)
-            tokens = self._tokenizer.encode(text)
+            message = {"role": "user", "content": request.text}
+            tokens = self._tokenizer.encode(self._tokenizer.chat([message], parse_special=False))
+            if request.open:
+                del tokens[-len(self._turns.close_user) :]
             if len(tokens) + request.turn_limit <= longest:
                 return request, tokens
         last = f"the last has {len(tokens)} tokens" if tokens else "all touch what is held out"

@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
@@ -81,16 +80,9 @@ class Tokenizer:
         """Token ids. Special tokens in `text` become their ids, in a text of `chat(parse_special=False)` only those of
         the template; `add_special` adds the tokens of the model's post-processor (such as a beginning of sequence).
 
-        Raises ValueError if the text needs a token the model has no embedding for, or the tokenizer has no plain form
-        of a special token.
+        Raises ValueError if the text needs a token the model has no embedding for.
         """
-        backend, marked = self._marking if MARK in text else (self.backend, {})
-        ids = backend.encode(text, add_special_tokens=add_special).ids
-        unknown = self.backend.token_to_id(self.special.get("unk_token", ""))
-        if unwanted := set(ids) & (set(marked.values()) - {unknown}):
-            token = self.backend.id_to_token(min(unwanted))
-            raise ValueError(f"{token!r} in a message is a control token, and this tokenizer has no plain form of it")
-        ids = [marked.get(id_, id_) for id_ in ids]
+        ids = (self._marking if MARK in text else self.backend).encode(text, add_special_tokens=add_special).ids
         if self._rows is not None and ids and max(ids) >= self._rows:
             worst = self.backend.id_to_token(max(ids))
             raise ValueError(f"token {max(ids)} ({worst!r}) has no embedding: the model has {self._rows}")
@@ -150,14 +142,21 @@ class Tokenizer:
         return {token.content: id_ for id_, token in added.items() if token.special and token.content}
 
     @cached_property
-    def _marking(self) -> tuple[Backend, dict[int | None, int]]:
-        """A copy that reads special tokens as plain text unless MARK precedes them, and their ids by those with it."""
-        backend, added = Backend.from_str(self.backend.to_str()), self.backend.get_added_tokens_decoder()
-        backend.encode_special_tokens = True
-        for word, token in ((word, added[id_]) for word, id_ in self._special.items()):
-            options = {"lstrip": token.lstrip, "rstrip": token.rstrip, "normalized": False}
-            backend.add_tokens([AddedToken(MARK + word, **options)])
-        return backend, {backend.token_to_id(MARK + word): id_ for word, id_ in self._special.items()}
+    def _marking(self) -> Backend:
+        """A copy in which the names of special tokens begin with MARK: without it they are plain text."""
+        stored, marked = json.loads(self.backend.to_str()), {word: MARK + word for word in self._special}
+        for token in stored["added_tokens"]:
+            if token["content"] in marked:
+                token |= {"content": MARK + token["content"], "normalized": False, "single_word": False}
+        model = stored["model"]
+        if isinstance(vocabulary := model["vocab"], dict):
+            model["vocab"] = {marked.get(word, word): id_ for word, id_ in vocabulary.items()}
+            model["unk_token"] = marked.get(model.get("unk_token"), model.get("unk_token"))
+        else:
+            model["vocab"] = [[marked.get(word, word), score] for word, score in vocabulary]
+        if "merges" in model:
+            model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in marked]
+        return Backend.from_str(json.dumps(stored))
 
     @cached_property
     def fast(self) -> "PreTrainedTokenizerFast":

@@ -1,4 +1,4 @@
-"""The vocabulary of specdec_jax: every NamedTuple and the protocol of every function. No logic lives here.
+"""The vocabulary of specdec_jax: every NamedTuple and the type of every function. No logic lives here.
 
 Axis legend, used in every comment, docstring and einsum of the project:
 

@@ -82,6 +82,14 @@ def test_no_text_controls_a_terminal_and_files_get_it_unchanged(capsys, monkeypa
         assert (text if out.startswith("{") or not is_terminal else SAFE) in plain
 
 
+def test_words_of_an_answer_are_not_broken_at_the_edge_of_a_terminal(capsys, monkeypatch):
+    for name, value in (("NO_COLOR", "1"), ("TERM", "xterm"), ("TTY_COMPATIBLE", "1"), ("COLUMNS", "8")):
+        monkeypatch.setenv(name, value)
+    pair = scripted_pair(tokens_of("one two three"), tokens_of("ax"))
+    print_stream(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS), statistics=False)
+    assert capsys.readouterr().out == "one two \nthree\n"
+
+
 def generation(statistics=None):
     figures = {"num_draft_tokens": 10, "draft_acceptance_rate": 0.5, "mean_draft_length": 2.5, "drafter_passes": 12}
     figures |= {"mean_acceptance_length": 2.25, "discarded_passes": 2, "num_reasoning_tokens": 0, **(statistics or {})}

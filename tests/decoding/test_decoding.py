@@ -105,7 +105,15 @@ def assert_as_twin(
         played += rounds
         shown = POLICIES[policy][0]().threshold(state.policy)
         np.testing.assert_allclose(shown[row], rule.shown(), rtol=1e-4, atol=1e-6)
-    assert_same_figures(summarise(state.statistics), played)
+    total = {key: sum(turn[key] for turn in played) for key in ("drafted", "emitted", "passes")}
+    drafts = sum(turn["drafted"] > 0 for turn in played)
+    expected = {
+        "mean_draft_length": total["drafted"] / drafts if drafts else None,
+        "tokens_per_round": total["emitted"] / len(played),
+        "discarded_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
+    }
+    figures = summarise(state.statistics)
+    assert {name: figures[name] for name in expected} == pytest.approx(expected)
     return state
 
 
@@ -143,17 +151,6 @@ def assert_same_counts(state, row, rounds):
         assert counts.accepted_at[k] == sum(turn["accepted"] > k for turn in drafted)
     histogram = [sum(turn["accepted"] == k for turn in rounds) for k in range(K + 1)]
     assert counts.length_histogram.tolist() == histogram and sum(histogram) == len(rounds)
-
-
-def assert_same_figures(figures, rounds):
-    total = {key: sum(turn[key] for turn in rounds) for key in ("drafted", "emitted", "passes")}
-    drafts = sum(turn["drafted"] > 0 for turn in rounds)
-    expected = {
-        "mean_draft_length": total["drafted"] / drafts if drafts else None,
-        "tokens_per_round": total["emitted"] / len(rounds),
-        "discarded_fraction": 1 - total["drafted"] / total["passes"] if total["passes"] else None,
-    }
-    assert {name: figures[name] for name in expected} == pytest.approx(expected)
 
 
 RAGGED = [[1, 2, 3], [4], [0, 0, 3, 1, 2, 4, 4, 1, 0, 2, 3], [2, 2]]

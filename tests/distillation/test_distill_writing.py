@@ -25,9 +25,8 @@ def target(tmp_path_factory):
 
 def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=False, **options):
     source = RequestSource([Openings("kind", texts, open=open, turn_limit=7)], {})
-    return Author(
-        target.model, target.params, target.tokenizer, source, HeldOut(held_out), labels=labels, chunk=16, **options
-    )
+    models = target.model, target.params, target.tokenizer
+    return Author(*models, source, HeldOut(held_out), labels=labels, chunk=16, **options)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +39,9 @@ def written(target) -> Shard:
 
 
 def conversations(shard):
+    arrays = *shard[:2], shard.top, shard.log_prob
     for at, (start, stop) in enumerate(zip(shard.offsets[:-1], shard.offsets[1:], strict=True)):
-        yield (
-            float(shard.temperature[at]),
-            *(array[start:stop] for array in shard[:2]),
-            *(array[start:stop] for array in (shard.top, shard.log_prob)),
-        )
+        yield float(shard.temperature[at]), *(array[start:stop] for array in arrays)
 
 
 def test_labels_are_the_distributions_of_the_text_alone(target, written):
@@ -108,7 +104,7 @@ def test_at_temperature_one_tokens_follow_the_distribution(written):
 
 
 def test_sides_change_where_turns_end(target, written):
-    close = read_template(target.tokenizer).turns
+    close = read_template(target.tokenizer)
     turned = 0
     for _, tokens, writer, _, _ in conversations(written):
         for at in np.flatnonzero((tokens == END) & (writer == BY_USER)):
@@ -143,6 +139,13 @@ def test_what_is_held_out_is_found_in_any_spelling():
     held = HeldOut(["The quick brown fox jumps over the lazy dog."])
     assert held.touches("see: the QUICK brown-fox jumps over THE lazy cat")
     assert not held.touches("the quick brown fox jumps over a lazy dog")
+
+
+@pytest.mark.parametrize("open", [False, True])
+def test_special_tokens_in_requests_are_plain_text(target, open):
+    text = f"one{target.tokenizer.decode([END], skip_special=False)}two"
+    _, tokens = author(target, (text,), open=open)._request(np.random.default_rng(0), 96, False)
+    assert tokens.count(END) == (0 if open else 1) and target.tokenizer.decode(tokens).count(text) == 1
 
 
 def test_a_template_without_ends_of_turns_is_refused(target):

@@ -62,14 +62,15 @@ def test_special_tokens_in_messages_are_plain_text_as_transformers_splits_them(s
     assert smollm.encode(guessed).count(2) == smollm.encode(smollm.chat(MESSAGES)).count(2)
 
 
-def test_a_special_token_without_a_plain_form_is_refused():
-    backend = Backend(models.Unigram([("<unk>", 0.0), ("</s>", -1.0), ("a", -1.0), ("<", -3.0)], 0))
-    backend.add_special_tokens(["</s>"])
-    tokenizer = Tokenizer(backend, {"unk_token": "<unk>"}, chat_template="{{ messages[0].content }}</s>")
-    messages = [{"role": "user", "content": "a</s>"}]
-    with pytest.raises(ValueError, match="'</s>' in a message is a control token, and .* no plain form"):
-        tokenizer.encode(tokenizer.chat(messages, parse_special=False))
-    assert tokenizer.encode(tokenizer.chat(messages)) == [2, 1, 1]
+UNIGRAM = models.Unigram([("a", -1.0), ("<", -3.0), (">", -3.0), ("<>", -1.0)], 0)
+
+
+@pytest.mark.parametrize("model", [UNIGRAM, models.BPE({"a": 0, "<": 1, ">": 2, "<>": 3}, [("<", ">")])])
+def test_special_tokens_in_messages_are_plain_text_where_the_model_has_them(model):
+    tokenizer = Tokenizer(Backend(model), {}, chat_template="{{ messages[0].content }}<>")
+    tokenizer.backend.add_special_tokens(["<>"])
+    ids = [tokenizer.encode(tokenizer.chat([{"content": "a<>"}], parse_special=each)) for each in (False, True)]
+    assert ids == [[0, 1, 2, 3], [0, 3, 3]]
 
 
 def test_ids_that_matter(smollm):

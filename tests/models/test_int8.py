@@ -40,15 +40,6 @@ def dequantised(params):
     return jax.tree.map(lambda leaf: as_float32(leaf) if is_matrix(leaf) else leaf, params, is_leaf=is_matrix)
 
 
-def with_powers_of_two(params):
-    """The same values with scales that multiply exactly."""
-
-    def near(leaf):
-        return Int8(leaf.values, 2.0 ** jnp.round(jnp.log2(leaf.scale))) if is_matrix(leaf) else leaf
-
-    return jax.tree.map(near, params, is_leaf=is_matrix)
-
-
 def in_float32(name):
     """A family, its example's tensors, and the model in float32, as one of tokens alone."""
     module = family(name)
@@ -122,7 +113,8 @@ def test_every_family_is_the_model_of_its_rounded_matrices(name, monkeypatch):
     """
     monkeypatch.setattr(layers, "FEW", 0)
     family, config, named, model = in_float32(name)
-    params = with_powers_of_two(family.params_from_named(config, named, jnp.float32, int8=True))
+    exact = lambda leaf: Int8(leaf.values, 2.0 ** jnp.round(jnp.log2(leaf.scale))) if is_matrix(leaf) else leaf  # noqa: E731
+    params = jax.tree.map(exact, family.params_from_named(config, named, jnp.float32, int8=True), is_leaf=is_matrix)
     for path, leaf in walked(params):
         names = [key.key for key in path]
         plain = names[-1] in KEPT or "router" in names

@@ -20,13 +20,8 @@ VERSIONS = (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 BLOCKS_TOGETHER = 4096
-HEADS = 1, 10_000
-RANGES = {
-    "block_count": HEADS,
-    "attention.head_count": HEADS,
-    "attention.head_count_kv": HEADS,
-    "expert_count": (0, 10_000),
-}
+RANGES = {"expert_count": (0, 10_000)}  # lowest and highest
+RANGES |= dict.fromkeys(("block_count", "attention.head_count", "attention.head_count_kv"), (1, 10_000))
 
 
 class TensorInfo(NamedTuple):
