@@ -236,13 +236,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (26_977, 22_000),
-    "contrib": (3_602, 2_500),
+    "the package without contrib and distillation": (26_932, 22_000),
+    "contrib": (3_596, 2_500),
     "distillation": (2_336, 2_500),
     "experiments": (8_571, 7_000),
-    "tests": (25_097, 18_000),
+    "tests": (25_095, 18_000),
     "ten central files": (1_614, 1_700),
-    "plain AdaEDL, with all it imports": (3_972, 2_900),
+    "plain AdaEDL, with all it imports": (3_430, 2_900),
 }
 
 
