@@ -236,7 +236,7 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (26_975, 22_000),
+    "the package without contrib and distillation": (26_973, 22_000),
     "contrib": (3_602, 2_500),
     "distillation": (2_327, 2_500),
     "experiments": (8_571, 7_000),

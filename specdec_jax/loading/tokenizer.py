@@ -155,7 +155,7 @@ class Tokenizer:
         else:
             model["vocab"] = [[marked.get(word, word), score] for word, score in vocabulary]
         if "merges" in model:
-            model["merges"] = [pair for pair in model["merges"] if "".join(pair) not in marked]
+            model["merges"] = [pair for pair in model["merges"] if not {*pair, "".join(pair)} & marked.keys()]
         return Backend.from_str(json.dumps(stored))
 
     @cached_property

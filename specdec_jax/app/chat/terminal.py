@@ -22,10 +22,10 @@ from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
-from specdec_jax.app.views.escapes import error_line, printed
+from specdec_jax.app.views.escapes import error_line
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import status, summary
-from specdec_jax.app.views.terminal import Wrapping, ansi, legend, shows_colours
+from specdec_jax.app.views.terminal import Wrapping, error_console, legend, shows_colours, streamed, wrapping_on
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
@@ -69,9 +69,8 @@ class Terminal:
     def __init__(self, chat: Chat, cache_note: str):
         self._chat, self._cache_note = chat, cache_note  # location of compiled programs, for status messages
         self._console = Console(highlight=False)
-        self._errors = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
+        self._errors = error_console()
         self._colours = shows_colours(self._console)
-        self._wraps = self._console.is_terminal and not self._console.is_dumb_terminal
 
     def by_hand(self) -> int:
         """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
@@ -135,7 +134,7 @@ class Terminal:
 
     def _decode(self, question: str, script: bool) -> None:
         session, before = self._chat.session, self._chat.session.last
-        wrapping = Wrapping(lambda: self._console.width) if self._wraps and not script else None
+        wrapping = None if script else wrapping_on(self._console)
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
                 first = None
@@ -166,14 +165,9 @@ class Terminal:
 
     def _print(self, pieces: list[Piece], text: str, wrapping: Wrapping | None) -> None:
         tokens = self._chat.tokens or "all"
-        shown = self._colours and tokens != "off"
         if tokens != "all":
             pieces = [piece for piece in pieces if piece.kind != "rejected"]
-        if wrapping is not None:
-            text = wrapping.add(pieces if shown else [Piece(text, "accepted")], styled=shown)
-        else:
-            text = ansi(pieces) if shown else printed(text)
-        print(text, end="", flush=True)
+        print(streamed(pieces, text, self._colours and tokens != "off", wrapping), end="", flush=True)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))

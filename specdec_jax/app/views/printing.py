@@ -11,10 +11,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_jax.app.views.escapes import printed, shown
-from specdec_jax.app.views.terminal import Wrapping, legend, shows_colours
+from specdec_jax.app.views.terminal import error_console, legend, shows_colours, streamed, wrapping_on
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.json_lines import json_text
-from specdec_jax.text.streaming import Piece, Stream
+from specdec_jax.text.streaming import Stream
 
 ENDS = {
     "stop": "ended",
@@ -30,17 +30,13 @@ def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
     Returns whether it finished; False after Ctrl-C, with the text so far printed.
     """
     terminal, finished = Console(), False
-    colours = shows_colours(terminal)
-    wrapping = Wrapping(lambda: terminal.width) if terminal.is_terminal and not terminal.is_dumb_terminal else None
+    colours, wrapping = shows_colours(terminal), wrapping_on(terminal)
     with contextlib.suppress(KeyboardInterrupt):
         for chunk in chunks:
-            text = printed(chunk.text)
-            if wrapping is not None:
-                text = wrapping.add(chunk.pieces if colours else [Piece(chunk.text, "accepted")], styled=colours)
-            print(text, end="", flush=True)
+            print(streamed(chunk.pieces, chunk.text, colours, wrapping), end="", flush=True)
         finished = True
     print(flush=True)
-    console = Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
+    console = error_console()
     if colours and statistics:
         console.print(legend(chunks.pair.policy.rounds is not None))
     if statistics:

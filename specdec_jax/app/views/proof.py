@@ -173,24 +173,15 @@ def show(
             console.print(f"Smallest counterexample: {counterexample_text(example)}.", soft_wrap=True)
         console.print("NOT lossless.")
         return
-    text = f"No deviation in {drawn(proof)}, total variation below {rounds_error(proof):.0e}."
+    passes = f"{proof.passes} passes" if proof.passes > 1 else "one pass"
+    rounds = f"{sum(row.rounds for row in proof.rows):,} rounds ({passes}, {proof.seconds:.0f} s)"
+    largest = max(row.measure for row in proof.rows if row.bound != FALSE_ALARM and not np.isnan(row.measure))
+    above = 10.0 ** np.ceil(np.log10(max(largest, 1e-12)))
+    text = f"No deviation in {rounds}, total variation below {above:.0e}."
     console.print(f"{text} --seed {proof.seed} draws the same again, another seed other cases.", soft_wrap=True)
     console.print(ESCAPES.format(longest=len(decisions)), soft_wrap=True)
     if conclusion == NOT_SHOWN:
         console.print(f"Not shown: {'; '.join(gaps)}.", soft_wrap=True)
-
-
-def drawn(proof: Proof) -> str:
-    """What was drawn in one phrase, such as "4,096 rounds of 5 sizes"."""
-    rounds = sum(row.rounds for row in proof.rows)
-    passes = f"{proof.passes} passes" if proof.passes > 1 else "one pass"
-    return f"{rounds:,} rounds ({passes}, {proof.seconds:.0f} s)"
-
-
-def rounds_error(proof: Proof) -> float:
-    """The power of ten above the worst total variation of the exact properties."""
-    worst = max(row.measure for row in proof.rows if row.bound != FALSE_ALARM and not np.isnan(row.measure))
-    return 10.0 ** np.ceil(np.log10(max(worst, 1e-12)))
 
 
 def counterexample_text(example: Counterexample) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from specdec_jax.app.views.escapes import shown
+from specdec_jax.app.views.escapes import printed, shown
 from specdec_jax.text.streaming import Piece
 
 STYLES = {
@@ -31,6 +31,11 @@ LEGEND = {
 def shows_colours(console: Console) -> bool:
     """Whether the console supports escape codes: a terminal, not a dumb one, and NO_COLOR not set."""
     return console.is_terminal and not console.no_color and console.color_system is not None
+
+
+def error_console() -> Console:
+    """Standard error; on a terminal lines break between words, elsewhere not at all."""
+    return Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
 
 
 def visible(piece: Piece) -> str:
@@ -87,6 +92,18 @@ class Wrapping:
             "".join(map(str, run)) if kind is None else _styled("".join(each.text for each in run), kind, styled)  # type: ignore[union-attr]
             for kind, run in runs
         )
+
+
+def wrapping_on(console: Console) -> Wrapping | None:
+    """For text that is streamed to this console; None if it is not a terminal that can erase."""
+    return Wrapping(lambda: console.width) if console.is_terminal and not console.is_dumb_terminal else None
+
+
+def streamed(pieces: Sequence[Piece], text: str, styled: bool, wrapping: Wrapping | None) -> str:
+    """What to write for the next part of an answer: its pieces if `styled`, else its `text`."""
+    if wrapping is not None:
+        return wrapping.add(pieces if styled else [Piece(text, "accepted")], styled)
+    return ansi(pieces) if styled else printed(text)
 
 
 def _styled(text: str, kind: str, styled: bool) -> str:
