@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdec_jax.decoding import build_decoder as build_decoder
     from specdec_jax.decoding.rounds import ModelParams as ModelParams
     from specdec_jax.decoding.sampling import make_warp as make_warp
-    from specdec_jax.decoding.statistics import summarise as summarise
+    from specdec_jax.decoding.summaries import summarise as summarise
     from specdec_jax.loading import load_model as load_model
     from specdec_jax.strategy import strategy as strategy
     from specdec_jax.text.beam_search import Hypothesis as Hypothesis
@@ -41,7 +41,7 @@ _NAMES = {
     "decoding": ("build_decoder", "LossyVerification"),
     "decoding.rounds": ("ModelParams",),
     "decoding.sampling": ("make_warp",),
-    "decoding.statistics": ("summarise",),
+    "decoding.summaries": ("summarise",),
     "loading": ("load_model",),
     "strategy": ("strategy",),
     "text.beam_search": ("Hypothesis", "beam_search"),

@@ -242,7 +242,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "experiments": (8_571, 7_000),
     "tests": (25_092, 18_000),
     "ten central files": (1_614, 1_700),
-    "plain AdaEDL, with all it imports": (3_972, 2_900),
+    "plain AdaEDL, with all it imports": (3_430, 2_900),
 }
 
 

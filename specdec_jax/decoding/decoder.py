@@ -16,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.encoder_inputs import fresh_request, refuse_encoder
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, Run, begun, decode_round
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
-from specdec_jax.decoding.state import fresh_state
+from specdec_jax.decoding.state import fresh_request, fresh_state, refuse_encoder
 from specdec_jax.sharding import by_rows, committed, mesh_here, placed
 from specdec_jax.strategy import named_call
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier
@@ -100,7 +98,6 @@ def build_decoder(
         ValueError: widths that do not ascend or cannot hold the longest draft, a max_draft_length that is not below the
             target's context, prefill_chunk below 2, different vocabularies, hidden states or an encoder that the
             drafter needs and the target lacks, or a policy or verifier that needs phases without a monitor of them.
-            `prefill` raises it for functions that fail or return wrong shapes (`answers.check_parts`).
     """
     widths = tuple(verification_widths or default_widths(widest_draft(policy, drafter.max_draft_length)))
     _check_parts(target, drafter, widths, prefill_chunk)
@@ -153,22 +150,18 @@ def build_decoder(
 
 
 def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """The functions (begin, prefill, compile); begin returns a checked state without caches, source, reader."""
+    """The functions (prefill, compile)."""
 
     def shapes_of(*trees: Any) -> tuple[Any, ...]:
         leaves, structure = jax.tree.flatten(trees)
         return structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
-    checked, compiled = set(), set()  # shapes for which `check_parts` passed, and those compiled in advance
+    compiled = set()  # shapes that were compiled in advance
 
     def begin(
         params: ModelParams, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]
     ) -> tuple[DecodeState, Any, Any]:
         state, source = fresh_request(parts, prompts, **options)
-        shapes = len(prompts), shapes_of(state.policy, state.verifier, state.monitor)
-        if shapes not in checked:
-            check_parts(parts, params, state, source)
-            checked.add(shapes)
         # copies: `run` donates them, and a policy may still hold the originals
         return *placed((state, source), committed(params)), params.drafter if parts.drafter.layers else None
 
@@ -197,12 +190,12 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
         for program in compiling:
             program.result()
 
-    return begin, prefill, compile_all
+    return prefill, compile_all
 
 
 def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     """The Decoder around the jitted functions; arguments are checked here, before compilation."""
-    begin, prefill, compile_all = _prefilling(parts, jitted)
+    prefill, compile_all = _prefilling(parts, jitted)
 
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
@@ -217,11 +210,8 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         return jitted["extend"](params, state, fresh)
 
     def idle(params: ModelParams, rows: int, slots: int, **options: Any) -> DecodeState:
-        options, nothing = {**options, "max_new_tokens": 0, "slots": slots}, [[0]]
-        reads = parts.target.spec.source is not None
-        requests = options | ({"sources": nothing * rows} if reads else {})
-        begin(params, nothing * rows, requests)  # checks the policy at this batch size
-        first = prefill(params, nothing, **options | ({"sources": nothing} if reads else {}))
+        source = {"sources": [[0]]} if parts.target.spec.source is not None else {}
+        first = prefill(params, [[0]], **{**options, **source, "max_new_tokens": 0, "slots": slots})
         return jitted["repeat"](first, rows)  # on a mesh caches are sharded like those of a prefilled row
 
     def refill(params: ModelParams, state: DecodeState, row: int, prompt: Sequence[int], **options: Any) -> DecodeState:

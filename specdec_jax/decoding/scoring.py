@@ -9,9 +9,9 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.decoder import Decoder
-from specdec_jax.decoding.encoder_inputs import refuse_encoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, make_warp
+from specdec_jax.decoding.state import refuse_encoder
 from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
 from specdec_jax.types import Array, LanguageModel, Warp
 

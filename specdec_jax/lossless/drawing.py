@@ -131,7 +131,7 @@ def constants_of(
     watched = monitor.init(batch)
     context = answers.context_shapes(batch, watched)._replace(relative_drafter_cost=answers.array(jnp.float32, batch))
     row, constants = answers.distribution_shapes(batch, SIZES.vocab_size), set()
-    drafts = answers.draft_shapes(SIZES, SIZES.max_draft_length, True)
+    drafts = answers.draft_shapes(SIZES, True)
     if policy is not None:
         chain: StoppingPolicy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
         state, emitted = chain.init(batch), answers.array(jnp.int32, batch, SIZES.max_draft_length + 1)

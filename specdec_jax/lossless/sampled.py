@@ -105,8 +105,8 @@ def check_on_toy(
     """
     widths = (1, *default_widths(widest_draft(policy, longest)))
     decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, widths=widths, **options)
-    warp = make_warp(1, temperature=0.0)
-    check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]], max_new_tokens=0, warp=warp))
+    warp = make_warp(2, temperature=0.0)
+    check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]] * 2, max_new_tokens=0, warp=warp))
 
 
 def test_by_sampling(

@@ -14,9 +14,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.cache_feed import window
-from specdec_jax.decoding.encoder_inputs import refuse_encoder
 from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
-from specdec_jax.decoding.state import slots_for
+from specdec_jax.decoding.state import refuse_encoder, slots_for
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel, check_same_vocabulary

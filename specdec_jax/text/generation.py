@@ -14,7 +14,7 @@ from specdec_jax.costs.at_hand import look_at
 from specdec_jax.costs.choices import costs_for
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
-from specdec_jax.decoding.statistics import recorded_rounds, summarise
+from specdec_jax.decoding.summaries import recorded_rounds, summarise
 from specdec_jax.loading import LoadedModel
 from specdec_jax.sharding import committed, on_host, placed
 from specdec_jax.strategy import Strategy, nearest
@@ -39,7 +39,7 @@ class Generation(NamedTuple):
     tokens: list[int]
     prompt_tokens: list[int]
     finish_reason: str  # "stop", "stop_string", "length" or "interrupted"
-    statistics: dict[str, Any]  # `decoding.statistics.summarise` of this row
+    statistics: dict[str, Any]  # `decoding.summaries.summarise` of this row
     seconds: float  # decoding time, without prefill and compilation
     prefill_seconds: float
     compile_seconds: float  # 0 if everything was compiled before

@@ -18,9 +18,9 @@ from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.decoder import widest_draft
-from specdec_jax.decoding.encoder_inputs import fresh_request
 from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import fresh_request
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.draft_models.intersection import SharedParams
@@ -242,12 +242,12 @@ def _join(
 
 
 def _checked(pair: Pair) -> Pair:
-    """The same pair, after checking the functions of a user's file for one row, before compilation."""
+    """The same pair, after checking the functions of a user's file for two rows, before compilation."""
     parts = pair.decoder.parts
     answered = _answered(parts)  # a cached set, empty until these parts were checked
     if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
-        sources, greedy = None if parts.target.spec.source is None else [[0]], make_warp(1, temperature=0.0)
-        state, source = fresh_request(parts, [[0]], sources=sources, max_new_tokens=0, warp=greedy)
+        sources, greedy = None if parts.target.spec.source is None else [[0], [0]], make_warp(2, temperature=0.0)
+        state, source = fresh_request(parts, [[0], [0]], sources=sources, max_new_tokens=0, warp=greedy)
         check_parts(parts, pair.params, state, source)
     answered.add(True)
     return pair

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.decoding.encoder_inputs import fresh_request
+from specdec_jax.decoding.state import fresh_request
 from specdec_jax.strategy import nearest
 from specdec_jax.text.generation import Generation, Request, prepare
 from specdec_jax.text.json_lines import json_text

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from specdec_jax.decoding.state import readable
-from specdec_jax.decoding.statistics import kinds_of, recorded_rounds
+from specdec_jax.decoding.summaries import kinds_of, recorded_rounds
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.sharding import on_host
 from specdec_jax.text.generation import (
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     """Text of one kind: the final text of a token, or that of rejected drafts."""
 
     text: str
-    kind: str  # as in `decoding.statistics.kinds_of`, or "rejected"
+    kind: str  # as in `decoding.summaries.kinds_of`, or "rejected"
 
 
 class Chunk(NamedTuple):
@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
     text: str
     pieces: list[Piece]  # `text` by kind, with rejected drafts at their positions
     tokens: list[int]
-    kinds: list[str]  # kind of each token, as in `decoding.statistics.kinds_of`
+    kinds: list[str]  # kind of each token, as in `decoding.summaries.kinds_of`
     rejected: list[int]  # rejected drafts of this round
     threshold: float  # the policy's, NaN if it has none
     log_probs: Sequence[float] = ()  # log-probabilities of the chunk's tokens, as in Generation

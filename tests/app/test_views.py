@@ -29,7 +29,8 @@ from specdec_jax.app.views.printing import print_json, print_stream, summary
 from specdec_jax.app.views.searching import print_beams
 from specdec_jax.app.views.tokens import bound, phases_of
 from specdec_jax.app.views.tokens import tokens_of as told
-from specdec_jax.decoding.statistics import kinds_of, no_counts, summarise
+from specdec_jax.decoding.statistics import no_counts
+from specdec_jax.decoding.summaries import kinds_of, summarise
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
 from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row, SampledReport

@@ -68,46 +68,48 @@ def branching(state, distribution, drafted, context):
 
 # Strategy, the field that is replaced, its replacement, what the message says: one row for each check and each seam.
 WRONG = [
-    (static(), "check", lambda state, *seen: (ONE, state), "bool[2], one answer for each of 2 rows; it answers bool[]"),
-    (static(), "proceed", lambda state, *seen: (seen[1], state), "policy's proceed .* answers int32[2]"),
-    (
-        static(),
-        "update",
-        lambda state, *seen: state._replace(draft_length=jnp.ones(2)),
-        "policy's update .* float32[2]",
-    ),
-    (static(), "check", lambda *seen: ONE, "must return (answer, state); it returns bool[]"),
-    (static(), "check", lambda state, *seen: (seen[2].alive, (state,)), "check .* must return the state as it got it"),
+    (static(), "check", lambda state, *seen: (ONE, state), "must return (bool[2], .*): [0] is bool[]"),
+    (static(), "proceed", lambda state, *seen: (seen[1], state), "policy's proceed .* [0] is int32[2]"),
+    (static(), "update", lambda state, *seen: state._replace(draft_length=jnp.ones(2)), "update .* float32[2]"),
+    (static(), "check", lambda *seen: ONE, "must return (bool[2], .*), not bool[]"),
+    (static(), "check", lambda state, *seen: (seen[2].alive, (state,)), "check .* must return (bool[2], StaticState"),
     (static(), "check", branching, "`if`, .* use jnp.where"),
     (static(), "begin", lambda state, context: (int(context.length[0]) > 3, state), "no Python number can be made of"),
     (static(), "begin", lambda state, context: (np.asarray(context.length) > 3, state), "NumPy cannot read an array"),
     (static(), "update", lambda state: state, "the policy's update .* takes 1 positional argument but 3 were given"),
-    (static(), "threshold", lambda state: jnp.float32(1), "threshold .* must answer float32[2]; it answers float32[]"),
+    (static(), "threshold", lambda state: jnp.float32(1), "threshold .* must return float32[2], not float32[]"),
+    (static(), "update", lambda state, *seen: state._replace(draft_length=jnp.ones(2, jnp.int16)), ".* is int16[2]"),
+    (INNER, "verify", verified(0, lambda chance: chance > 0), "must return (float32[2,2], .*: [0] is bool[2,2]"),
+    (INNER, "verify", lambda state, draft, *seen: draft.log_q + 1, "TypeError: .* 'NoneType'"),  # lookups have no q
     (static(), "init", lambda batch: {"x": jnp.zeros(())}, "init .* leaves are [2,...]; ['x'] is float32[]"),
-    (static(), "init", raising, "KeyError: 'lost'"),
-    (COMB, "beside", lambda state, length, room, context, parent: length, "must return Extras(siblings int32[2,N])"),
-    (TREE, "beside", lambda *given: Extras(given[1][:, None]), "children int32[2,2])"),
+    (COMB, "beside", lambda *given: given[1], "must return Extras(siblings int32[2,0], .*), not int32[2]"),
+    (TREE, "beside", lambda *given: Extras(given[1][:, None]), "children int32[2,2]), not Extras("),
     (TREE, "beside", raising, "KeyError: 'lost'"),
-    (TREE, "expand", lambda state, drafted, context: drafted, "must answer float32[2,N,2]"),
+    (TREE, "expand", lambda state, drafted, context: drafted, "must return float32[2,1,2], not int32[2]"),
     (INNER, "verify", lambda state, draft: state, "the verifier's verify .* takes 2 positional arguments"),
     (INNER, "verify", lambda *given: INNER.verify(*given)[:2], "must return (log_prob_accepted,"),
-    (INNER, "verify", verified(0, lambda chance: chance[:, 0]), "log_prob_accepted as float32[2,2] of 1 .* float32[2]"),
-    (INNER, "verify", verified(1, lambda _: 3), "a function as next_distribution"),
-    (INNER, "verify", verified(1, lambda _: lambda accepted: accepted), "answer as float32[2,4] .* it is int32[2]"),
+    (INNER, "verify", verified(0, lambda chance: chance[:, 0]), "(float32[2,2], float32[2,4], ()): [0] is float32[2]"),
+    (INNER, "verify", verified(1, lambda _: 3), "the second a function, not (float32[2,2], int, ())"),
+    (
+        INNER,
+        "verify",
+        verified(1, lambda _: lambda accepted: accepted),
+        "must return (float32[2,2], float32[2,4], ()): [1] is int32[2]",
+    ),
     (INNER, "verify", verified(1, lambda _: raising), "KeyError: 'lost'"),
-    (INNER, "verify", verified(2, lambda _: ONE), "must return the state as"),
+    (INNER, "verify", verified(2, lambda _: ONE), "(float32[2,2], float32[2,4], ()), not (.*, bool[])"),
     (traversal(), "outcomes", raising, "KeyError: 'lost'"),
-    (traversal(), "outcomes", lambda *given: given[2], "must return SiblingOutcomes(.*); it returns int32[2]"),
+    (traversal(), "outcomes", lambda *given: given[2], "must return SiblingOutcomes(.*), not int32[2]"),
     (LOOKUP, "init", raising, "KeyError: 'lost'"),
     (LOOKUP, "source", raising, "KeyError: 'lost'"),
-    (LOOKUP, "source", lambda *given: given[1], "source .* must return a Source; it returns"),
-    (LOOKUP, "source", opened(close=short), "Draft.tokens as int32[2,3]; it is int32[2,1]"),
-    (LOOKUP, "source", opened(close=lambda drafted: drafted.length), "close with (state, Drafted); .* int32[2]"),
-    (LOOKUP, "source", opened(keep=lambda *given: given[1]), "must keep its memory's shapes; its keep does not"),
-    (LOOKUP, "source", predicting(lambda next, memory: next), "must predict (Next, memory); its predict returns Next"),
-    (LOOKUP, "source", predicting(one_token), "must predict a token int32[2]; it is int32[1]"),
-    (LOOKUP, "commit", lambda params, state, tokens, valid: valid, "commit .* must return the state as it got it"),
-    (toy_phases(), "observe", lambda state, *given: (), "observe .* must return the state as it got it, Phases"),
+    (LOOKUP, "source", lambda *given: given[1], "source .* must return a Source, not"),
+    (LOOKUP, "source", opened(close=short), "[0].tokens is int32[2,1]"),
+    (LOOKUP, "source", opened(close=lambda drafted: drafted.length), "close with (state, Drafted), not int32[2]"),
+    (LOOKUP, "source", opened(keep=lambda *given: given[1]), "must keep a memory (), not int32[2]"),
+    (LOOKUP, "source", predicting(lambda next, memory: next), "must predict (Next, memory), not Next"),
+    (LOOKUP, "source", predicting(one_token), "must predict a token int32[2], not int32[1]"),
+    (LOOKUP, "commit", lambda params, state, tokens, valid: valid, "commit .* must return (), not int32[2]"),
+    (toy_phases(), "observe", lambda state, *given: (), "observe .* must return Phases.*, not ()"),
 ]
 
 
@@ -122,11 +124,15 @@ def decoder_of(changed):
     return build_decoder(table_model(TOKENS), **given), ModelParams(table, table)
 
 
+def checked(decoder, params, prompts):
+    check_parts(decoder.parts, params, fresh_state(decoder.parts, prompts, max_new_tokens=4))
+
+
 @pytest.mark.parametrize("strategy, name, function, words", WRONG)
-def test_a_wrong_function_is_one_line_when_a_decoder_is_prefilled(strategy, name, function, words):
+def test_a_wrong_function_is_one_line(strategy, name, function, words):
     decoder, params = decoder_of(strategy.replace(**{name: function}))
     with pytest.raises(ValueError) as caught:
-        decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)
+        checked(decoder, params, [[0, 1], [1, 0]])
     message = str(caught.value)
     pattern = re.escape(words).replace(r"\.\*", ".*").replace(r"\ ", " ")
     assert re.match(r"\S*test_answers\.py:\d+: .*" + pattern, message) and "\n" not in message, message
@@ -138,18 +144,19 @@ def test_what_the_package_has_is_not_checked_and_would_pass():
         assert not is_users([*decoder.parts][1:])
         drafter = decoder.parts.drafter
         changed = drafter.replace(commit=lambda *given, inner=drafter: inner.commit(*given))
-        parts = decoder.parts._replace(
-            drafter=changed, verifier=verifier.replace(verify=verified(0, lambda same: same))
-        )
-        check_parts(parts, params, fresh_state(parts, [[0, 1]], max_new_tokens=0))
+        same = verifier.replace(verify=verified(0, lambda chance: chance.astype(jnp.float16)))  # any float will do
+        checked(decoder._replace(parts=decoder.parts._replace(drafter=changed, verifier=same)), params, [[0, 1]])
 
 
-def test_one_row_is_one_answer():
-    decoder, params = toy_decoder(static().replace(check=WRONG[0][2]), rejection())
-    with pytest.raises(ValueError, match=r"must answer bool\[1\] for one row; it answers bool\[\]"):
-        decoder.prefill(params, [[0, 1]], max_new_tokens=4)
+def test_a_decoder_that_nobody_checked_broadcasts_no_answer():
+    """Its own check is of the shapes that jax would broadcast silently, where they are used."""
+    for name in ("begin", "check", "proceed"):
+        wrong = static().replace(**{name: lambda state, *seen: (ONE, state)})
+        decoder, params = toy_decoder(wrong, rejection())
+        with pytest.raises(ValueError, match=rf"the policy's {name} must answer bool\[2\], got shape \(\)"):
+            decoder.run(params, decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4))
     honest, params = toy_decoder(adaedl(), rejection())
-    assert np.all(honest.prefill(params, [[0, 1]], max_new_tokens=4).length == 2)
+    checked(honest, params, [[0, 1]])
 
 
 RULE = """
@@ -197,21 +204,3 @@ def test_an_honest_file_passes_also_where_it_reads_phases(tmp_path):
         )
     )
     assert choose("policy", str(tmp_path / "my_rule.py")).needs_phases
-
-
-def test_rows_are_asked_for_anew_where_the_state_does_not_change_with_them():
-    def check(state, draft, drafted, context):
-        return jnp.zeros(1, bool), state
-
-    policy = static().replace(
-        init=lambda batch: (),
-        begin=lambda state, context: (context.alive, state),
-        check=check,
-        proceed=lambda state, distribution, token, drafted, context: (context.alive, state),
-        update=lambda state, draft, result: state,
-        threshold=lambda state: jnp.zeros(1),
-    )
-    decoder, params = toy_decoder(policy, rejection())
-    decoder.prefill(params, [[0, 1]], max_new_tokens=4)
-    with pytest.raises(ValueError, match=r"answer for each of 2 rows; it answers bool\[1\]"):
-        decoder.prefill(params, [[0, 1], [1, 0]], max_new_tokens=4)

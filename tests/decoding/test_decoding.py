@@ -12,7 +12,7 @@ from rules import FAST, counting
 from specdec_jax.decoding import build_decoder, sampling
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.statistics import summarise
+from specdec_jax.decoding.summaries import summarise
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static

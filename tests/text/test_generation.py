@@ -221,6 +221,10 @@ def test_what_belongs_elsewhere_says_where(scripted):
             {"max_draft_length": 7, "verification_widths": (2, 4)},
             "widest verification width 4 cannot hold max_draft_length 7",
         ),
+        (
+            {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
+            r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",
+        ),
     ],
 )
 def test_bad_pairs_are_refused_by_name(tiny, options, message):

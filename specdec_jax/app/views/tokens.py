@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.decoding.statistics import kinds_of
+from specdec_jax.decoding.summaries import kinds_of
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.streaming import CONTEXT, text_after
@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
     id: int
     text: str  # whole characters that this token completes; all texts together are Generation.text
-    kind: str  # as in `decoding.statistics.kinds_of`
+    kind: str  # as in `decoding.summaries.kinds_of`
     ends: bool  # whether it is the end of sequence, without text
     rejected: tuple[Rejected, ...]  # rejected drafts from this position on, which the target's token replaced
     entropy: float  # nats

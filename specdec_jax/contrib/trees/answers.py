@@ -5,7 +5,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.seams import Children, Extras, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
@@ -14,10 +13,9 @@ from specdec_jax.decoding.answers import (
     Sizes,
     array,
     context_shapes,
-    dims,
     distribution_shapes,
     draft_shapes,
-    words,
+    result_shapes,
 )
 from specdec_jax.types import (
     Draft,
@@ -106,19 +104,14 @@ def check_answers(
     whole = array(jnp.int32, batch)
     parent = array(jnp.int32, batch, expansions) if expansions else None
     wanted = probe.result("beside", probe.state, whole, whole, context, parent)
-    siblings, children = (dims(getattr(wanted, name, None)) for name in Extras._fields)
-    whole_numbers = all(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in jax.tree.leaves(wanted))
-    is_wanted = isinstance(wanted, Extras) and whole_numbers and len(siblings) == 2 and siblings[0] == batch
-    if not is_wanted or (expansions and children != (batch, expansions)):
-        text = f"Extras(siblings int32[{batch},N]" + (f", children int32[{batch},{expansions}])" if expansions else ")")
-        probe.refuse("beside", f"must return {text}; it returns {words(wanted)}")
+    children = array(jnp.int32, batch, expansions) if expansions else getattr(wanted, "children", None)
+    siblings = getattr(getattr(wanted, "siblings", None), "shape", (batch, 0))[1:2] or (0,)  # N is the policy's
+    probe.must_be("beside", wanted, Extras(array(jnp.int32, batch, *siblings), children), loose=2)
     if policy.expand is not None:
         worth = probe.result("expand", probe.state, whole, context)
-        shape = dims(worth)
-        if len(shape) != 3 or (shape[0], shape[2]) != (batch, policy.siblings):
-            text = f"float32[{batch},N,{policy.siblings}], a number for each sibling of the first N drafts"
-            probe.refuse("expand", f"must answer {text}; it answers {words(worth)}")
-    result = TreeResult(array(jnp.int32, batch, sizes.max_draft_length + 1), whole, whole)
+        drafts = getattr(worth, "shape", ())[1:2] or (1,)
+        probe.must_be("expand", worth, array(jnp.float32, batch, *drafts, policy.siblings), loose=1)
+    result = TreeResult(*result_shapes(sizes), whole)
     return _shapes(policy, sizes, sizes.max_draft_length, keep_log_q), result
 
 
@@ -132,10 +125,9 @@ def check_verifier(
     probe, draft = Probe.of("verifier", verifier, state, batch), _shapes(policy, sizes, held, verifier.needs_log_q)
     target = distribution_shapes(batch, vocab, held + 1)
     ends = probe.result("outcomes", draft, target, array(jnp.int32, batch), context_shapes(batch, monitor))
-    shapes = SiblingOutcomes((batch, siblings + 1), (batch, siblings), (batch, vocab))  # type: ignore[arg-type]
-    wanted = f"SiblingOutcomes(float32[{batch},{siblings + 1}], int32[{batch},{siblings}], float32[{batch},{vocab}])"
-    if not isinstance(ends, SiblingOutcomes) or tuple(map(dims, ends)) != shapes:
-        probe.refuse("outcomes", f"must return {wanted}; it returns {words(ends)}")
+    chance, tokens = array(jnp.float32, batch, siblings + 1), array(jnp.int32, batch, siblings)
+    wanted = SiblingOutcomes(chance, tokens, array(jnp.float32, batch, vocab))
+    probe.must_be("outcomes", ends, wanted, loose=3)
 
 
 def _expansions(policy: TreePolicy, sizes: Sizes) -> int:
@@ -154,4 +146,6 @@ def _shapes(policy: TreePolicy, sizes: Sizes, held: int, keep_log_q: bool) -> Tr
     if count:
         log_q = array(jnp.float32, sizes.batch, count, sizes.vocab_size) if keep_log_q else None
         children = Children(whole(count), whole(count, siblings), log_q, whole(count))
-    return TreeDraft(*draft_shapes(sizes, held, keep_log_q), whole(held, siblings), whole(held), children)
+    return TreeDraft(
+        *draft_shapes(sizes._replace(max_draft_length=held), keep_log_q), whole(held, siblings), whole(held), children
+    )

@@ -16,7 +16,7 @@ from specdec_jax.contrib.trees.expansion import expanded_tokens, no_children, to
 from specdec_jax.contrib.trees.seams import Children, TreePolicy
 from specdec_jax.contrib.trees.siblings import further_candidates
 from specdec_jax.contrib.trees.sources import PredictBeside
-from specdec_jax.decoding.draft_loop import Loop, draft_predicted, in_turn, initial_loop, left_over
+from specdec_jax.decoding.draft_loop import Loop, draft_one, in_turn, initial_loop, left_over
 from specdec_jax.decoding.sampling import BY_CANDIDATE, draw_token
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, Drafted, Next, PolicyState, RoundContext, Source
@@ -88,7 +88,7 @@ def _draft_one(
         following, memory = source.predict(now.memory, now.length, uniform(index))
     else:
         following, children, memory = _expanded(predict_beside, policy, context, uniform, loop)
-    chain = draft_predicted(source, policy, context, loop.chain, following, memory)
+    chain = draft_one(source, policy, context, uniform, loop.chain, (following, memory))
     siblings = loop.siblings
     if source.chosen is not True:  # lookups have no further candidates
         with jax.named_scope("draft_draw"):
