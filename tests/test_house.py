@@ -237,10 +237,10 @@ PATH = (
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "the package without contrib and distillation": (26_973, 22_000),
-    "contrib": (3_602, 2_500),
+    "contrib": (3_596, 2_500),
     "distillation": (2_327, 2_500),
     "experiments": (8_571, 7_000),
-    "tests": (25_092, 18_000),
+    "tests": (25_073, 18_000),
     "ten central files": (1_614, 1_700),
     "plain AdaEDL, with all it imports": (3_430, 2_900),
 }

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy import stats
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.rounds import draft_of, empty_log_q
@@ -23,12 +24,14 @@ from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.counterexample import Result
 from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.enumeration import ENDS, PHASES
+from specdec_jax.lossless.sampled import FALSE_ALARM
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, Drafter, Params, RoundContext, StoppingPolicy
 
 TOLERANCE = 2e-4  # of a total variation; cumulative sums in float32 and the bisection leave about 1e-5
 POINTS = 64  # uniforms per call
 RESOLUTION = 4e-6  # width of an interval at which the bisection stops
+EDGES = (0.25, 0.5, 0.75, 0.9, 0.98, 0.995)  # shares of a reported distribution between which drafts are counted
 STEPS = 40  # of a bisection; what is unresolved then counts in the drafter's favour
 SLOTS, LONGEST_TEXT = 512, 384  # slots of the text, and its longest beginning
 
@@ -65,8 +68,8 @@ def prove_law(
 
     Args:
         params: the drafter's.
-        exactly: whether intervals are found by bisection; else only what must not change is compared, and that tokens
-            of probability zero are not drawn, at POINTS uniforms.
+        exactly: whether intervals are found by bisection; else tokens are drawn at POINTS random uniforms, counted by
+            rank and by id, and what must not change is compared.
 
     Raises:
         ValueError: a drafter that reads hidden states of its target.
@@ -76,7 +79,7 @@ def prove_law(
     longest, rng = drafter.max_draft_length, drawing.rng
     functions = _functions(drafter, vocab_size)
     text, error, sweeps, drafted, drawn = _text(drawing, vocab_size, batch, longest), 0.0, 0, 0, 0
-    state = functions.fill(params, text.tokens, text.context.length)
+    state, places = functions.fill(params, text.tokens, text.context.length), np.zeros((2, 0))
     for _ in range(rounds):
         numbers = rng.uniform(size=(batch, longest)).astype(np.float32)
         draft, closed = functions.draft(params, state, text.tokens, text.context, numbers)
@@ -84,8 +87,8 @@ def prove_law(
         wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
         for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
             at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position))
-            worst, count, wrong = _swept(at, batch, int(position), exactly)
-            error, sweeps = max(error, worst), sweeps + batch
+            worst, count, wrong, more = _swept(at, batch, int(position), None if exactly else rng)
+            error, sweeps, places = max(error, worst), sweeps + batch, np.concatenate([places, more], axis=1)
             drafted, drawn = drafted + count[0], drawn + count[1]
             if wrong:
                 break
@@ -95,6 +98,8 @@ def prove_law(
         state = functions.commit(params, closed, text.tokens, text.context.length)
         if np.any(text.context.length + longest + 1 > SLOTS):
             break
+    if not wrong and places.size:
+        wrong = _miscounted(places)
     return Result(error, {"positions": sweeps, "drafted": drafted, "drawn": drawn}, wrong)
 
 
@@ -150,10 +155,15 @@ def _functions(drafter: Drafter, vocab_size: int) -> _Functions:
 
 
 def _swept(
-    at: Callable[[np.ndarray], Any], batch: int, position: int, exactly: bool
-) -> tuple[float, tuple[int, int], str]:
-    """(largest total variation, (rows that drafted, rows that drew), what is wrong) of one sweep of all rows."""
+    at: Callable[[np.ndarray], Any], batch: int, position: int, rng: np.random.Generator | None
+) -> tuple[float, tuple[int, int], str, np.ndarray]:
+    """(largest total variation, (rows that drafted, rows that drew), what is wrong, `_places`) of one sweep of rows.
+
+    With `rng` the uniforms are random, without bisection.
+    """
     points = np.tile(np.linspace(0, 1 - 2**-24, POINTS, dtype=np.float32)[:, None], (1, batch))
+    if rng is not None:
+        points[1:-1] = rng.random((POINTS - 2, batch), np.float32)
     tokens, is_drafted, one_hot, changed, log_q = map(np.asarray, at(points))
     q = np.exp(log_q.astype(np.float64))
     each: list[Any] = [(points[:, row].astype(np.float64), tokens[:, row]) for row in range(batch)]
@@ -166,19 +176,22 @@ def _swept(
         return ""
 
     wrong = wrong_with(is_drafted, one_hot, changed)
-    drew = is_drafted[0] & ~one_hot[0]
+    drew, none = is_drafted[0] & ~one_hot[0], np.zeros((2, 0))
     counts = int(is_drafted[0].sum()), int(drew.sum())
     if wrong or not np.any(drew):
-        return 0.0, counts, wrong
+        return 0.0, counts, wrong, none
     total = np.abs(q[drew].sum(axis=1) - 1.0).max()
     if not total < TOLERANCE:
-        return float(total), counts, f"the reported distribution of draft {position + 1} sums to 1 + {total:.1e}"
+        return float(total), counts, f"the reported distribution of draft {position + 1} sums to 1 + {total:.1e}", none
     impossible = drew & np.any(np.take_along_axis(q, tokens.T, axis=1) == 0, axis=1)
     if np.any(impossible):
         row = int(np.flatnonzero(impossible)[0])
         token = next(int(t) for t in tokens[:, row] if q[row, t] == 0)
-        return 1.0, counts, f"draft {position + 1} can be token {token}, whose reported probability is 0"
-    for _ in range(STEPS if exactly else 0):
+        return 1.0, counts, f"draft {position + 1} can be token {token}, whose reported probability is 0", none
+    if rng is not None:
+        each_places = [_places(tokens[1:-1, row], q[row], rng) for row in np.flatnonzero(drew)]
+        return 0.0, counts, "", np.concatenate(each_places, axis=1)
+    for _ in range(STEPS):
         gaps = [_gaps(*each[row]) if drew[row] else np.zeros(0) for row in range(batch)]
         if not any(map(len, gaps)):
             break
@@ -187,16 +200,39 @@ def _swept(
             points[: len(middles), row] = middles
         tokens, is_drafted, one_hot, changed, _ = map(np.asarray, at(points))
         if wrong := wrong_with(is_drafted, one_hot, np.zeros(0)):
-            return 0.0, counts, wrong
+            return 0.0, counts, wrong, none
         for row, middles in enumerate(gaps):
             new = points[: len(middles), row], tokens[: len(middles), row]
             places, drawn = (np.concatenate(pair) for pair in zip(each[row], new, strict=True))
             order = np.argsort(places, kind="stable")
             each[row] = places[order], drawn[order]
-    error = max(_distance(each[row][0], each[row][1], q[row]) for row in np.flatnonzero(drew)) if exactly else 0.0
+    error = max(_distance(each[row][0], each[row][1], q[row]) for row in np.flatnonzero(drew))
     if error < TOLERANCE:
-        return error, counts, ""
-    return error, counts, f"draft {position + 1} is drawn from another distribution than the reported one"
+        return error, counts, "", none
+    return error, counts, f"draft {position + 1} is drawn from another distribution than the reported one", none
+
+
+def _places(tokens: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The places [2, N] of drawn tokens in the cumulative sums of q, from the most probable token on and by id.
+
+    They are uniform in [0, 1) and independent for tokens from q: a token's place is drawn within its interval.
+    """
+    each = []
+    for order in (np.argsort(-q, kind="stable"), np.arange(len(q))):
+        before = np.empty(len(q))
+        before[order] = np.cumsum(q[order]) - q[order]
+        each.append(before[tokens] + rng.uniform(size=len(tokens)) * q[tokens])
+    return np.stack(each)
+
+
+def _miscounted(places: np.ndarray) -> str:
+    """What is wrong with the shares of places [2, N] beyond each of EDGES, by binomial tests."""
+    for name, place in zip(("by probability", "by id"), places, strict=True):
+        for edge in EDGES:
+            count, total = int(np.sum(place > edge)), len(place)
+            if stats.binomtest(count, total, 1 - edge).pvalue * 2 * len(EDGES) < FALSE_ALARM:
+                return f"{count} of {total} drafts lie beyond {edge:g} of the reported distribution, in order {name}"
+    return ""
 
 
 def _gaps(places: np.ndarray, tokens: np.ndarray) -> np.ndarray:

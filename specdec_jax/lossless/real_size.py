@@ -1,4 +1,4 @@
-"""A verifier in float32 at the sizes of real vocabularies, against float64: every outcome of two drafts.
+"""A verifier in float32 at the sizes of real vocabularies, against float64: every outcome of up to two drafts.
 
 Toys do not reveal guards against 0/0 that add up, arithmetic in bfloat16, or what concerns one token of a vocabulary.
 The drafter draws from a few tokens (the tested function's constants, both ends of the vocabulary, any), the target from
@@ -18,6 +18,7 @@ from specdec_jax.types import Array, Distribution, Draft, Monitor, RoundContext,
 
 VOCABULARIES = (49_152, 151_936, 262_144)  # SmolLM2, Qwen2.5, Gemma 3
 FEW, DRAFTS = 3, 2  # tokens of the drafter, and drafts of the round
+KINDS = ((False, 2), (True, 2), (False, 1), (True, 1))  # whether drafts are chosen (one-hot), and how many there are
 WARPS = 3
 ROUNDING = 1e-5  # maximum total variation by rounding in float32; correct verifiers have 1e-6
 
@@ -25,9 +26,10 @@ ROUNDING = 1e-5  # maximum total variation by rounding in float32; correct verif
 def prove_real_size(
     verifier: Verifier, drawing: Drawing, vocab_size: int, *, monitor: Monitor | None = None, warps: int = WARPS
 ) -> Result:
-    """All rounds of two drafts of the FEW tokens that are drawn for each of the `warps` requests.
+    """All rounds of drafts of the FEW tokens that are drawn for each of the `warps` requests, of all KINDS.
 
-    A token that the warp excludes and that is emitted makes the total variation infinite.
+    Of chosen drafts there is one per request and kind. An emitted token that the warp excludes makes the total
+    variation infinite.
     """
     monitor, rng, several = monitor or monitor_for(None, verifier), drawing.rng, FEW**DRAFTS
     warp = drawing.warps(warps, verifier.greedy_only, vocab_size)
@@ -42,42 +44,46 @@ def prove_real_size(
         (warps, DRAFTS, FEW), np.float32
     )
     choices = np.stack(np.meshgrid(range(FEW), range(FEW), indexing="ij"), axis=-1).reshape(-1, DRAFTS)
-    worst, wrong = 0.0, None
+    worst, wrong, played = 0.0, None, 0
     outcomes = jax.jit(lambda *arguments: _outcomes(verifier, monitor, *arguments))
-    for each in range(warps):
+    for each, (chosen, length) in [(each, kind) for each in range(warps) for kind in KINDS]:
         here = take(warp, np.full(several, each))
         drafts = tokens[each][choices].astype(np.int32)
+        draft = Draft(drafts, None, np.full(drafts.shape, chosen), np.full(several, length, np.int32))
         log_p, log_q, lengths, rest = map(
-            np.asarray, outcomes(target[each], spread[each], drafts, choices[:, 0].astype(np.int32), here)
+            np.asarray, outcomes(target[each], spread[each], draft, choices[:, 0].astype(np.int32), here)
         )
         temperature = float(warp.temperature[each])
         support = [log_p[0, 0], *log_p[::FEW, 1], log_p[0, 2]]
         p = [_in_float64(target[each][k], support[k], temperature) for k in range(FEW + 2)]
         q = [_in_float64(spread[each][k], log_q[0, k], temperature) for k in range(DRAFTS)]
-        error, example = _compared(np.stack(p), np.stack(q), np.exp(lengths), rest, drafts, choices)
-        worst = max(worst, error)
+        chance = q[0][drafts[:, 0]] * (q[1][drafts[:, 1]] if length == 2 else choices[:, 1] == 0)
+        if chosen:
+            chance = (np.arange(several) == rng.integers(several)).astype(np.float64)
+        error, example = _compared(np.stack(p), chance, np.exp(lengths), rest, drafts, choices)
+        worst, played = max(worst, error), played + int(np.sum(chance > 0))
         if wrong is None and not error < ROUNDING:
             text = example[0]
-            draft = tuple(map(int, drafts[np.argmax(drafts[:, 0] == text[0])]))
+            likely_drafts = np.where(drafts[:, 0] == text[0], 1 + chance, chance)  # those that begin with the text
+            shown = tuple(map(int, drafts[np.argmax(likely_drafts * (chance > 0))][:length]))
             name = f"float32, {vocab_size:,} tokens"
-            wrong = Counterexample(name, (), shown_warp(warp, each), text, *example[1:], draft=draft)
-    return Result(worst, {"rounds": warps * several}, counterexample=wrong)
+            wrong = Counterexample(name, (), shown_warp(warp, each), text, *example[1:], draft=shown)
+    return Result(worst, {"rounds": played}, counterexample=wrong)
 
 
 def _outcomes(
-    verifier: Verifier, monitor: Monitor, target: Array, spread: Array, drafts: Array, first: Array, warp: Warp
+    verifier: Verifier, monitor: Monitor, target: Array, spread: Array, draft: Draft, first: Array, warp: Warp
 ) -> tuple[Array, Array, Array, Array]:
     """(log p [R, 3, V], log q [R, 2, V], log P(k accepted) [R, 3], next-token weights [R, 3, V]) of R drafts.
 
-    `first` [R] is the index of each first draft among the FEW tokens.
+    `first` [R] is the index of each first draft among the FEW tokens; `draft` has no `log_q` yet.
     """
-    rows = len(drafts)
+    rows = len(first)
     places = jnp.stack([jnp.zeros_like(first), 1 + first, jnp.full_like(first, FEW + 1)], axis=1)
     each: list[Distribution] = [distribution(target[places[:, k]], warp) for k in range(DRAFTS + 1)]
     p = jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *each)
     q = jnp.stack([distribution(jnp.tile(row, (rows, 1)), warp).log_prob for row in spread], axis=1)
-    length, none = jnp.full_like(first, DRAFTS), jnp.zeros(drafts.shape, bool)
-    draft = Draft(drafts, q if verifier.needs_log_q else None, none, length)
+    draft = draft._replace(log_q=q if verifier.needs_log_q else None)
     ones, zero = jnp.ones_like(first), jnp.zeros_like(first)
     state, watched = jax.tree.map(jnp.asarray, (verifier.init(rows), monitor.init(rows)))
     context = RoundContext(ones + 1, zero, ones + 1, ones > 0, zero.astype(jnp.uint32), warp, watched)
@@ -95,18 +101,17 @@ def _in_float64(logits: np.ndarray, log_prob: np.ndarray, temperature: float) ->
 
 
 def _compared(
-    p: np.ndarray, q: np.ndarray, lengths: np.ndarray, rest: np.ndarray, drafts: np.ndarray, choices: np.ndarray
+    p: np.ndarray, chance: np.ndarray, lengths: np.ndarray, rest: np.ndarray, drafts: np.ndarray, choices: np.ndarray
 ) -> tuple[float, tuple[tuple[int, ...], float, float]]:
     """(total variation, the token with the largest error): of the first token, the second given each first, the third.
 
-    p [FEW + 2, V] and q [2, V] float64, lengths [R, 3], rest [R, 3, V].
+    p [FEW + 2, V] float64, the probability `chance` [R] of each draft, lengths [R, 3], rest [R, 3, V].
     """
-    possible = q[0, drafts[:, 0]] * q[1, drafts[:, 1]] > 0
-    lengths, rest, drafts, choices = (each[possible] for each in (lengths, rest, drafts, choices))
+    possible = chance > 0
+    chance, lengths, rest, drafts, choices = (each[possible] for each in (chance, lengths, rest, drafts, choices))
     rest = np.maximum(rest.astype(np.float64), 0.0)
     rest /= np.maximum(rest.sum(axis=-1, keepdims=True), 1e-300)
     lengths = lengths.astype(np.float64) / lengths.sum(axis=-1, keepdims=True, dtype=np.float64)
-    chance = q[0, drafts[:, 0]] * q[1, drafts[:, 1]]
     emitted = (chance * lengths[:, 0]) @ rest[:, 0]
     np.add.at(emitted, drafts[:, 0], chance * lengths[:, 1:].sum(axis=1))
     results: list[tuple[tuple[int, ...], np.ndarray, np.ndarray]] = [((), emitted, p[0])]

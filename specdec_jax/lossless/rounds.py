@@ -24,6 +24,7 @@ from specdec_jax.lossless.toys import drawn_pair
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
 
 ROUNDS, DRAFTS = 8, 8_000  # rounds of each request, and approximate number of drafts per round of a case
+MANY = 256  # rounds of the few requests of a case with drafts of one token
 TOLERANCE = 1e-5  # of a total variation, in float32; lossless rules have under 1e-6
 FLOOR = 0.01  # texts that fewer of a node's rounds emit count as this share, because of rounding in float32
 LEAK = 1e-8  # largest probability, by rounding, of a token that the target excludes
@@ -46,6 +47,7 @@ def prove_rounds(
         drafts: approximate number of drafts per round of all requests, which decides how many there are.
     """
     rng, count = drawing.rng, 256 if shape.longest <= 2 else 96 if shape.longest <= 4 else 24
+    count = count if rounds <= ROUNDS else 4 * shape.batch
     chain = policy if policy is None or policy.rounds is None else policy.rounds.as_chain(policy)
     choices = min(shape.vocab_size, max(1.5, (drafts / count) ** (1 / max(shape.longest, 1))))
     toys = [drawn_pair(rng, shape.vocab_size, choices, shape.reads) for _ in range(count)]

@@ -41,11 +41,13 @@ def prove_whole(
     max_draft_length: int = 5,
     tokens: int = TOKENS,
     rows: int = ROWS,
+    batches: int = BATCHES,
 ) -> Result:
-    """Both tests with texts of up to `tokens` tokens, a multiple of STRETCH; the measure is a p-value.
+    """Both tests with texts of up to `tokens` tokens, a multiple of STRETCH, in two `batches` or more.
 
-    The toy, the verification widths and the requests are drawn; the drafter is `drafter`, which needs no parameters and
-    drafts in a vocabulary of 8 tokens, or a model, with `several` also one that reads its target, or a lookup and one.
+    The measure is a p-value. The toy, the verification widths and the requests are drawn; the drafter is `drafter`,
+    which needs no parameters and drafts in a vocabulary of 8 tokens, or a model, with `several` also one that reads its
+    target, or a lookup and one.
     """
     rng, widest = drawing.rng, widest_draft(policy, max_draft_length)
     vocab = max(8, widest // max(max_draft_length, 1) - 1 + SIBLINGS)
@@ -64,13 +66,13 @@ def prove_whole(
         several=kind == 2,
         widths=sorted({*map(int, widths), 1 + widest}),
     )
-    batches = []
-    for index in range(BATCHES):
+    played = []
+    for index in range(batches):
         requests = _requests(drawing, verifier.greedy_only, rows, tokens, vocab, index * rows)
-        batches.append((requests, _decoded(decoder, params, requests, tokens)))
-    p_values, wrong = _p_values(decoder, params, batches, tokens), next(filter(None, map(_ends, batches)), "")
+        played.append((requests, _decoded(decoder, params, requests, tokens)))
+    p_values, wrong = _p_values(decoder, params, played, tokens), next(filter(None, map(_ends, played)), "")
     if not wrong and not policy.joins_rows:
-        (requests, first), (others, _) = batches[:2]
+        (requests, first), (others, _) = played[:2]
         order = rng.permutation(rows)
         half = order < rows // 2  # these requests are decoded again, in other places beside other requests
         mixed = jax.tree.map(
@@ -80,8 +82,8 @@ def prove_whole(
         pairs = zip(jax.tree.leaves(take(first, order[half])), jax.tree.leaves(take(again, half)), strict=True)
         if not all(np.array_equal(mine, other) for mine, other in pairs):
             wrong = "a request's tokens or counts depend on the other requests of its batch"
-    statistics = [decoded.statistics for _, decoded in batches]
-    counts = {"texts": rows * BATCHES, "rounds": sum(int(each.num_rounds.sum()) for each in statistics)}
+    statistics = [decoded.statistics for _, decoded in played]
+    counts = {"texts": rows * batches, "rounds": sum(int(each.num_rounds.sum()) for each in statistics)}
     counts["drafts"] = sum(int(each.num_drafts.sum()) for each in statistics)
     return Result(min(1.0, len(p_values) * min(p_values)), counts, wrong)
 

@@ -1,19 +1,23 @@
 """The engine rejects ordinary mistakes, whatever the seed, and passes the honest code beside them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.contrib.trees import comb, traversal
 from specdec_jax.decoding.sampling import distribution, draw, policy_uniforms
 from specdec_jax.drafters import model, multi_drafter, prompt_lookup
-from specdec_jax.lossless import Drawing, constants_of, proof
-from specdec_jax.lossless.counterexample import Counterexample, shortest
+from specdec_jax.lossless import Drawing, constants_of, proof, rounds
+from specdec_jax.lossless.counterexample import Counterexample, Result, shortest
+from specdec_jax.lossless.drawing import Shape
 from specdec_jax.lossless.enumeration import PHASES, UNWATCHED
+from specdec_jax.lossless.real_size import ROUNDING, prove_real_size
 from specdec_jax.lossless.toys import drawn_pair, table_model
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.text.strategies import choose
@@ -93,13 +97,42 @@ def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept
     assert number in found.constants and number not in constants_of(static(), rejection(), UNWATCHED)
 
 
+def verifier_by(changed):
+    """Rejection with other weights of the next token: (state, draft, weights [B, V]) -> the same; the state counts."""
+
+    def verify(state, draft, distributions, context):
+        lengths, following, _ = rejection().verify((), draft, distributions, context)
+        return lengths, lambda accepted: changed(state, draft, following(accepted)), state + 1
+
+    return rejection().replace(init=lambda batch: jnp.zeros((batch,), jnp.int32), verify=verify)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_weights_too_large_at_real_vocabularies_are_seen_in_every_kind_of_draft(chosen, length):
+    def changed(state, draft, weights):
+        here = (draft.one_hot[:, 0] == chosen) & (draft.length == length)
+        return jnp.where(here[:, None], weights + 1e-9, weights)
+
+    assert prove_real_size(verifier_by(changed), Drawing(1), 49_152).measure > ROUNDING
+
+
+@pytest.mark.optimised
+def test_a_mistake_after_many_rounds_is_found():
+    late = verifier_by(lambda state, draft, weights: jnp.where((state > 200)[:, None], weights + 0.01, weights))
+    shape = Shape(4, 1, 2, False, False)
+    found = [rounds.prove_rounds(static(), late, Drawing(1), shape, rounds=n)[0] for n in (rounds.ROUNDS, rounds.MANY)]
+    assert found[0].measure < rounds.TOLERANCE < found[1].measure
+
+
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("policy", "verifier"), [(adaedl(), rejection()), (comb(), traversal())], ids=["chains", "trees"]
 )
 def test_honest_rules_pass_all_properties(policy, verifier):
     found = lossless.prove(policy, verifier, seed=1, shapes=2)
     assert found.conclusion == lossless.LOSSLESS and all(row.passed for row in found.rows), found
-    assert len(found.rows) == 7 + (policy.rounds is not None) and sum(row.rounds for row in found.rows) > 3_000
+    assert len(found.rows) == 8 and sum(row.rounds for row in found.rows) > 3_000
 
 
 # Drafters
@@ -115,6 +148,8 @@ def text_drafter(kind, longest, vocab):
         logits = jnp.log((counts[:1] + jnp.zeros_like(counts) if kind == "first row" else counts) + 0.3)
         seen = distribution(logits, context.warp)
         weights = jnp.exp(logits if kind == "own temperature" else seen.log_prob)
+        if kind == "top 32":
+            weights *= jnp.zeros_like(weights).at[rows, lax.top_k(weights, min(32, vocab))[1]].set(1.0)
 
         def predict(memory, drafted, uniform):
             token = draw(weights, uniform)
@@ -140,10 +175,12 @@ WRONG_DRAFTERS = {
     "first row": "depend on the other rows",
     "special tokens": "is proposed depends on the token",
     "cut at the end": "is proposed depends on the token",
+    "top 32": "lie beyond",
     "honest": "",
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("kind", WRONG_DRAFTERS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_drafter_draws_what_it_reports(kind, seed):
@@ -181,7 +218,11 @@ def test_a_seed_draws_the_same_again_and_another_one_other_cases():
 
 
 @pytest.mark.optimised
-def test_minutes_draw_until_they_are_over_and_gaps_are_named():
+def test_minutes_draw_until_they_are_over_and_gaps_are_named(monkeypatch):
+    monkeypatch.setattr(proof, "VOCABULARIES", ())
+    monkeypatch.setattr(proof, "prove_whole", lambda *rules, **options: Result(1.0, {}))
+    clock = iter(range(0, 900, 20))
+    monkeypatch.setattr(proof, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     never = static().replace(check=lambda state, seen, drafted, context: (jnp.zeros_like(context.alive), state))
     found = lossless.prove(never, rejection(), seed=0, shapes=1, max_draft_length=2, minutes=0.001)
     assert found.passes == 1 and found.gaps == ("the rule never drafted",) and found.conclusion == lossless.NOT_SHOWN
@@ -193,7 +234,7 @@ def test_minutes_draw_until_they_are_over_and_gaps_are_named():
         proceed=lambda state, seen, token, drafted, context: (jnp.ones_like(context.alive), state),
     )
     found = lossless.prove(by_chance, rejection(), seed=0, shapes=1, max_draft_length=2, minutes=0.6)
-    assert found.passes > 1 and found.conclusion == lossless.LOSSLESS and found.seconds > 36
+    assert found.passes == 2 and found.conclusion == lossless.LOSSLESS and found.seconds == 60
 
 
 def test_the_shortest_counterexample_is_shown():

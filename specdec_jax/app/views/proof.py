@@ -30,6 +30,7 @@ from specdec_jax.lossless import (
     test_by_sampling,
 )
 from specdec_jax.lossless.proof import LONGEST
+from specdec_jax.lossless.rounds import MANY
 from specdec_jax.text.generation import encode
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import measured_pair, without_model
@@ -41,8 +42,7 @@ PAIR_BATCH, PAIR_JOINT = 32, 3  # sequences decoded at a time, and tokens of the
 DRAFTER_VOCABULARY = 6  # vocabulary size of the first check of a user's drafter
 ESCAPES = (
     "To escape, a mistake must need drafts longer than {longest} tokens, vocabularies or numbers that were not drawn, "
-    "one-hot or short drafts at real vocabularies, or more rounds than a text of 128 tokens has; or it must deviate by "
-    "less than the bounds."
+    "more than two drafts at real vocabularies, or {rounds} earlier rounds; or it must deviate by less than the bounds."
 )
 
 
@@ -179,7 +179,7 @@ def show(
     above = 10.0 ** np.ceil(np.log10(max(largest, 1e-12)))
     text = f"No deviation in {rounds}, total variation below {above:.0e}."
     console.print(f"{text} --seed {proof.seed} draws the same again, another seed other cases.", soft_wrap=True)
-    console.print(ESCAPES.format(longest=len(decisions)), soft_wrap=True)
+    console.print(ESCAPES.format(longest=len(decisions), rounds=MANY), soft_wrap=True)
     if conclusion == NOT_SHOWN:
         console.print(f"Not shown: {'; '.join(gaps)}.", soft_wrap=True)
 
