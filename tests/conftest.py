@@ -1,5 +1,6 @@
 """Strict jax settings for every test, the persistent compilation cache, and the real models."""
 
+import json
 import os
 import signal
 from collections import Counter
@@ -46,6 +47,14 @@ def exact_products():
         yield
 
 
+RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds of tests that take so many
+SECONDS = {}  # of this run
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record-seconds", action="store_true", help=f"write {RECORD.name}, from a run of all tests")
+
+
 REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float32"}
 
 
@@ -67,6 +76,23 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup(item):
     """Tiny models run as fast without LLVM's optimisations, and their programs compile in two thirds of the time."""
     jax.config.update("jax_disable_most_optimizations", item.get_closest_marker("optimised") is None)
+    item.user_properties.append(("began", sum(os.times()[:4])))
+
+
+def pytest_runtest_teardown(item):
+    """Processor seconds of this process and its children, which other work on the machine does not lengthen."""
+    item.user_properties.append(("seconds", sum(os.times()[:4]) - dict(item.user_properties)["began"]))
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown":
+        SECONDS[report.nodeid] = round(dict(report.user_properties).get("seconds", 0.0), 1)
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--record-seconds") and not hasattr(session.config, "workerinput"):
+        slowest = {test: seconds for test, seconds in sorted(SECONDS.items()) if seconds >= RECORDED}
+        RECORD.write_text(json.dumps(slowest, indent=0) + "\n", encoding="utf-8")
 
 
 def load_or_skip(source: str, dtype: str):

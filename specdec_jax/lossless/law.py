@@ -86,7 +86,7 @@ def prove_law(
         draft = jax.tree.map(np.asarray, draft)
         wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
         for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
-            at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position))
+            at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position), draft)
             worst, count, wrong, more = _swept(at, batch, int(position), None if exactly else rng)
             error, sweeps, places = max(error, worst), sweeps + batch, np.concatenate([places, more], axis=1)
             drafted, drawn = drafted + count[0], drawn + count[1]
@@ -107,8 +107,8 @@ class _Functions(NamedTuple):
     fill: Callable[..., Any]  # (params, tokens, length) -> the drafter's state
     draft: Callable[..., Any]  # (params, state, tokens, context, uniforms [B, K]) -> draft, state
     sweep: Callable[..., Any]
-    # (params, state, tokens, context, uniforms [B, K], position, [POINTS, B]) -> tokens, is_drafted, one_hot, changed,
-    # each [POINTS, B], and log_q [B, V]
+    # (params, state, tokens, context, uniforms [B, K], position, their draft, [POINTS, B]) -> tokens, is_drafted,
+    # one_hot, changed, each [POINTS, B], and the draft's log_q [B, V]
     commit: Callable[..., Any]  # (params, state, tokens, length) -> state
 
 
@@ -126,22 +126,25 @@ def _functions(drafter: Drafter, vocab_size: int) -> _Functions:
         return draft_of(drafted), closed
 
     def sweep(
-        params: Params, state: Any, tokens: Array, context: RoundContext, numbers: Array, position: Array, points: Array
+        params: Params,
+        state: Any,
+        tokens: Array,
+        context: RoundContext,
+        numbers: Array,
+        position: Array,
+        first: Draft,
+        points: Array,
     ) -> Any:
         column, rows = jnp.arange(longest)[None, :] == position, jnp.arange(len(tokens))
-
-        def at(point: Array) -> Draft:
-            return draft(params, state, tokens, context, jnp.where(column, point[:, None], numbers))[0]
 
         def q_at(drafted: Draft) -> Array:
             empty = jnp.full((len(tokens), 1), -jnp.inf, jnp.float32)  # all are chosen
             return empty if drafted.log_q is None else drafted.log_q[rows, position]
 
-        first = at(points[0])
         log_q = q_at(first)
 
         def compared(point: Array) -> tuple[Array, ...]:
-            drafted = at(point)
+            drafted, _ = draft(params, state, tokens, context, jnp.where(column, point[:, None], numbers))
             is_drafted, one_hot = drafted.length > position, drafted.one_hot[rows, position]
             before = (jnp.arange(longest)[None, :] < position) & (jnp.arange(longest)[None, :] < first.length[:, None])
             changed = jnp.any(before & (drafted.tokens != first.tokens), axis=1)

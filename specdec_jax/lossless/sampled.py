@@ -10,6 +10,7 @@ between batch shapes, and enough sequences show that.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -299,9 +300,7 @@ class Positions:
         self.covariance = np.zeros((tokens, groups, bins, bins))
         self.impossible = False
         self.rows = max(1, min(4096, 2**24 // vocab // tokens))
-        self.binned = jax.jit(
-            lambda params, texts, warp: _binned(target, params, texts, prompt_length, warp, self.listed)
-        )
+        self.binned = partial(_binned, target, self.listed, prompt_length)
 
     def add(self, texts: np.ndarray, warp: Warp, emitted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Counts texts [N, prompt_length + tokens] of which `emitted` [N] tokens count (None: all), by warps [N].
@@ -309,11 +308,11 @@ class Positions:
         Returns the differences [N, T, bins] and the expected counts, zero beyond a text's end.
         """
         every = np.full(len(texts), self.tokens) if emitted is None else emitted
-        each = []
-        for first in range(0, len(texts), self.rows):
-            index = np.minimum(np.arange(first, first + self.rows), len(texts) - 1)
+        each, size = [], min(self.rows, len(texts))
+        for first in range(0, len(texts), size):
+            index = np.minimum(np.arange(first, first + size), len(texts) - 1)
             chance, group, bins = map(np.asarray, self.binned(self.params, texts[index], take(warp, index)))
-            count = min(self.rows, len(texts) - first)
+            count = min(size, len(texts) - first)
             chance, inside = chance[:count].astype(np.float64), np.arange(self.tokens) < every[index[:count], None]
             chance /= chance.sum(axis=-1, keepdims=True)
             hit = np.eye(chance.shape[-1])[bins[:count]]
@@ -346,8 +345,9 @@ class Positions:
         return float(stats.chi2.sf(statistic, degrees)) if degrees else 1.0
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _binned(
-    target: LanguageModel, params: Params, texts: Array, prompt_length: int, warp: Warp, listed: bool
+    target: LanguageModel, listed: bool, prompt_length: int, params: Params, texts: Array, warp: Warp
 ) -> tuple[Array, Array, Array]:
     """(chance [B, T, bins] under the target, group [B, T], bin of the text's token [B, T]) after the prompt."""
     batch, length = texts.shape
