@@ -41,7 +41,7 @@ from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import alternate, summary
 from specdec_jax.decoding import Decoder, build_decoder, draft_loop
-from specdec_jax.decoding.rounds import begun, finish_round, narrowest, open_round
+from specdec_jax.decoding.rounds import Start, finish_round, narrowest, open_round, with_buffer
 from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
@@ -165,7 +165,7 @@ def on_host(decoder: Decoder) -> Decoder:
     @functools.partial(jax.jit, donate_argnums=2)
     def begin(params: Any, state: DecodeState, log_q: Any) -> Any:
         context, uniforms, opened = open_round(parts, params, state)
-        log_q = begun(parts, params, state)[1] if log_q is None else log_q
+        log_q = with_buffer(parts, params, state).log_q if log_q is None else log_q
         return uniforms, *draft_loop.initial_loop(opened, parts.policy, state.policy, context, longest, log_q)
 
     @functools.partial(jax.jit, donate_argnums=4)
@@ -176,7 +176,7 @@ def on_host(decoder: Decoder) -> Decoder:
     @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
     def finish(params: Any, state: DecodeState, uniforms: Any, context: Any, drafted: Any, choice: int) -> DecodeState:
         narrow, opened = parts._replace(widths=(widths[choice],)), source(params, state, context)
-        return finish_round(narrow, params, state, (context, uniforms, opened), drafted)
+        return finish_round(narrow, params, state, Start(context, uniforms, opened), drafted)
 
     def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
         played, log_q = 0, None

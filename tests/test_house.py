@@ -27,6 +27,7 @@ from specdec_jax.types import (
     VerificationResult,
     Verifier,
 )
+from tools.mutations import BUGS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "specdec_jax"
@@ -318,6 +319,14 @@ def test_names_say_what_a_thing_is():
                 f"{where}: {name}" for name in bound if name.strip("_") in VAGUE and (path.name, name) not in PUBLIC
             ]
     assert vague == []
+
+
+def test_every_seeded_bug_has_a_test_in_make_test(request):
+    tests = [item.nodeid for item in request.session.items if not item.get_closest_marker("long")]
+    if "not slow" in request.config.option.markexpr or len({test.split(":")[0] for test in tests}) < 100:
+        pytest.skip("not all of make test was collected")
+    named = {test for bug in BUGS for test in bug.tests.split()}
+    assert [name for name in named if not any(test.split("[")[0].startswith(name) for test in tests)] == []
 
 
 def test_seams_have_at_most_eight_fields():

@@ -33,7 +33,7 @@ class Output:
     phases: Switch = False
     """Run the phase monitor even if no rule reads it; the page shades reasoning phases."""
     statistics: Switch = True
-    """Print no statistics to standard error at the end."""
+    """Print statistics to standard error at the end; --no-statistics prints none."""
     page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
 

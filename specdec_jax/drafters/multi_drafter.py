@@ -25,7 +25,19 @@ from specdec_jax.decoding.phase import phase_of
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Drafted, Drafter, DrafterState, Next, Observer, Params, RoundContext, Seen, Source
+from specdec_jax.types import (
+    Array,
+    Drafted,
+    Drafter,
+    DrafterState,
+    InTurn,
+    Next,
+    Observer,
+    Params,
+    RoundContext,
+    Seen,
+    Source,
+)
 
 PHASES = 2
 OPTIMISM = 1.1  # estimates of idle drafters drift to this multiple of the active one's
@@ -96,12 +108,14 @@ def multi_drafter(
             state.time, phase
         )  # [B, N], estimated tokens per target pass
         idle = ~context.alive | (context.budget == 0)  # these rows draft nothing, so no drafter needs to catch up
-        choices = [jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)]
-        informed = {index: state.informed[:, index] for index in range(len(parts))}
+        best = jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)
 
         def join(indices: Sequence[int], choice: Array) -> Source:
-            """The joint source of these drafters, each caught up and restricted to the rows that chose it."""
-            sources = []
+            """The joint source of these drafters, each caught up and restricted to the rows that chose it.
+
+            `close` returns their states and lengths of informed texts by index.
+            """
+            sources, informed = [], {}
             for index in indices:
                 mine, before, part = choice == index, state.states[index], parts[index]
                 informed[index] = jnp.where(mine, context.length, state.informed[:, index])
@@ -111,34 +125,39 @@ def multi_drafter(
             there = jnp.isin(choice, jnp.array(indices, jnp.int32))
             drafter = jnp.where(there, choice, 0)
             joined = _joined(sources, [choice == index for index in indices], vocab_size)
-            return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[drafter], drafter_id=drafter)
+
+            def close(drafted: Drafted) -> tuple[Any, Drafted]:
+                states, verified = joined.close(drafted)
+                return (dict(zip(indices, states, strict=True)), informed, choice), verified
+
+            costs = jnp.array(relative_costs, jnp.float32)[drafter]
+            return joined._replace(cost=costs, drafter_id=drafter, close=close)
 
         def hand_over(rows: Array) -> Source:
             """The source for rows whose lookup drafted nothing: the best drafter with a model."""
-            best = jnp.array(with_model, jnp.int32)[jnp.argmax(worth[:, jnp.array(with_model)], axis=1)]
-            choices.append(jnp.where(rows & jnp.isin(choices[0], jnp.array(lookups, jnp.int32)), best, choices[0]))
-            joins.append(join(with_model, choices[1]))
-            return joins[1]
-
-        joins = [join(lookups or with_model, choices[0])]
+            model = jnp.array(with_model, jnp.int32)[jnp.argmax(worth[:, jnp.array(with_model)], axis=1)]
+            return join(with_model, jnp.where(rows & jnp.isin(best, jnp.array(lookups, jnp.int32)), model, best))
 
         def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
-            states, verified = list(state.states), drafted
-            memories = [drafted.memory] if len(joins) == 1 else [drafted.memory.first, drafted.memory.second]
-            for indices, joined, memory in zip((lookups or with_model, with_model), joins, memories, strict=False):
-                after, verified = joined.close(verified._replace(memory=memory))
-                for index, part_state in zip(indices, after, strict=True):
-                    states[index] = part_state
+            states, informed = dict(enumerate(state.states)), dict(enumerate(state.informed.T))
+            several = [(joined, drafted.memory)]
+            if isinstance(drafted.memory, InTurn):
+                several = [(joined, drafted.memory.first), (drafted.memory.source, drafted.memory.second)]
+            verified = drafted
+            for each, memory in several:
+                (after, lengths, choice), verified = each.close(verified._replace(memory=memory))
+                states, informed = states | after, informed | lengths
             return state._replace(
-                states=tuple(states),
-                informed=jnp.stack([informed[index] for index in range(len(parts))], axis=1),
-                drafter=choices[-1],
+                states=tuple(states.values()),
+                informed=jnp.stack([*informed.values()], axis=1),
+                drafter=choice,
                 passes=drafted.passes,
                 phase=phase,
                 length=context.length,
             ), verified
 
-        return joins[0]._replace(close=close, otherwise=hand_over if lookups and with_model else None)
+        joined = join(lookups or with_model, best)
+        return joined._replace(close=close, otherwise=hand_over if lookups and with_model else None)
 
     def commit(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None

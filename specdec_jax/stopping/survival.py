@@ -22,7 +22,7 @@ average drafter would never draft, and never learn that its drafter is better.
 
 In a batch a pass runs for all rows or for none, and the longest draft sets the verification width. With `together`, n
 more passes pay iff the expected gain of all rows exceeds the value of the time for all rows, and then every row drafts.
-Rows' distributions stay independent, but their draws do not.
+Each row keeps its distribution, but which tokens a row draws depends on the other rows.
 
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is new here.
 """

@@ -116,7 +116,7 @@ class Decoding(SamplingParams):
     """A string that ends the text and is not printed."""
     stop_ids: tyro.conf.Suppress[Any] = None
     chat: Switch = True
-    """Take the prompt as it is, without the model's chat template."""
+    """Put the prompt into the model's chat template; --no-chat takes it as it is."""
     system: Annotated[str | None, Maybe] = None
     """System prompt (needs the chat template)."""
     parse_special: Switch = False

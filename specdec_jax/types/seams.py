@@ -242,6 +242,14 @@ class Source(NamedTuple):
     otherwise: Callable[[Array], "Source"] | None = None  # rows [B] bool without drafts -> the source to use there
 
 
+class InTurn(NamedTuple):
+    """What `close` gets as a draft's memory where `otherwise` was asked too."""
+
+    first: Any  # the source's
+    second: Any
+    source: Source  # the one that drafted second
+
+
 # (params, state, tokens [B, S] int32, context) -> the source of a round.
 OpenSource = Callable[[Params, DrafterState, Array, RoundContext], Source]
 

@@ -220,7 +220,7 @@ def test_a_seed_draws_the_same_again_and_another_one_other_cases():
 @pytest.mark.optimised
 def test_minutes_draw_until_they_are_over_and_gaps_are_named(monkeypatch):
     monkeypatch.setattr(proof, "VOCABULARIES", ())
-    monkeypatch.setattr(proof, "prove_whole", lambda *rules, **options: Result(1.0, {}))
+    monkeypatch.setattr(proof, "prove_whole", lambda *rules, **options: Result(1.0, {"drafts": 1, "rounds": 1}))
     clock = iter(range(0, 900, 20))
     monkeypatch.setattr(proof, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     never = static().replace(check=lambda state, seen, drafted, context: (jnp.zeros_like(context.alive), state))

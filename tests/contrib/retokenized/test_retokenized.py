@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import with_drafted
-from reciters import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
+from spelling_models import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
 from tiny_llama import assert_filled, one_pass, random_named, variant
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
