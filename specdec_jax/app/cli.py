@@ -8,12 +8,13 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
 
-from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.commands import ENGINE_LOGS, Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
 from specdec_jax.app.views.escapes import ERROR_WIDTH, error_line, one_line
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Rules, parse_options
@@ -202,9 +203,9 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
 
         return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
     if isinstance(command, Advise):
-        from specdec_jax.app.advising import advise_on
+        from specdec_jax.app.views.printing import status
 
-        return 0 if advise_on(command) else FAILED
+        return 0 if import_module(f"{ENGINE_LOGS}.command").advise_on(command, status) else FAILED
     settings, *rules = _checked(command)
     if isinstance(command, Chat):
         from specdec_jax.app.chat.terminal import talk

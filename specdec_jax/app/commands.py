@@ -8,6 +8,9 @@ import tyro
 
 from specdec_jax.text.options import Decoding, Drafting, Maybe, Models, Rules, Switch
 
+ENGINE_LOGS = "specdec_jax.contrib.engine_logs"
+"""The package of `advise`, imported on use."""
+
 
 @dataclass(frozen=True)
 class Beams:
@@ -175,8 +178,8 @@ class Advise:
     Spec-Bench, or a request table of speculators (.parquet)."""
     costs: tuple[str, ...] = ()
     """What passes cost: `c` or `c,slope` in passes of plain decoding (a drafter step, one more verified token),
-    cost_model.json of experiments.step_cost (one a batch size), or a name of specdec_jax/costs/published.py; by default
-    Llama-3.1-8B with an EAGLE head on an H100."""
+    cost_model.json of experiments.step_cost (one a batch size), or a name of contrib/engine_logs/published.py; by
+    default Llama-3.1-8B with an EAGLE head on an H100."""
     batch_sizes: tuple[int, ...] = ()
     """Rows decoded at once, where the costs hold for any; by default 1, and 1, 4, 16 and 64 for the H100."""
     max_draft_length: Annotated[int, tyro.conf.arg(metavar="INT")] = 16

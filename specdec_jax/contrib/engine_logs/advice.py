@@ -1,7 +1,7 @@
 """Advice on drafting from a log or a trace: static lengths, the oracle, thresholds, and other engines' options.
 
 Times are those of a cost model. Intervals are over texts; if a log has open positions, they extend from the lower bound
-with all of them rejected to the upper bound with all accepted, and the estimate draws them (`replay.acceptance_log`).
+with all of them rejected to the upper bound with all accepted, and the estimate draws them (`rounds.StepLog`).
 """
 
 import json
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.contrib.engine_logs.readers import Log
+from specdec_jax.contrib.engine_logs.rounds import Steps
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.acceptance_log import Steps
-from specdec_jax.replay.readers import Log
 from specdec_jax.replay.replay import Replay, oracle, replay, rounds_of
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.hf_confidence import hf_confidence
