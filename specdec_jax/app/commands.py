@@ -69,8 +69,6 @@ class Generate(Citing):
     decoding: Decoding = field(default_factory=Decoding)
     beams: Beams = field(default_factory=Beams)
     output: Output = field(default_factory=Output)
-    distributed: Switch = False
-    """Decode on the devices of all processes of this launch, --mesh among them; the first one prints."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +114,6 @@ class GenerateFile(Citing):
     """Write the target's log-probabilities of its tokens too, as `generate --log-probs` does."""
     overwrite: Switch = False
     """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
-    distributed: Switch = False
-    """With --spanning: the processes of this launch. SLURM, TPU pods and Kubernetes find each other, others by
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
-    spanning: Switch = False
-    """With --distributed, for a target too large for one process: all decode every line on the devices of all, --mesh
-    among them; the first one writes."""
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)
