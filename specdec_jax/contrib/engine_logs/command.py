@@ -46,7 +46,11 @@ def advise_on(command: Any, status: Callable[[str], AbstractContextManager[Any]]
             chosen = thresholds(log.likely, costs[0], longest)
     console = Console(highlight=False)
     _show(console, log, costs, advices, chosen)
-    options = options_of(advices, chosen, min(longest, costs[0].widths[-1] - 1))
+    # the length for the smallest batch, and a threshold if it is faster there
+    best = advices[0].best.speedup.estimate
+    better = {name: choice for name, choice in chosen.items() if choice.speedup.estimate > best}
+    length = int(next((advice.best.setting for advice in advices if advice.best.setting), 0))
+    options = engine_options(length, schedule(advices), better, min(longest, costs[0].widths[-1] - 1))
     for engine, words in options.items():
         console.print(Text(f"{engine}: {words}"), soft_wrap=True)
     if rates := [round(rate, 4) for rate in advices[0].curve]:
@@ -74,14 +78,6 @@ def costs_of(command: Any) -> list[CostModel]:
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"costs are needed once a batch size, got {sizes}")
     return sorted(models, key=lambda model: model.batch)
-
-
-def options_of(advices: Sequence[Advice], chosen: Mapping[str, Choice], longest: int) -> dict[str, str]:
-    """Each engine's options: the length for the smallest batch, and a threshold if it is faster there."""
-    first = advices[0]
-    better = {name: choice for name, choice in chosen.items() if choice.speedup.estimate > first.best.speedup.estimate}
-    length = int(next((advice.best.setting for advice in advices if advice.best.setting), 0))
-    return engine_options(length, schedule(advices, advices[-1].batch), better, longest)
 
 
 def _show(

@@ -75,7 +75,7 @@ def test_a_table_by_batch_covers_every_batch_once():
     advices = [advise(log, costs_named("0.05,0.03", batch), 8) for batch in (1, 4, 64, 512)]
     lengths = [int(advice.best.setting) for advice in advices]
     assert lengths[0] > lengths[-1] == 0  # wider batches pay for every token
-    table = schedule(advices, 512)
+    table = schedule(advices)
     assert table[0][0] == 1 and table[-1][1:] == [512, 0]
     assert all(one[1] + 1 == other[0] and one[2] != other[2] for one, other in zip(table, table[1:], strict=False))
     for advice in advices:
