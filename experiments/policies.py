@@ -62,10 +62,10 @@ from experiments.lib.trace_runs import (
     write,
 )
 from experiments.lib.trace_tables import number
+from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.acceptance_log import trace_of_runs
 from specdec_jax.replay.trace import Trace
 from specdec_jax.strategy import nearest
 from specdec_jax.text.strategies import choose, name_in, names

@@ -31,9 +31,9 @@ from experiments.lib.commands import command
 from experiments.lib.plots import INK, plain_axes
 from experiments.lib.rules import STATIC, rule
 from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Source, TraceFiles, drafter_of, variant
+from specdec_jax.contrib.engine_logs import costs_named
+from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_exact
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.costs.published import costs_named
-from specdec_jax.replay.readers import DRAFTERS, kind_of, read_exact
 
 LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
 READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")

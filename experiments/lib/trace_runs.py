@@ -23,13 +23,13 @@ from experiments.lib.rules import Rule
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
 from experiments.lib.terminal import publish
+from specdec_jax.contrib.engine_logs.readers import LOGS, read_exact
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
-from specdec_jax.replay.readers import LOGS, read_exact
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
 

@@ -198,6 +198,13 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(capsys, words, message):
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
+@pytest.mark.parametrize("words", ["generate hello", "generate-file in.jsonl out.jsonl"])
+def test_a_launch_of_several_processes_is_refused(capsys, monkeypatch, words):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    assert cli.main(words.split()) == 2
+    assert capsys.readouterr().err.startswith("error: this command decodes in one process, but JAX_NUM_PROCESSES is 2:")
+
+
 def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, monkeypatch):
     script = tokens_of("one two three four")
     pair = scripted_pair(script, wrong_at(script, 2))
