@@ -35,12 +35,13 @@ DATA = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"
 # What each file or folder of specdec_jax may import of it, besides itself; a file of a folder that has an entry of its
 # own goes by that alone. Strategies never import one another, and decoding receives them. Above the core the order of
 # the list is the rule: anything may import what stands before it.
-BASE = {"types", "strategy", "hyperparameters"}
+BASE = {"types", "strategy", "hyperparameters", "ranges"}
 READS = {*BASE, "decoding.sampling", "decoding.phase"}
 CORE = {
-    "strategy": set(),
+    "ranges": set(),
+    "hyperparameters": {"ranges"},
+    "strategy": {"ranges", "hyperparameters"},
     "types": {"strategy"},
-    "hyperparameters": {"types"},
     "compilation_cache": set(),
     "sharding": set(),
     "locks": set(),

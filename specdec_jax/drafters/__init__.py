@@ -2,7 +2,7 @@
 
 # Helpers for user-defined drafters.
 from specdec_jax.drafters._lookup import lookup as lookup
-from specdec_jax.drafters._parts import check_length as check_length
+from specdec_jax.drafters._parts import DraftLength as DraftLength
 from specdec_jax.drafters._parts import no_commit as no_commit
 from specdec_jax.drafters._parts import no_state as no_state
 from specdec_jax.drafters.model import model as model

@@ -1,14 +1,13 @@
-"""Helpers of drafters: the check of the draft length, and functions of drafters without state."""
+"""Helpers of drafters: ranges of options, and functions of drafters without state."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from specdec_jax.ranges import Between
 from specdec_jax.types import Array, Params
 
-
-def check_length(max_draft_length: int) -> None:
-    """Raises ValueError for a maximum draft length below 1."""
-    if max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {max_draft_length}")
+FED = 2  # tokens per pass of a drafter's model
+DraftLength = Annotated[int, Between(1)]
+CatchUp = Annotated[int, Between(FED)]
 
 
 def no_state(params: Params, batch: int, slots: int, source: Any = None) -> tuple[()]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
+from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
 def proceed_unless_failed(
@@ -33,6 +33,11 @@ def in_unit(unit: str, threshold: Callable[[PolicyState], Array]) -> Callable[[P
     """`threshold` with its unit for charts, which draw all but a "probability" on an axis of its own."""
     vars(threshold)["unit"] = unit
     return threshold
+
+
+def with_only(policy: StoppingPolicy, *names: str) -> StoppingPolicy:
+    """`policy` with these hyperparameters; the others keep their defaults and cannot be set."""
+    return policy.replace(hyperparameters={name: policy.hyperparameters[name] for name in names})
 
 
 # The `threshold` of policies for draft lengths, and of those that compare a probability with `state.threshold`.

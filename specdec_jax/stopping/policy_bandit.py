@@ -17,6 +17,7 @@ from jax.scipy.special import ndtri
 
 from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.ranges import NotNegative
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.stopping.adaedl import adaedl
@@ -56,9 +57,12 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
     rules = _rules(policies)
 
     def init(
-        batch: int, exploration: Any = None, drafter_cost: Any = 0.1, verification_cost: Any = 0.02
+        batch: int,
+        exploration: NotNegative = None,
+        drafter_cost: NotNegative = 0.1,
+        verification_cost: NotNegative = 0.02,
     ) -> PolicyBanditState:
-        scale = EXPLORATION[method] if exploration is None else exploration
+        scale = per_row(batch, EXPLORATION[method], "exploration") if exploration is None else exploration
         return PolicyBanditState(
             arms=begin_arms(batch, len(rules), drafter_cost, verification_cost, scale),
             passes=per_row(batch, 0, "passes", dtype=jnp.int32),

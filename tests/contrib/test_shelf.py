@@ -203,12 +203,6 @@ def test_suffix_is_lossless_where_it_drafts():
     assert report.lossless and report.drafted[-1] > 100
 
 
-@pytest.mark.parametrize(
-    ("factory", "options", "message"),
-    [(hazard_cost, {"bins": 0}, "bins=0"), (suffix, {"longest": 0}, "got 0"), (suffix, {"factor": 0.0}, "0.0")],
-)
-def test_bad_options_are_named(factory, options, message):
-    with pytest.raises(ValueError, match=message):
-        factory(**options)
+def test_times_must_be_a_list():
     with pytest.raises(ValueError, match="verification_times must be a list"):
         dspark().init(1, verification_times=1.5)

@@ -57,4 +57,4 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     assert distill.main(["judge", "--prompts", "nowhere.jsonl", "--out", str(tmp_path / "run")]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert distill.main(["judge", "--span", "0", "--out", str(tmp_path / "run")]) == 2
-    assert "span must be 1 or more, got 0" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "span must lie in [1, inf), got 0" in capsys.readouterr().err and not (tmp_path / "run").exists()
