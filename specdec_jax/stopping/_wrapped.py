@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from specdec_jax.types import StoppingPolicy
@@ -10,8 +11,8 @@ from specdec_jax.types import StoppingPolicy
 def wrapped(policy: StoppingPolicy, **functions: Any) -> StoppingPolicy:
     """`policy` with some functions replaced, for a wrapper whose state holds the wrapped policy's state as `policy`.
 
-    All other functions, including the fields named by `StoppingPolicy.forwarded`, are the wrapped policy's, applied to
-    that part of the state.
+    All other functions, including those that a subclass adds, are the wrapped policy's, applied to that part of the
+    state.
     """
 
     def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,8 +25,9 @@ def wrapped(policy: StoppingPolicy, **functions: Any) -> StoppingPolicy:
 
         return decide
 
-    answers = {name: getattr(policy, name) for name in ("threshold", *policy.forwarded)}
-    inner = {name: of_inner(function) for name, function in answers.items() if function is not None}
+    more = {field.name for field in fields(policy)} - {field.name for field in fields(StoppingPolicy)}
+    answers = {name: getattr(policy, name) for name in ("threshold", *more)}
+    inner = {name: of_inner(function) for name, function in answers.items() if callable(function)}
     inner |= {name: decision(getattr(policy, name)) for name in ("begin", "check", "proceed")}
 
     def update(state: Any, *arguments: Any) -> Any:
