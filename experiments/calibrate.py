@@ -65,7 +65,7 @@ class Calibrate(Output, Served):
     """Most tokens of an answer."""
     max_draft_length: Annotated[int, Between(1)] = 7
     """Maximum draft length in replays."""
-    max_deviation: Annotated[float, Between(0, 1, open="both")] = 0.02
+    max_deviation: Annotated[float, Between(0, 1, open="low, high")] = 0.02
     """Bounds lenience: mean total variation per token between what it emits and the target's distribution."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""

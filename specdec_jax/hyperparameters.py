@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from specdec_jax.ranges import Between, shortened
+from specdec_jax.ranges import Between
 
 
 def per_row(
@@ -21,14 +21,7 @@ def per_row(
     open_low: bool = False,
     dtype: Any = np.float32,
 ) -> Array:
-    """`value` (a scalar or [B]) as [B] on the host.
-
-    It must be finite and in [low, high], or (low, high] if `open_low`. A traced value is not checked: the caller is
-    responsible for its range. Hyperparameters declare their range instead (specdec_jax/ranges.py).
-
-    Raises:
-        ValueError: the value is out of range, not a number, or has another length than `batch`.
-    """
+    """`value` (a scalar or [B]) as `in_rows`, in [low, high] or (low, high]; hyperparameters declare it (ranges.py)."""
     whole = bool(np.issubdtype(dtype, np.integer))
     return in_rows(batch, value, name, Between(low, high, "low" if open_low else "", whole), dtype)
 
@@ -36,10 +29,7 @@ def per_row(
 def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = None) -> Array:
     """`value` as [B] on the host, or [B, N] if its range has `entries`; one for all rows, or one per row.
 
-    A traced value is not checked.
-
-    Args:
-        dtype: float32 unless given, or int32 for whole numbers.
+    A traced value is not checked. `dtype`: float32 unless given, or int32 for whole numbers.
 
     Raises:
         ValueError: the value is out of range, not a number, or has another shape.
@@ -52,23 +42,20 @@ def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = Non
     try:
         numbers = np.asarray(value).astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise within.no_number(name, value) from None
+        raise within.error(name, value, is_number=False) from None
+    if within.whole and np.any(numbers != np.round(numbers)):
+        raise within.error(name, value, is_number=False)
     if within.whole:
-        if np.any(numbers != np.round(numbers)):
-            raise within.no_number(name, value)
         within = within._replace(high=min(within.high, np.iinfo(dtype).max))
     else:
         with np.errstate(over="ignore"):  # too large values become infinite and are refused below
             numbers = numbers.astype(dtype)  # compared in the final type: float32(0.99) is in [0, 0.99]
-    if within.entries is None and numbers.shape not in ((), (batch,)):
-        raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
-    if within.entries is not None and (numbers.ndim < 1 or 0 in numbers.shape):
-        raise ValueError(f"{name} must be a list of numbers, got {shortened(value)}")
-    row = () if within.entries is None else (within.entries or numbers.shape[-1],)
-    if numbers.shape not in (row, (batch, *row)):
-        raise ValueError(f"{name} must be {row[0]} numbers, or such for {batch} rows each, got shape {numbers.shape}")
+    row = () if within.entries is None else (within.entries or (*numbers.shape, 1)[numbers.ndim - 1],)
+    if numbers.shape not in (row, (batch, *row)) or 0 in row:
+        wanted = f"a list of {within.entries or 'one or more'} numbers" if row else "one number"
+        raise ValueError(f"{name} must be {wanted}, or {batch} (one a row), got shape {numbers.shape}: {value!r}")
     if not np.all(within.contains(numbers)):
-        raise within.refusal(name, value)
+        raise within.error(name, value)
     return host(np.broadcast_to(numbers.astype(dtype), (batch, *row)).copy())
 
 

@@ -5,9 +5,8 @@ calibrations and manifests. Parameters of the factory are static options: anothe
 of its `init` are hyperparameters: they are traced, so strategies that differ only in them share a program (their `bare`
 is equal). Strategies that wrap others nest as values. Equality and hash are by this data.
 
-A factory only needs the decorator `@strategy`; there is no registry of names. The ranges that parameters of the factory
-and of `init` declare (specdec_jax/ranges.py) are checked before either is called, and `init` gets its hyperparameters
-as one value per row.
+A factory only needs the decorator `@strategy`; there is no registry of names. Ranges that its parameters and those of
+`init` declare (specdec_jax/ranges.py) are checked, and `init` gets one value per row.
 """
 
 import dataclasses
@@ -141,9 +140,9 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
         except TypeError as error:
             raise TypeError(f"{called}: {error}") from None
         bound.apply_defaults()
-        for key, within in ranges.items():
-            if bound.arguments[key] is not signature.parameters[key].default:
-                within.check(key, bound.arguments[key])
+        for key in ranges:
+            if (value := bound.arguments[key]) is not signature.parameters[key].default:
+                ranges[key].check(key, value)
         made = factory(*bound.args, **bound.kwargs)
         if not isinstance(made, Strategy):
             raise TypeError(f"{called} must return a strategy, got {type(made).__name__}")
@@ -160,11 +159,11 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
                     raise ValueError(f"{called} has no hyperparameter {key!r}{nearest(key, taken)}")
             return made.init(batch, **{**hyperparameters, **changed})
 
-        value = dataclasses.replace(made, **({"init": init, "hyperparameters": taken} if taken else {}))  # type: ignore[type-var]
-        object.__setattr__(value, "call", Call(build, called, dict(bound.arguments), hyperparameters))
+        whole = dataclasses.replace(made, **({"init": init, "hyperparameters": taken} if taken else {}))  # type: ignore[type-var]
+        object.__setattr__(whole, "call", Call(build, called, dict(bound.arguments), hyperparameters))
         if hyperparameters:
-            value.init(1)
-        return value
+            whole.init(1)
+        return whole
 
     return build
 
@@ -174,10 +173,9 @@ def _by_row(init: Callable[..., Any]) -> Callable[..., Any]:
     ranges, defaults = ranges_of(init), defaults_of(init)
 
     @functools.wraps(init)
-    def begin(batch: int, *values: Any, **named: Any) -> Any:
+    def begin(batch: int, **named: Any) -> Any:
         from specdec_jax.hyperparameters import in_rows  # imports JAX
 
-        named |= dict(zip(defaults, values, strict=False))
         for name, within in ranges.items():
             value = named.get(name, defaults[name])
             if value is not inspect.Parameter.empty and (value is not None or defaults[name] is not None):
@@ -192,9 +190,8 @@ def with_parameters_of(inner: Callable[..., Any]) -> Callable[[Callable[..., Any
     """Decorates an `init(batch, ..., **others)` that gives `others` to `inner(batch, ...)`: they are its parameters."""
 
     def extended(init: Callable[..., Any]) -> Callable[..., Any]:
-        first, more = (inspect.signature(function).parameters.values() for function in (init, inner))
-        named = [parameter for parameter in first if parameter.kind is not parameter.VAR_KEYWORD]
-        vars(init)["__signature__"] = inspect.Signature([*named, *list(more)[1:]])
+        first, more = ([*inspect.signature(function).parameters.values()] for function in (init, inner))
+        vars(init)["__signature__"] = inspect.Signature([*first[:-1], *more[1:]])
         return init
 
     return extended
@@ -203,18 +200,6 @@ def with_parameters_of(inner: Callable[..., Any]) -> Callable[[Callable[..., Any
 def renamed(factory: Callable[..., S], name: str) -> Callable[..., S]:
     """A factory, decorated or not, whose values have the name `name`."""
     return strategy(getattr(factory, "__wrapped__", factory), name)
-
-
-def beside(inner: Strategy, name: str, **extra: Any) -> dict[str, Any]:
-    """The hyperparameters of a strategy `name` that wraps `inner`: those of `inner`, then its own.
-
-    Raises:
-        ValueError: `inner` already has one of these names.
-    """
-    both = " and ".join(sorted(extra.keys() & inner.hyperparameters.keys()))
-    if both:
-        raise ValueError(f"{name} needs a strategy without hyperparameters called {both}, such as one not wrapped yet")
-    return {**inner.hyperparameters, **extra}
 
 
 def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:

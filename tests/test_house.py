@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -236,13 +237,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (26_973, 22_000),
-    "contrib": (3_596, 2_500),
-    "distillation": (2_327, 2_500),
-    "experiments": (8_571, 7_000),
+    "the package without contrib and distillation": (26_722, 22_000),
+    "contrib": (3_559, 2_500),
+    "distillation": (2_311, 2_500),
+    "experiments": (8_552, 7_000),
     "tests": (25_073, 18_000),
-    "ten central files": (1_614, 1_700),
-    "plain AdaEDL, with all it imports": (3_430, 2_900),
+    "ten central files": (1_545, 1_700),
+    "plain AdaEDL, with all it imports": (3_429, 2_900),
 }
 
 
@@ -281,7 +282,6 @@ VAGUE = frozenset(["told", "found", "own", "one", "kept", "known", "asked", "bes
 VAGUE |= {"given", "what", "said", "who", "whose"}
 PUBLIC = {
     ("strategy.py", "given"),  # `Strategy.given`, and its field in `Call`
-    ("strategy.py", "beside"),
     ("seams.py", "known"),  # `Next.known`
     ("seams.py", "beside"),  # `TreePolicy.beside`, and its function in each rule
     ("comb.py", "beside"),
@@ -350,6 +350,25 @@ def test_files_and_functions_stay_short():
         where = path.relative_to(ROOT)
         too_long += [f"{where}: {kind} {name} has {count}" for kind, name, count, most in sizes if count > most]
     assert too_long == []
+
+
+CALLED_ONCE = {  # private functions that are called once, by folder, as a ceiling: most belong inside their caller
+    **{"app": 16, "contrib": 37, "decoding": 12, "distillation": 19, "lossless": 27, "loading": 16, "models": 10},
+    **{"metrics": 4, "replay": 10, "costs": 1, "drafters": 6, "kernels": 2, "text": 8, "strategy.py": 1},
+}
+
+
+def test_helpers_that_are_called_once_become_fewer():
+    counts: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        private = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("_")}
+        called = Counter(getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call))
+        uses = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+        counts[path.relative_to(PACKAGE).parts[0]] += sum(called[name] == uses[name] == 1 for name in private)
+    for folder, count in sorted(counts.items()):
+        print(f"{folder}: {count} private functions that are called once, at most {CALLED_ONCE.get(folder, 0)}")
+    assert {folder: count for folder, count in counts.items() if count > CALLED_ONCE.get(folder, 0)} == {}
 
 
 def test_one_version_everywhere():

@@ -59,13 +59,16 @@ def measured(
     def measure() -> CostModel:
         rows = f" for {batch} rows" if batch > 1 else ""
         say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
-        busy = busy_doubts()
+        busy, passes = busy_doubts(), PASSES if jax.default_backend() == "cpu" else MANY_PASSES  # of a call
         programs: dict[str, Callable[[], Any]] = {
-            str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=_passes())
-            for width in WIDTHS
+            str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=passes) for width in WIDTHS
         }
-        share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
-        per = dict.fromkeys(programs, _passes())
+        share, per = 0.0, dict.fromkeys(programs, passes)  # of a pass's time, what its SLOTS - FEW slots take
+        if batch > 1:  # apart, because wide passes of many rows allow only three repeats, which are too noisy
+            few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=passes)
+            both = {"many": programs[str(WIDTHS[0])], "few": few}
+            spent = turns(both, REPEATS, dict.fromkeys(both, passes), seconds=2 * SECONDS)
+            share = max(1.0 - float(np.median(np.divide(spent["few"], spent["many"]))), 0.0)
         if drafter is not None:
             by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
             options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
@@ -76,9 +79,9 @@ def measured(
         named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
         doubts = busy + spread_doubts(named)
         step = times.pop("drafter").median if drafter is not None else 0.0
-        passes = {int(width): cost.median for width, cost in times.items()}
-        slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
-        costs = cost_model(step, passes, device=about, batch=batch, slots=SLOTS, slot_time=slot_time, doubts=doubts)
+        by_width = {int(width): cost.median for width, cost in times.items()}
+        slot_time = share * by_width[WIDTHS[0]] / (SLOTS - FEW)
+        costs = cost_model(step, by_width, device=about, batch=batch, slots=SLOTS, slot_time=slot_time, doubts=doubts)
         say(sentence(costs) + where(path))
         return costs
 
@@ -115,21 +118,6 @@ def sentence(costs: CostModel) -> str:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
     slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
     return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubted(costs)}"
-
-
-def _passes() -> int:
-    """Number of passes per call."""
-    return PASSES if jax.default_backend() == "cpu" else MANY_PASSES
-
-
-def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
-    """The share of the time of a pass with SLOTS cache slots that a pass with FEW saves, from alternating passes.
-
-    Measured separately, because wide passes of many rows allow only three repeats, which are too noisy.
-    """
-    few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=_passes())
-    times = turns({"many": many, "few": few}, REPEATS, {"many": _passes(), "few": _passes()}, seconds=2 * SECONDS)
-    return max(1.0 - float(np.median(np.divide(times["few"], times["many"]))), 0.0)
 
 
 def _shapes(model: LoadedModel) -> list[str]:

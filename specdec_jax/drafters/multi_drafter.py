@@ -67,7 +67,17 @@ def multi_drafter(
         ValueError: no drafters, different draft lengths, vocabularies or target widths, or not one cost per
             drafter; `init` raises it if there is not one entry of parameters per drafter.
     """
-    parts, longest = tuple(drafters), _checked(tuple(drafters), costs)
+    parts = tuple(drafters)
+    if not parts:
+        raise ValueError("multi_drafter needs at least one drafter")
+    lengths = {part.max_draft_length for part in parts}
+    if len(lengths) > 1:
+        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
+    if costs is not None and len(costs) != len(parts):
+        raise ValueError(f"costs must be {len(parts)} numbers, one a drafter, got {tuple(costs)}")
+    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
+    if len(vocabularies) > 1:
+        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     lookups = [index for index, part in enumerate(parts) if part.model is None]
     with_model = [index for index, part in enumerate(parts) if part.model is not None]
@@ -174,22 +184,7 @@ def multi_drafter(
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), informed=informed, drafter=nobody)
 
-    return Drafter(init, source, commit, longest, observe=_observer(parts), prefill=prefill)
-
-
-def _checked(parts: tuple[Drafter, ...], costs: Sequence[float] | None) -> int:
-    """Checks the arguments and returns the drafters' common maximum draft length."""
-    if not parts:
-        raise ValueError("multi_drafter needs at least one drafter")
-    lengths = {part.max_draft_length for part in parts}
-    if len(lengths) > 1:
-        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
-    if costs is not None and len(costs) != len(parts):
-        raise ValueError(f"costs must be {len(parts)} numbers, one a drafter, got {tuple(costs)}")
-    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
-    if len(vocabularies) > 1:
-        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
-    return lengths.pop()
+    return Drafter(init, source, commit, lengths.pop(), observe=_observer(parts), prefill=prefill)
 
 
 def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
@@ -205,8 +200,12 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
         each, after = [], []
         for source, mine, before in zip(sources, rows, memory, strict=True):
             run = partial(source.predict, before, drafted, uniform)
-            is_free = isinstance(source.cost, float) and source.cost == 0
-            following, left = run() if is_free else _if_any(mine, run, before)
+            if isinstance(source.cost, float) and source.cost == 0:
+                following, left = run()
+            else:  # a model runs if it has any row; zeros are not read
+                shapes = jax.eval_shape(run)[0]
+                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+                following, left = lax.cond(jnp.any(mine), run, lambda result=(nothing, before): result)
             each.append(following)
             after.append(left)
         return _by_row(rows, each, vocab_size), tuple(after)
@@ -262,12 +261,6 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
         joined = following if joined is None else select_rows(mine, following, joined)
     assert joined is not None
     return joined
-
-
-def _if_any(mine: Array, run: Any, before: Any) -> tuple[Next, Any]:
-    """Runs a model's prediction if it has any row; else returns zeros, which are not read, and the old memory."""
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run)[0])
-    return lax.cond(jnp.any(mine), run, lambda: (nothing, before))
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:

@@ -4,15 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
-
-
-def proceed_unless_failed(
-    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-) -> tuple[Array, PolicyState]:
-    """Stop after a token whose distribution failed its check (`state.failed` [B] bool)."""
-    del distribution, token, drafted, context
-    return ~state.failed, state
+from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
 
 
 def begin_with_length(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
@@ -33,11 +25,6 @@ def in_unit(unit: str, threshold: Callable[[PolicyState], Array]) -> Callable[[P
     """`threshold` with its unit for charts, which draw all but a "probability" on an axis of its own."""
     vars(threshold)["unit"] = unit
     return threshold
-
-
-def with_only(policy: StoppingPolicy, *names: str) -> StoppingPolicy:
-    """`policy` with these hyperparameters; the others keep their defaults and cannot be set."""
-    return policy.replace(hyperparameters={name: policy.hyperparameters[name] for name in names})
 
 
 # The `threshold` of policies for draft lengths, and of those that compare a probability with `state.threshold`.

@@ -17,8 +17,9 @@ import functools
 
 from specdec_jax.ranges import Share
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, Threshold, algorithm_1
-from specdec_jax.stopping._defaults import show_probability, with_only
+from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import token_probability
+from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
@@ -54,5 +55,5 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
 
     policy = StoppingPolicy(init, proceed=proceed, threshold=show_probability)
     if not adaptive:
-        return with_only(policy, "threshold")
+        return threshold_only(policy)
     return policy.replace(update=functools.partial(algorithm_1, falls_if_rejected=False))

@@ -67,8 +67,14 @@ def goodput(most: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
         )
 
     def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
-        opening = state.drafter_cost * opening_cost(context)
-        state = state._replace(draft_length=_best_length(state, relative_drafter_cost(context), opening, most))
+        k = jnp.arange(most + 1, dtype=jnp.float32)[None, :]
+        # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
+        tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
+        opening = (state.drafter_cost * opening_cost(context))[:, None]  # of the first pass, in addition
+        cost = (state.drafter_cost * relative_drafter_cost(context) + state.verification_cost)[:, None]
+        time = 1.0 + cost * k + jnp.where(k > 0, opening, 0.0)
+        value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
+        state = state._replace(draft_length=jnp.argmax(value, axis=1).astype(jnp.int32))  # the first of equal ones
         return state.draft_length > 0, state
 
     def update(state: GoodputState, draft: Draft, result: VerificationResult) -> GoodputState:
@@ -85,17 +91,3 @@ def acceptance(state: GoodputState) -> Array:
     """The estimated acceptance rate [B] float32 of a position."""
     prior = state.prior_acceptance * state.prior_weight
     return (prior + state.accepted) / (state.prior_weight + state.evaluated)
-
-
-def _best_length(state: GoodputState, passes: Array, opening: Array, longest: int) -> Array:
-    """The first k in least..most with the largest E(k) / T(k), [B] int32.
-
-    A pass costs `passes` [B] * drafter_cost, the first one `opening` [B] more, in target passes.
-    """
-    k = jnp.arange(longest + 1, dtype=jnp.float32)[None, :]
-    # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
-    tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
-    cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
-    time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
-    value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
-    return jnp.argmax(value, axis=1).astype(jnp.int32)

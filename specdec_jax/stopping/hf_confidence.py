@@ -21,8 +21,9 @@ import numpy as np
 
 from specdec_jax.hyperparameters import host
 from specdec_jax.ranges import Between, Count, NotNegative, Share
-from specdec_jax.stopping._defaults import show_probability, with_only
+from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import evaluated_positions, remember, token_probability
+from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -87,7 +88,7 @@ def hf_confidence(
         return go_on, state
 
     policy = StoppingPolicy(init, proceed=proceed, threshold=show_probability)
-    return policy.replace(update=_refit) if refit else with_only(policy, "threshold")
+    return policy.replace(update=_refit) if refit else threshold_only(policy)
 
 
 def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:

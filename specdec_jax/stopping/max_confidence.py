@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
-from specdec_jax.stopping._defaults import with_only
 from specdec_jax.stopping._thresholded import thresholded
+from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy, with_parameters_of
 from specdec_jax.types import Array, Distribution, StoppingPolicy
 
@@ -47,4 +47,4 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
         return (distribution.raw_max_prob if raw else distribution.max_prob).astype(jnp.float32), state
 
     policy = thresholded(init, confidence, keep_checked_token=keep_checked_token, adaptive=adaptive)
-    return policy if adaptive else with_only(policy, "threshold")
+    return policy if adaptive else threshold_only(policy)

@@ -16,7 +16,7 @@ from specdec_jax.ranges import Count
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.static import static
-from specdec_jax.strategy import beside, strategy
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
@@ -65,16 +65,7 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return answer & (drafted < state.draft_length), state._replace(policy=after)
 
     shown = {"threshold": show_length} if policy is None else {}
-    return wrapped(
-        inner,
-        init=init,
-        begin=begin,
-        check=check,
-        proceed=proceed,
-        **shown,
-        reads=inner.reads | {"phases"},
-        hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
-    )
+    return wrapped(inner, init=init, begin=begin, check=check, proceed=proceed, **shown, reads=inner.reads | {"phases"})
 
 
 def _capped(context: RoundContext, length: Array) -> RoundContext:

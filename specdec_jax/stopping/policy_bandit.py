@@ -54,7 +54,17 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
     """
     if method not in EXPLORATION:
         raise ValueError(f"policy_bandit's method must be one of {', '.join(EXPLORATION)}, got {method!r}")
-    rules = _rules(policies)
+    if policies is None:
+        policies = max_confidence(keep_checked_token=True), svip(), adaedl(), adaedl(keep_checked_token=True), static()
+    if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
+        got = len(policies) if isinstance(policies, (list, tuple)) else f"a {type(policies).__name__}"
+        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {got}")
+    for policy in policies:
+        if isinstance(policy, StoppingPolicy) and policy.rounds is not None:
+            raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
+        if not isinstance(policy, StoppingPolicy):
+            raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
+    rules = tuple(policies)
 
     def init(
         batch: int,
@@ -107,18 +117,3 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
     reads = frozenset().union(*(rule.reads for rule in rules))
     shown = in_unit("number of the chosen policy", lambda state: state.arms.arm.astype(jnp.float32))
     return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
-
-
-def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, ...]:
-    if policies is None:
-        keeping = max_confidence(keep_checked_token=True), svip()
-        return (*keeping, adaedl(), adaedl(keep_checked_token=True), static())
-    if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
-        got = len(policies) if isinstance(policies, (list, tuple)) else f"a {type(policies).__name__}"
-        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {got}")
-    for policy in policies:
-        if isinstance(policy, StoppingPolicy) and policy.rounds is not None:
-            raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
-        if not isinstance(policy, StoppingPolicy):
-            raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
-    return tuple(policies)

@@ -105,7 +105,11 @@ def survival_with(
         zero, certain = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "certain")
         verification = verification_per_row(batch, verification_times, positions)
         last = positions if verification_times is None else min(verification_times.shape[1] - 1, positions)
-        rate = _usual_rate(drafter_cost, verification) if initial_rate is None else initial_rate
+        rate = initial_rate
+        if rate is None:  # that of the best fixed draft length where a draft is accepted with the chance USUAL
+            drafts = np.arange(positions + 1, dtype=np.float32)[None, :]
+            tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
+            rate = (tokens / (verification + drafts * drafter_cost[:, None])).max(axis=1)
         widest = per_row(batch, last, "widest", dtype=np.int32)
         settings = Settings(greedy, sampled, drafter_cost, verification, widest, prior_precision, rate, rate_weight)
         return SurvivalState(
@@ -172,10 +176,3 @@ def verification_per_row(batch: int, times: Array | None, positions: int) -> Arr
     if times is None:
         return host(np.tile((1.0 + 0.02 * drafts).astype(np.float32), (batch, 1)))
     return times[:, np.minimum(drafts, times.shape[1] - 1)]
-
-
-def _usual_rate(cost: Array, verification: Array) -> Array:
-    """R [B] of the best fixed draft length where a draft is accepted with the chance USUAL."""
-    drafts = np.arange(verification.shape[1], dtype=np.float32)[None, :]
-    tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
-    return host((tokens / (verification + drafts * cost[:, None])).max(axis=1))

@@ -14,7 +14,7 @@ from specdec_jax.hyperparameters import per_row, select_rows
 from specdec_jax.ranges import Length
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.strategy import beside, strategy
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, PolicyState, StoppingPolicy, VerificationResult
 
 
@@ -48,5 +48,4 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
-    hyperparameters = beside(policy, "update_every", rounds=4)
-    return wrapped(policy, init=init, update=update, hyperparameters=hyperparameters)
+    return wrapped(policy, init=init, update=update)

@@ -171,15 +171,12 @@ class Verifier(Strategy):
     hyperparameters: Mapping[str, Any] = READ
 
 
-# What a drafter keeps of a target pass: (params, hidden [B, T, N, D] float32) -> a pytree, leaves [B, T, ...]. `hidden`
-# are the hidden states of the observer's layers.
-Take = Callable[[Params, Array], Any]
-
-
 class Observer(NamedTuple):
     """What a drafter observes of the target's passes; the result is passed to the drafter's `commit` and `prefill`."""
 
-    take: Take
+    take: Callable[
+        [Params, Array], Any
+    ]  # (params, hidden states of `layers` [B, T, N, D] float32) -> leaves [B, T, ...]
     layers: tuple[int, ...]  # the N layers whose hidden states are read, numbered as in `StreamsForward`
     target_width: int  # D of the target
 
@@ -203,30 +200,17 @@ class Next(NamedTuple):
     known: Array | None = None  # [B] bool: False ends the row's draft; None: True for all rows
 
 
-# The next position of rows that have drafted `drafted` [B] int32 tokens: (memory, drafted, uniform) -> (next, memory).
-Predict = Callable[[Any, Array, Array], tuple[Next, Any]]
-
-
-# (memory, token, is_drafted, drafted) -> the memory after `token` [B] was drafted, where `is_drafted` [B] bool, after
-# `drafted` [B] other tokens.
-Keep = Callable[[Any, Array, Array, Array], Any]
-
-
 class Source(NamedTuple):
     """Where a round's drafts come from. The draft loop carries the memory: a pytree of constant shapes."""
 
     open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds tokens that their caches lack
-    predict: Predict
-    keep: Keep
+    predict: Callable[[Any, Array, Array], tuple[Next, Any]]  # (memory, drafted [B], uniform [B]) -> (next, memory)
+    keep: Callable[[Any, Array, Array, Array], Any]  # (memory, token, is_drafted, drafted), each [B] -> memory after it
     close: Callable[[Drafted], tuple[DrafterState, Drafted]]  # the drafter's state after the loop, the draft to verify
     cost: Array | float | tuple[float, float] = 1.0  # [B], of a prediction, in passes; 0: a lookup; (first, later) ones
     chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn, so q is one-hot
     drafter_id: Array | int = 0  # [B] int32 or one for all
     otherwise: Callable[[Array], "Source"] | None = None  # rows [B] bool without drafts -> the source to use there
-
-
-# (params, state, tokens [B, S] int32, context) -> the source of a round.
-OpenSource = Callable[[Params, DrafterState, Array, RoundContext], Source]
 
 
 Commit = Callable[..., DrafterState]
@@ -252,7 +236,7 @@ class Drafter(Strategy):
     drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` is for scores and traces only
     one_pass: ClassVar[bool] = False  # True, in a subclass: the pass of a round's first prediction serves all of them
     init: InitDrafter
-    source: OpenSource
+    source: Callable[[Params, DrafterState, Array, RoundContext], Source]  # (params, state, tokens [B, S], context)
     commit: Commit
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the drafter's language model, if it has one: `score` uses it

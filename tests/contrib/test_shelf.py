@@ -201,8 +201,3 @@ def test_suffix_is_lossless_where_it_drafts():
     decoder, params = toy_decoder(static(draft_length=3), rejection(), 3, drafter=drafter, vocab_size=6)
     report = tested_by_sampling(decoder, params, (0, 1, 0), tokens=4, sequences=16_384)
     assert report.lossless and report.drafted[-1] > 100
-
-
-def test_times_must_be_a_list():
-    with pytest.raises(ValueError, match="verification_times must be a list"):
-        dspark().init(1, verification_times=1.5)

@@ -130,20 +130,13 @@ def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
     load_cost_model(file)
 
 
-UNSTEADY, UNSTEADY_DRAFTER = {"8": (1.2, 0.9, 1.6)}, {"drafter": (0.13, 0.1, 0.2)}  # median and quartiles
-
-
 @pytest.mark.parametrize(
     "series, load, doubts",
     [
-        ([], 2.1, ["the load average was 2.1 on 2 cores"]),
-        ([{"8": (1.2, 1.1, 1.4)}], 1.9, []),
-        ([UNSTEADY], 0.0, ["a pass of 8 tokens took 900.0 to 1600.0 ms (quartiles)"]),
-        (
-            [UNSTEADY_DRAFTER],
-            3.0,
-            ["the load average was 3.0 on 2 cores", "a drafter step took 100.0 to 200.0 ms (quartiles)"],
-        ),
+        ({}, 2.1, ["the load average was 2.1 on 2 cores"]),
+        ({"8": (1.2, 1.1, 1.4)}, 1.9, []),  # median and quartiles
+        ({"8": (1.2, 0.9, 1.6)}, 0.0, ["a pass of 8 tokens took 900.0 to 1600.0 ms (quartiles)"]),
+        ({"drafter": (0.13, 0.1, 0.2)}, 0.0, ["a drafter step took 100.0 to 200.0 ms (quartiles)"]),
     ],
 )
 def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
@@ -152,14 +145,14 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
     """By the next process in a quiet moment: doubts stand in the costs, their file and the line."""
     monkeypatch.setattr(step_cost, "load_average", lambda: load)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    measuring.series += series
+    measuring.series.append(series)
     target, drafter = tiny_pair()
     found = measured(target, drafter)
     assert list(found.doubts) == doubts and len(measuring) == 1
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
     printed = capsys.readouterr().err
-    assert load_cost_model(file) == found and printed.count("\n") == 2 and ("doubtful" in printed) == bool(doubts)
-    assert all(clause in printed for clause in doubts)
+    assert load_cost_model(file) == found and printed.count("\n") == 2
+    assert ("doubtful" in printed) == bool(doubts) and all(clause in printed for clause in doubts)
     assert measured(target, drafter) == found and len(measuring) == 1, "the same process goes by it"
     if load > 2:
         another_process()
@@ -170,7 +163,6 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
     again = measured(target, drafter)
     assert not again.doubts and not load_cost_model(file).doubts
     assert ("are doubtful (" in capsys.readouterr().err) == bool(doubts)
-    assert dict(zip(again.widths, again.target_pass, strict=True)) == TIMES or not doubts
 
 
 def test_a_line_on_a_terminal_breaks_between_words(monkeypatch, capsys):

@@ -193,7 +193,6 @@ def test_by_phase_hands_hyperparameters_on():
 
 
 test_what_is_refused = refusals(
-    (lambda: by_phase().init(2, lenience=0), r"lenience must lie in \(0, 1\], got 0"),
     (lambda: by_phase(routine=3), "a verifier for routine phases, got 3"),
     (lambda: choose("verifier", "by_phase(routine=typcal)"), "unknown verifier 'typcal'; did you mean 'typical'"),
     (lambda: decoder_of(by_phase()), "verifier reads phases"),

@@ -22,10 +22,10 @@ from jax import lax
 
 from specdec_jax.contrib.retokenized.byte_pairs import retokenize, tables
 from specdec_jax.decoding.cache_feed import feed_long, pass_of
-from specdec_jax.drafters._parts import CatchUp, DraftLength
 from specdec_jax.drafters.draft_models.intersection import ROOM, with_shared_tokens
-from specdec_jax.drafters.model import FED, WIDE, ModelDrafterState, model
+from specdec_jax.drafters.model import FED, WIDE, CatchUp, ModelDrafterState, model
 from specdec_jax.loading import LoadedModel
+from specdec_jax.ranges import DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
