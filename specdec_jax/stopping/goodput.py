@@ -67,12 +67,12 @@ def goodput(most: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
         )
 
     def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
-        k = jnp.arange(most + 1, dtype=jnp.float32)[None, :]
+        opening = state.drafter_cost * opening_cost(context)  # of the first pass, in addition
+        passes, k = relative_drafter_cost(context), jnp.arange(most + 1, dtype=jnp.float32)[None, :]
         # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
         tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
-        opening = (state.drafter_cost * opening_cost(context))[:, None]  # of the first pass, in addition
-        cost = (state.drafter_cost * relative_drafter_cost(context) + state.verification_cost)[:, None]
-        time = 1.0 + cost * k + jnp.where(k > 0, opening, 0.0)
+        cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
+        time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
         value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
         state = state._replace(draft_length=jnp.argmax(value, axis=1).astype(jnp.int32))  # the first of equal ones
         return state.draft_length > 0, state
