@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from experiments.lib.cells import PARENTHESES, interval, markdown
 from experiments.lib.chip_programs import LLAMA_1B, LLAMA_8B, weights_read
 from experiments.lib.chip_programs import Pair as Shapes
 from experiments.lib.commands import command
-from experiments.lib.options import LoadedPair, Output, Served, Smoke, check_least
+from experiments.lib.options import LoadedPair, Output, Served, Smoke
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.terminal import publish
@@ -46,9 +46,10 @@ from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models import llama
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
-from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.sampling_params import NewTokens, SamplingParams
 from specdec_jax.types import Array, Cache, DecodeState, DraftModel, LanguageModel
 
 PARTS = ("bandwidth", "graph", "ballast")
@@ -70,15 +71,15 @@ class Suite(Output, Smoke, Served):
 
     parts: tuple[str, ...] = PARTS
     """Which: bandwidth, graph, ballast."""
-    batches: tuple[int, ...] = (1, 8, 64)
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)
     """Rows of the generations with ballast."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Tokens of a generation."""
-    repeats: int = 5
+    repeats: Annotated[int, Between(1)] = 5
     """Timed runs of each."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens", "repeats", "batches")
+        check_fields(self)
         for part in self.parts:
             if part not in PARTS:
                 raise ValueError(f"unknown part {part!r} (there are: {', '.join(PARTS)})")

@@ -9,14 +9,14 @@ Output:    runs/judge-<time>/ with manifest.json, results.jsonl (a line a file, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
 from experiments.lib.cells import WORDS, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.distill_write import bar
-from experiments.lib.options import LoadedPair, Output, Served, check_least
+from experiments.lib.options import LoadedPair, Output, Served
 from experiments.lib.prompts import MT_BENCH, Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
@@ -24,8 +24,9 @@ from experiments.step_cost import StepCost, measure_passes
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.metrics.judging import answers, judge
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
-from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Judge(Output, Served):
 
     prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
-    temperatures: tuple[float, ...] = (0.0, 0.7)
+    temperatures: Temperatures = (0.0, 0.7)
     """Temperatures of the answers."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Most tokens of an answer."""
-    seed: int = 0
+    seed: Seed = 0
     """Prompt i is answered with seed + i."""
-    span: int | None = None
+    span: Annotated[int | None, Between(1)] = None
     """Judge by output position instead of by task, in spans of so many tokens."""
     past_end: bool = False
     """Answers go on when the target would end them."""
@@ -48,9 +49,7 @@ class Judge(Output, Served):
 
 def judge_drafter(config: Judge, console: Console) -> None:
     """Judges and writes the run folder."""
-    if config.span is not None:
-        check_least(config, 1, "span")
-    check_sampling(config)
+    check_fields(config)
     sources = {source: load_prompts(source) for source in config.prompts}
     target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)

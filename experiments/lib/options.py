@@ -62,11 +62,3 @@ class Served(Models):
         drafter = for_target(target, drafter, say)
         check_reads(target.model, drafter.model)
         return target, drafter
-
-
-def check_least(config: object, least: int, *names: str) -> None:
-    """Raises ValueError that names the first of these options, numbers or lists of them, that is below `least`."""
-    for name in names:
-        value = getattr(config, name)
-        if not value >= least if not isinstance(value, tuple) else not value or min(value) < least:
-            raise ValueError(f"{name} must be {least} or more, got {value!r}")

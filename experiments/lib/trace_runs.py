@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -29,6 +29,7 @@ from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
@@ -51,9 +52,9 @@ class TraceFiles(Output, Smoke):
     are compared side by side."""
     seed: int = 0
     """Seed of the halves of the prompts."""
-    tokens: int | None = None
+    tokens: Annotated[int | None, Between(1)] = None
     """Only the first tokens of every text, as if generation had ended there."""
-    max_draft_length: int = 16
+    max_draft_length: Annotated[int, Between(1)] = 16
     """Longest draft."""
 
     @property
@@ -65,10 +66,7 @@ class TraceFiles(Output, Smoke):
         """Raises ValueError where options are invalid."""
         if not self.named:
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
-        if self.tokens is not None and self.tokens < 1:
-            raise ValueError(f"tokens must be 1 or more, got {self.tokens}")
-        if self.max_draft_length < 1:
-            raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
+        check_fields(self)
 
 
 @dataclass(frozen=True)

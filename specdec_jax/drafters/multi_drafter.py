@@ -11,10 +11,9 @@ Idle drafters are not fed; they catch up, many tokens per pass, when they are ch
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from jax import lax
 from specdec_jax.decoding.phase import phase_of
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import select_rows
+from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -57,10 +57,10 @@ class MultiDrafterState(NamedTuple):
 @strategy
 def multi_drafter(
     drafters: Sequence[Drafter] = (),
-    costs: Sequence[float] | None = None,
-    decay: float = 0.8,
-    drift: float = 0.02,
-    prior: float = 4.0,
+    costs: Annotated[Sequence[float] | None, Between(0)] = None,
+    decay: Annotated[float, Between(0, 0.9999)] = 0.8,
+    drift: Annotated[float, Between(0, 1)] = 0.02,
+    prior: Annotated[float, Between(0)] = 4.0,
 ) -> Drafter:
     """Combine drafters; the parameters are a tuple with one entry per drafter, in the same order.
 
@@ -76,10 +76,20 @@ def multi_drafter(
     hyperparameter drafter_cost.
 
     Raises:
-        ValueError: no drafters, different draft lengths, vocabularies or target widths, not one cost per drafter, or a
-            number out of range; `init` raises it if there is not one entry of parameters per drafter.
+        ValueError: no drafters, different draft lengths, vocabularies or target widths, or not one cost per
+            drafter; `init` raises it if there is not one entry of parameters per drafter.
     """
-    parts, longest = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
+    parts = tuple(drafters)
+    if not parts:
+        raise ValueError("multi_drafter needs at least one drafter")
+    lengths = {part.max_draft_length for part in parts}
+    if len(lengths) > 1:
+        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
+    if costs is not None and len(costs) != len(parts):
+        raise ValueError(f"costs must be {len(parts)} numbers, one a drafter, got {tuple(costs)}")
+    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
+    if len(vocabularies) > 1:
+        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     lookups = [index for index, part in enumerate(parts) if part.model is None]
     with_model = [index for index, part in enumerate(parts) if part.model is not None]
@@ -193,27 +203,7 @@ def multi_drafter(
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), informed=informed, drafter=nobody)
 
-    return Drafter(init, source, commit, longest, observe=_observer(parts), prefill=prefill)
-
-
-def _checked(
-    parts: tuple[Drafter, ...], costs: Sequence[float] | None, decay: float, drift: float, prior: float
-) -> int:
-    """Checks the arguments and returns the drafters' common maximum draft length."""
-    if not parts:
-        raise ValueError("multi_drafter needs at least one drafter")
-    lengths = {part.max_draft_length for part in parts}
-    if len(lengths) > 1:
-        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
-    if costs is not None and (len(costs) != len(parts) or not all(0 <= cost < math.inf for cost in costs)):
-        raise ValueError(f"costs must be {len(parts)} numbers of 0 or more, one a drafter, got {tuple(costs)}")
-    for name, value, high in (("decay", decay, 0.9999), ("drift", drift, 1.0), ("prior", prior, float("inf"))):
-        if not 0 <= value <= high or not math.isfinite(value):
-            raise ValueError(f"{name} must lie in [0, {high:g}] and be finite, got {value!r}")
-    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
-    if len(vocabularies) > 1:
-        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
-    return lengths.pop()
+    return Drafter(init, source, commit, lengths.pop(), observe=_observer(parts), prefill=prefill)
 
 
 def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
@@ -229,8 +219,12 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
         each, after = [], []
         for source, mine, before in zip(sources, rows, memory, strict=True):
             run = partial(source.predict, before, drafted, uniform)
-            is_free = isinstance(source.cost, float) and source.cost == 0
-            following, left = run() if is_free else _if_any(mine, run, before)
+            if isinstance(source.cost, float) and source.cost == 0:
+                following, left = run()
+            else:  # a model runs if it has any row; zeros are not read
+                shapes = jax.eval_shape(run)[0]
+                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+                following, left = lax.cond(jnp.any(mine), run, lambda result=(nothing, before): result)
             each.append(following)
             after.append(left)
         return _by_row(rows, each, vocab_size), tuple(after)
@@ -286,12 +280,6 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
         joined = following if joined is None else select_rows(mine, following, joined)
     assert joined is not None
     return joined
-
-
-def _if_any(mine: Array, run: Any, before: Any) -> tuple[Next, Any]:
-    """Runs a model's prediction if it has any row; else returns zeros, which are not read, and the old memory."""
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run)[0])
-    return lax.cond(jnp.any(mine), run, lambda: (nothing, before))
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:

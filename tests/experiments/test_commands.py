@@ -55,15 +55,9 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
 @pytest.mark.parametrize(
     ("experiment", "words", "message"),
     [
-        ("record", "--seed -1", "seed must be at least 0, got -1"),
-        ("record", "--temperatures nan", "temperatures must be one or more numbers of 0 or more, got (nan,)"),
-        ("record", "--batch 0", "batch must be 1 or more, got 0"),
-        ("record", "--top-p 0", "top_p must lie in (0, 1], got 0.0"),
-        ("accelerators", "--batches -1", "batches must be 1 or more, got (-1,)"),
-        ("accelerators", "--max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
+        ("record", "--temperatures nan", "temperatures must lie in [0, inf), got (nan,)"),
+        ("accelerators", "--batches -1", "batches must lie in [1, inf), got (-1,)"),
         ("batches", "--batches x", "error: parsing --batches: Could not find valid parse for arguments: ['x']"),
-        ("batches", "--batches 0", "batches must be 1 or more, got (0,)"),
-        ("peers", "--temperatures inf", "temperatures must be one or more numbers of 0 or more, got (inf,)"),
         ("adaedl", "", "name traces that python -m experiments.record wrote"),
         ("adaedl", "tabels", "no trace 'tabels'"),
     ],

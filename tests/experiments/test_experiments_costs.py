@@ -127,7 +127,6 @@ NO_TRACES = "name traces that python -m experiments.record wrote, or give --smok
         (policies, "--groups one:.:-1", "c must lie above 0"),
         (policies, "--groups one:.:none.json", "no cost model"),
         (policies, "--smoke --costs costs.json", "is not a cost model"),
-        (study, "lambda --smoke --max-draft-length 0", "max_draft_length must be 1 or more, got 0"),
         (study, "tables --smoke --max-draft-length 7", "max_draft_length must be 16 or more"),
     ],
 )
