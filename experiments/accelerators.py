@@ -38,8 +38,8 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.terminal import publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.decoding import default_widths
+from specdec_jax.meshes import mesh_sizes
 from specdec_jax.ranges import Between, check_fields
-from specdec_jax.sharding import mesh_sizes
 
 BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from specdec_jax.app.cli import main
-from specdec_jax.sharding import make_mesh
+from specdec_jax.meshes import make_mesh
 
 SCRIPT = Path(__file__).parent / "fixtures" / "on_eight_devices.py"
 FLAGS = (  # eight devices, and programs that are compiled soon rather than run fast

@@ -26,7 +26,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.lib.chip_programs import CHIPS, PAIRS, bytes_of, placed, program, shapes_of, weights_read
-from specdec_jax.sharding import MODEL, make_mesh, mesh_sizes
+from specdec_jax.meshes import make_mesh, mesh_sizes
+from specdec_jax.sharding import MODEL
 
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 OP_NAME = re.compile(r'op_name="([^"]*)"')

@@ -25,9 +25,10 @@ from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_r
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER
+from specdec_jax.meshes import weight_sharding
 from specdec_jax.models import llama
 from specdec_jax.models.weights import placed_shapes
-from specdec_jax.sharding import DATA, caches_laid, sharding, weight_sharding
+from specdec_jax.sharding import DATA, caches_laid, sharding
 from specdec_jax.types import LanguageModel
 
 TARGETS = Path(__file__).resolve().parents[2] / "configs" / "chips"

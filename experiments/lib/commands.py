@@ -13,7 +13,7 @@ from rich.console import Console
 from configs.base import load_config
 from experiments.lib.run_folder import opened
 from specdec_jax.app.views.escapes import error_line
-from specdec_jax.sharding import use_mesh
+from specdec_jax.meshes import use_mesh
 from specdec_jax.text.options import OPTIONAL, parse_options
 
 P = ParamSpec("P")

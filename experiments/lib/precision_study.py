@@ -29,11 +29,11 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.machine import device
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
+from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.judging import answers
 from specdec_jax.ranges import check_fields
-from specdec_jax.sharding import bytes_here
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import NewTokens
 

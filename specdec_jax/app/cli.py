@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"this command decodes in one process, but JAX_NUM_PROCESSES is {processes}: {hint}")
         mesh = getattr(getattr(command, "models", command), "mesh", None)
         if mesh is not None:
-            from specdec_jax.sharding import use_mesh
+            from specdec_jax.meshes import use_mesh
 
             use_mesh(mesh)
         with warnings_in_one_line():

@@ -31,13 +31,14 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.loading.precision import INT8
+from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted, as_fast, costs_counted, every_rule, predicted
 from specdec_jax.models.weights import num_weights
 from specdec_jax.replay.trace import Trace
 from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.sharding import bytes_here, mesh_here
+from specdec_jax.sharding import mesh_here
 from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.continuous_batching import cache_bytes, rows_that_fit
 from specdec_jax.text.generation import encode

@@ -21,7 +21,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading.new_folder import check_file
-from specdec_jax.sharding import check_rows
+from specdec_jax.meshes import check_rows
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
 from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, size_of

@@ -14,8 +14,9 @@ import numpy as np
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.state import readable, slots_for, source_slots_for
 from specdec_jax.drafters.multi_drafter import MultiDrafterState
+from specdec_jax.meshes import bytes_of_caches, check_rows, row_groups
 from specdec_jax.ranges import Between
-from specdec_jax.sharding import bytes_of_caches, check_rows, on_host, row_groups
+from specdec_jax.sharding import on_host
 from specdec_jax.text.generation import Generation, Prefilled, Request, end_at_stops, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
