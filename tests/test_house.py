@@ -240,7 +240,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "contrib": (4_427, 4_200),
     "distillation": (2_327, 2_500),
     "experiments": (8_571, 7_000),
-    "tests": (24_937, 18_000),
+    "tests": (24_933, 18_000),
     "ten central files": (1_614, 1_700),
     "plain AdaEDL, with all it imports": (3_430, 2_900),
 }

@@ -236,13 +236,9 @@ SLOW = """
 import hashlib, sys
 from specdec_jax.stopping import static
 
-tried = []
-
 def slow():
     def begin(state, context):
-        if context.alive.shape == (1,):  # where it is tried before models are read it has two rows
-            tried.append(1)
-        if len(tried) == 2:  # the first time its answers are checked, as models are read
+        if context.alive.shape == (1,):  # where its answers are checked it has two rows
             print("tracing", file=sys.stderr, flush=True)
             hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)  # a minute in C, deaf to signals, without the GIL, as XLA is
         return context.alive, state
