@@ -66,8 +66,8 @@ def hub_folder(
         return folder
     if CONFIG not in lacking:
         check_served(folder)
-    there = request(huggingface_hub.HfApi().list_repo_files, folder.name)
-    if absent := [name for name in lacking if name not in there]:
+    listed = request(huggingface_hub.HfApi().model_info, folder.name).siblings or ()
+    if absent := [name for name in lacking if name not in {file.rfilename for file in listed}]:
         raise FileNotFoundError(
             f"the hub's {repo_id!r} has no {absent[0]}: give a revision that has it, a folder that transformers wrote "
             f"(save_pretrained of model and tokenizer), or a GGUF file of it (`hf download {repo_id} FILE`)"
