@@ -6,7 +6,7 @@ from typing import Annotated
 
 from specdec_jax.ranges import Between, check_fields
 
-NewTokens = Annotated[int, Between(1, 2**31 - 1)]
+NewTokens = Annotated[int, Between(1)]
 Temperature = Annotated[float, Between(0)]
 Temperatures = Annotated[tuple[float, ...], Between(0)]
 TopK = Annotated[int, Between(0, 2**31 - 1)]
