@@ -236,13 +236,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (26_973, 22_000),
-    "contrib": (3_596, 2_500),
+    "the package without contrib and distillation": (26_965, 22_000),
+    "contrib": (2_586, 2_500),
     "distillation": (2_327, 2_500),
-    "experiments": (8_571, 7_000),
-    "tests": (25_073, 18_000),
-    "ten central files": (1_614, 1_700),
-    "plain AdaEDL, with all it imports": (3_430, 2_900),
+    "experiments": (8_569, 7_000),
+    "tests": (24_876, 18_000),
+    "ten central files": (1_613, 1_700),
+    "plain AdaEDL, with all it imports": (3_429, 2_900),
 }
 
 

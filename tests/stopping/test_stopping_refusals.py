@@ -52,8 +52,6 @@ test_what_is_refused = refusals(
     (lambda: stopping.policy_bandit([stopping.svip()]), "at least two"),
     (lambda: stopping.policy_bandit([stopping.svip(), comb()]), "rules of chains, and comb drafts trees"),
     (lambda: comb(most=0), "most of 1 or more, got 0"),
-    (lambda: comb(expanded=-1), "expanded of 0 or more, and siblings to expand, got -1 of 3"),
-    (lambda: survival_tree(expanded=-2), "survival_tree needs expanded of 0 or more.* got -2 of 3"),
     (lambda: survival_tree(siblings=0), "siblings of 1 to 3, got 0"),
     (lambda: survival_tree(siblings=4), "siblings of 1 to 3, got 4"),
     (lambda: stopping.survival(positions=0), "positions.*0"),
