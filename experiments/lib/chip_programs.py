@@ -103,13 +103,11 @@ class Pair(NamedTuple):
     draft_vocabulary: int | None = None
     int8: bool = False  # whether both models' matrices are int8 (models/int8.py)
     siblings: int = 0  # maximum number that `survival` verifies per draft
-    expanded: int = 0  # siblings that a drafter pass also reads
 
 
 PAIRS = {
     "smollm2-reading": Pair(SMOLLM2, READING_DRAFTER, 8192),  # the built-in one as `generate` uses it
     "smollm2-combs": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3),
-    "smollm2-trees": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3, expanded=2),
     "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),
     "smollm2-whole": Pair(SMOLLM2, SMALL_DRAFTER),
     "8b-1b": Pair(LLAMA_8B, LLAMA_1B),
@@ -139,7 +137,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shap
     decoder = build_decoder(
         target,
         drafter_of(drafter, max_draft_length),
-        survival_tree(siblings=pair.siblings, expanded=pair.expanded) if pair.siblings else stopping.survival(),
+        survival_tree(siblings=pair.siblings) if pair.siblings else stopping.survival(),
         verification.rejection(),
     )
     params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
