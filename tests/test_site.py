@@ -71,6 +71,10 @@ def test_the_workflow_and_the_script_have_the_same_parts():
     listed = re.search(r"part: \[(.*)\]", workflow)
     default = re.search(r"\$\{@:-(.*)\}", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
     assert listed and default and listed[1].replace(",", "") == default[1]
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    used = [*default[1].split(), *re.findall(r"part: (\w+)", workflow), *re.findall(r"run: \.ci/run (\w+)", workflow)]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    used = [
+        *default[1].split(),
+        *re.findall(r"part: ([\w-]+)", workflow),
+        *re.findall(r"run: \.ci/run ([\w-]+)", workflow),
+    ]
     assert {*used} <= {*targets}

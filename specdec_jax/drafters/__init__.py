@@ -10,4 +10,3 @@ from specdec_jax.drafters.ngram import ngram as ngram
 from specdec_jax.drafters.ngram import table_of as table_of
 from specdec_jax.drafters.no_drafter import no_drafter as no_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup as prompt_lookup
-from specdec_jax.ranges import DraftLength as DraftLength

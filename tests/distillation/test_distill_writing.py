@@ -160,7 +160,7 @@ def test_a_template_without_ends_of_turns_is_refused(target):
     [
         (lambda: Pool(0, 8, 8), "batch"),
         (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
-        (lambda: Temperatures((-1.0,), (1.0,)), "negative"),
+        (lambda: Temperatures((-1.0,), (1.0,)), r"must lie in \[0, inf\)"),
         (lambda: Openings("x", ()), "no texts"),
         (lambda: Openings("x", ("a",), open=True), "turn_limit"),
         (lambda: RequestSource([Openings("x", ("{nothing}",))], {}), "nothing"),

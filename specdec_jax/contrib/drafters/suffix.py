@@ -16,8 +16,8 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.drafters import DraftLength, lookup
-from specdec_jax.ranges import Between
+from specdec_jax.drafters import lookup
+from specdec_jax.ranges import Between, DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Drafter, RoundContext, Source
 
