@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import command
-from experiments.lib.options import check_least
+from experiments.lib.commands import check_least, command
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
