@@ -11,20 +11,23 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: demo test seldom check lint format typecheck docs wheel bench accelerators coder gemma parity clean help FORCE
+.PHONY: demo test test-all seldom check lint format typecheck docs wheel bench accelerators coder gemma parity clean help FORCE
 
 demo: $(VENV)/.runtime ## 6 prompts, plain and speculative decoding side by side, into runs/; more: configs/demo.py
 	$(RUN) -m experiments.compare configs/demo.py $(ARGS)
 
-test: $(VENV)/.dev ## all tests, real weights included, but those of seldom
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -m "not seldom" --ignore tests/app/test_chat_terminal.py $(ARGS)
-	$(RUN) -m pytest tests/app/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone; 5: ARGS chose none of it
+test: $(VENV)/.dev ## the tests but the slowest tenth; each seeded bug of tools/mutations.py has a test in it
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not seldom" --ignore tests/app/test_chat_terminal.py $(ARGS)
+
+test-all: test ## make test, then the slowest tenth: before a release
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m "long and not seldom" $(ARGS) || [ $$? = 5 ] # 5: ARGS chose none
+	$(RUN) -m pytest tests/app/test_chat_terminal.py $(ARGS) || [ $$? = 5 ] # a person types alone
 
 seldom: $(VENV)/.dev ## further cases of the same tests, and whole clusters of processes: once a week, before a release
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile -m seldom $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist worksteal -m seldom $(ARGS)
 
 check: lint typecheck ## for every save: lint, types, and the tests that are quick and read no real weights
-	$(RUN) -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow and not seldom" $(ARGS)
+	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow and not seldom" $(ARGS)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN) -m ruff check .

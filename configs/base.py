@@ -14,17 +14,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from specdec_jax.costs.choices import costs_asked
 from specdec_jax.decoding.user_code import location
 from specdec_jax.loading.precision import precision
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.options import OPTIONAL, Models, parse_options
 from specdec_jax.text.pair import check_drafter
-from specdec_jax.text.sampling_params import SamplingParams, check_sampling
+from specdec_jax.text.sampling_params import MinP, NewTokens, SamplingParams, Seed, Temperatures, TopK, TopP
 from specdec_jax.text.strategies import import_from_folder_of
 from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
@@ -43,13 +44,12 @@ class Method:
 
     name: str
     policy: StoppingPolicy | None  # such as adaedl(threshold=0.5); None is plain decoding
-    max_draft_length: int | None = None  # None: the config's
+    max_draft_length: Annotated[int | None, Between(1)] = None  # None: the config's
     verifier: Verifier = rejection()
     drafter: Any = None  # None: the config's; otherwise all that build_pair takes, such as "prompt_lookup(longest=4)"
 
     def __post_init__(self) -> None:
-        if self.max_draft_length is not None and self.max_draft_length < 1:
-            raise ValueError(f"method {self.name!r}: max_draft_length must be 1 or more, got {self.max_draft_length}")
+        check_fields(self)
         for wanted, value in ((StoppingPolicy, self.policy), (Verifier, self.verifier)):
             if not isinstance(value, wanted) and (value is not None or wanted is Verifier):
                 called = f"; call it: {getattr(value, '__name__', '')}()" if callable(value) else ""
@@ -75,24 +75,24 @@ class CompareConfig(Models):
     """Name of a method that the others are measured against too, in a table of their own."""
     split: str | None = None
     """Only prompts of this split: "calibrate" or "judge" of the files here."""
-    limit: int | None = None
+    limit: Annotated[int | None, Between(1)] = None
     """Only the first prompts."""
     drafter: str = "smollm2-drafter"
-    temperatures: tuple[float, ...] = (0.0, 0.8)
+    temperatures: Temperatures = (0.0, 0.8)
     """0 is greedy."""
-    top_k: int = SamplingParams.top_k
+    top_k: TopK = SamplingParams.top_k
     """0 is off."""
-    top_p: float = SamplingParams.top_p
+    top_p: TopP = SamplingParams.top_p
     """1 is off."""
-    min_p: float = SamplingParams.min_p
+    min_p: MinP = SamplingParams.min_p
     """0 is off."""
-    max_new_tokens: int = 64
+    max_new_tokens: NewTokens = 64
     """Most tokens a prompt."""
-    seed: int = SamplingParams.seed
+    seed: Seed = SamplingParams.seed
     """Seed of the first pass, the same for every method."""
-    repeats: int = 1
+    repeats: Annotated[int, Between(1)] = 1
     """Timed passes per prompt and method, after one that is not timed; each with the next seed."""
-    max_draft_length: int = 7
+    max_draft_length: Annotated[int, Between(1)] = 7
     """Most tokens drafted per round, for methods that set none."""
     verification_widths: tuple[int, ...] | None = None
     """Ascending; none: the steps of the target's measured pass, or powers of two where costs are estimated."""
@@ -106,7 +106,12 @@ class CompareConfig(Models):
     """Run folder; none: runs/<name>-<time>."""
 
     def __post_init__(self) -> None:
-        _check_ranges(self)
+        check_fields(self)
+        if self.dtype != "auto":
+            precision(self.dtype)
+        costs_asked(self.costs)
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {self.name!r}")
         if not isinstance(self.methods, (tuple, list)) or not all(isinstance(entry, Method) for entry in self.methods):
             raise ValueError(f"methods must be a tuple of Method(...), got {self.methods!r}")
         names = [method.name for method in self.methods]
@@ -122,19 +127,6 @@ class CompareConfig(Models):
         """The baseline and those of `only`, in the file's order; all when `only` is empty."""
         wanted = {self.methods[0].name, *self.only}
         return tuple(method for method in self.methods if not self.only or method.name in wanted)
-
-
-def _check_ranges(config: CompareConfig) -> None:
-    for name, least in (("max_new_tokens", 1), ("repeats", 1), ("max_draft_length", 1), ("limit", 1)):
-        value = getattr(config, name)
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be {least} or more, got {value}")
-    check_sampling(config)
-    if config.dtype != "auto":
-        precision(config.dtype)
-    costs_asked(config.costs)
-    if not re.fullmatch(r"[\w.-]+", config.name):
-        raise ValueError(f"name goes into a folder's name: letters, digits, '_', '-' and '.', got {config.name!r}")
 
 
 def load_config(path: str | Path, arguments: Sequence[str] = (), experiment: str | None = None) -> Any:

@@ -25,18 +25,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
 from experiments.lib.chips import CHIPS, COMMAND, PATHS, TARGETS, Job, environment
-from experiments.lib.commands import check_least, exit_codes, parsed, terminal
+from experiments.lib.commands import exit_codes, parsed, terminal
 from experiments.lib.engines import NoEnvironment, python_of
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import NONE, markdown, publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.decoding import default_widths
-from specdec_jax.sharding import mesh_sizes
+from specdec_jax.meshes import mesh_sizes
+from specdec_jax.ranges import Between, check_fields
 
 BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}
@@ -56,11 +57,11 @@ class Accelerators:
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
     programs: tuple[str, ...] = ("prefill", "run", "step", "extend")
     """Programs of the decoder."""
-    batches: tuple[int, ...] = (1,)
+    batches: Annotated[tuple[int, ...], Between(1)] = (1,)
     """Rows."""
-    slots: int = 512
+    slots: Annotated[int, Between(1)] = 512
     """Cache slots per row."""
-    max_draft_length: int = 7
+    max_draft_length: Annotated[int, Between(1)] = 7
     """Maximum draft length."""
     mesh: str = "data=1,model=1"
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
@@ -79,7 +80,7 @@ class Accelerators:
         for name in self.chips:
             if name not in CHIPS:
                 raise ValueError(f"no chip {name!r}: {', '.join(CHIPS)}")
-        check_least(self, 1, "batches", "slots", "max_draft_length")
+        check_fields(self)
         mesh_sizes(self.mesh)
 
 

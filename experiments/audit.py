@@ -28,7 +28,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.request import Request, urlopen
 
 import jax
@@ -39,7 +39,7 @@ from scipy import optimize, stats
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from experiments.lib.commands import check_least, command
+from experiments.lib.commands import command
 from experiments.lib.engines import Failed
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import NONE, markdown, publish
@@ -49,6 +49,7 @@ from specdec_jax.loading.gguf.tokenizer import DIGIT_BY_DIGIT, pre_tokenizer
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.lossless.sampled import SPREAD, chi_square
 from specdec_jax.models import llama
+from specdec_jax.ranges import Between
 
 CONTROL = "biased-3"
 METHODS = {  # by engine, as its side calls them (experiments/lib/peer_sides)
@@ -70,9 +71,9 @@ KINDS = {"float32": "F32", "bfloat16": "BF16"}  # GGUF's names
 class Audit(Sided):
     """Sample other engines and compare with the exact distribution."""
 
-    samples: int = 4000
+    samples: Annotated[int, Between(200)] = 4000
     """Texts sampled with each method."""
-    greedy: int = 40
+    greedy: Annotated[int, Between(1)] = 40
     """Greedy texts of each method."""
     write: str | None = None
     """Only write the models into this folder."""
@@ -83,8 +84,6 @@ class Audit(Sided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 200, "samples")
-        check_least(self, 1, "greedy", "threads")
         if unknown := [name for name in self.only if name not in METHODS]:
             raise ValueError(f"engines to audit are {', '.join(METHODS)}, got {unknown[0]!r}")
         if sum(map(bool, (self.write is not None, self.url is not None, self.only))) > 1:

@@ -19,13 +19,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import Models, Output, check_least, command
+from experiments.lib.commands import Models, Output, command
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import at_temperature, interval, markdown, publish
@@ -33,9 +33,10 @@ from specdec_jax import stopping
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.loading import download, load_pair
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, prepare, start
 from specdec_jax.text.pair import measured_pair
-from specdec_jax.text.sampling_params import SamplingParams, check_sampling
+from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Temperatures
 from specdec_jax.types import DecodeState, StoppingPolicy
 
 PLAIN = "plain"
@@ -59,13 +60,13 @@ class Batches(Output, Models):
     """As target."""
     prompts: str = "configs/prompts/demo.jsonl"
     """A JSONL file; rows take its prompts in turn."""
-    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 16)
     """Rows decoded at once."""
-    temperatures: tuple[float, ...] = (0.0, 0.7)
+    temperatures: Temperatures = (0.0, 0.7)
     """Temperatures of all rows."""
-    max_new_tokens: int = 64
+    max_new_tokens: NewTokens = 64
     """Tokens of every row."""
-    repeats: int = 5
+    repeats: Annotated[int, Between(1)] = 5
     """Repeats of every figure."""
     only: tuple[str, ...] = ()
     """Names of methods besides plain decoding; none: all."""
@@ -77,8 +78,7 @@ class Batches(Output, Models):
 
 def batches(config: Batches, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
-    check_least(config, 1, "max_new_tokens", "repeats", "batches")
-    check_sampling(config)
+    check_fields(config)
     unknown = set(config.only) - set(METHODS)
     if unknown:
         raise ValueError(f"no method {min(unknown)!r}")

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -41,11 +41,12 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.deviation import deviations
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode
-from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.text.sampling_params import NewTokens, Seed
 from specdec_jax.text.strategies import build
 
 SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))
@@ -62,25 +63,23 @@ class Calibrate(Output, Served):
     """JSONL files, FILE:n for every n-th of its prompts, or hub:NAME."""
     split: str | None = "calibrate"
     """Only prompts of this half, so that the other can judge; None: all."""
-    temperatures: tuple[float, float] = (0.0, 0.7)
+    temperatures: Annotated[tuple[float, float], Between(0)] = (0.0, 0.7)
     """Temperatures of the greedy hyperparameters (0) and of the sampled ones."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Most tokens of an answer."""
-    max_draft_length: int = 7
+    max_draft_length: Annotated[int, Between(1)] = 7
     """Maximum draft length in replays."""
-    max_deviation: float = 0.02
+    max_deviation: Annotated[float, Between(0, 1, open="low, high")] = 0.02
     """Bounds lenience: mean total variation per token between what it emits and the target's distribution."""
     costs: str | None = None
     """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the answers."""
 
     def __post_init__(self) -> None:
-        check_sampling(self)
+        check_fields(self)
         if self.temperatures[0] != 0 or self.temperatures[1] <= 0:
             raise ValueError(f"temperatures must be 0 and one above 0, got {self.temperatures}")
-        if not 0 < self.max_deviation < 1:
-            raise ValueError(f"max_deviation must lie in (0, 1), got {self.max_deviation}")
 
 
 def calibrate(config: Calibrate, console: Console) -> Path:

@@ -12,7 +12,7 @@ decodes a prompt untimed, when its turn comes first; each result is a line on th
 Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 
 Costs that the machine was too busy to measure are called doubtful, on the screen, in table.md and in the manifest. If
-plain decoding disagrees with them before the first result, they are measured again at once.
+plain decoding disagrees with them before the first result, the next process measures them again.
 """
 
 import itertools
@@ -128,15 +128,9 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 compiled.add(name)
                 counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
                 costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
-                looked = [
-                    look_at(cost, counts, decoded.results[0].seconds)  # doubtful from now on, where they disagree
-                    for cost in (costs if not measured else ())
-                    if used <= cost.slots
-                ]
-                if any(looked):
-                    console.print("plain decoding disagrees with these costs: measuring them again", style="yellow")
-                    pairs = load_pairs(config)
-                    _say_costs(pairs, folder, console)
+                for cost in costs if not measured else ():
+                    if used <= cost.slots:
+                        look_at(cost, counts, decoded.results[0].seconds)
             bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
             plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
             row, generation = _measure(job, pairs, request, plain, slots)

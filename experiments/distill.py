@@ -33,8 +33,8 @@ from specdec_jax.distillation.initial import drafter_config
 from specdec_jax.distillation.training import check_rows, stack
 from specdec_jax.loading import download, load_model, refuse_encoders
 from specdec_jax.locks import locked
+from specdec_jax.meshes import make_spanning_mesh, use_mesh
 from specdec_jax.processes import Share, join, together
-from specdec_jax.sharding import make_spanning_mesh, use_mesh
 
 SMOKE = "--smoke"
 DISTRIBUTED = "--distributed"

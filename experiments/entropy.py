@@ -25,7 +25,7 @@ acceptance. The factor is fitted to the tokens it is then judged on, which favou
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,13 +33,14 @@ from rich.console import Console
 
 from experiments.lib import plots, siblings
 from experiments.lib import trace_runs as runs
-from experiments.lib.commands import check_least, command, with_studies
+from experiments.lib.commands import command, with_studies
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, at_temperature, gain, interval, markdown, number, percent_more, speedup
 from experiments.lib.trace_runs import ALL, Run, Source, TraceOptions, Variant, drafter_of, variant
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
+from specdec_jax.ranges import Between
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import FEATURES
 
@@ -55,13 +56,8 @@ PANELS, POINTS = 4, 60  # in the figure: panels side by side, points of a curve
 class Entropy(TraceOptions):
     """Compare AdaEDL's bound with the acceptance it bounds."""
 
-    bins: int = 8
+    bins: Annotated[int, Between(2)] = 8
     """Bins of entropy, with equally many tokens each."""
-
-    def check(self) -> None:
-        """Raises ValueError where options are invalid."""
-        super().check()
-        check_least(self, 2, "bins")
 
 
 class Positions(NamedTuple):

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from rich.console import Console
 
 from experiments.lib.chips import LLAMA_1B, LLAMA_8B, weights_read
 from experiments.lib.chips import Pair as Shapes
-from experiments.lib.commands import LoadedPair, Output, Served, Smoke, check_least, command
+from experiments.lib.commands import LoadedPair, Output, Served, Smoke, command
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import PARENTHESES, interval, markdown, publish
@@ -39,14 +39,15 @@ from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import alternate, summary
 from specdec_jax.decoding import Decoder, build_decoder, draft_loop
-from specdec_jax.decoding.rounds import begun, finish_round, narrowest, open_round
+from specdec_jax.decoding.rounds import Start, finish_round, narrowest, open_round, with_buffer
 from specdec_jax.decoding.sampling import DRAFT
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models import llama
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
-from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.sampling_params import NewTokens, SamplingParams
 from specdec_jax.types import Array, Cache, DecodeState, DraftModel, LanguageModel
 
 PARTS = ("bandwidth", "graph", "ballast")
@@ -68,15 +69,15 @@ class Suite(Output, Smoke, Served):
 
     parts: tuple[str, ...] = PARTS
     """Which: bandwidth, graph, ballast."""
-    batches: tuple[int, ...] = (1, 8, 64)
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)
     """Rows of the generations with ballast."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Tokens of a generation."""
-    repeats: int = 5
+    repeats: Annotated[int, Between(1)] = 5
     """Timed runs of each."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens", "repeats", "batches")
+        check_fields(self)
         for part in self.parts:
             if part not in PARTS:
                 raise ValueError(f"unknown part {part!r} (there are: {', '.join(PARTS)})")
@@ -172,7 +173,7 @@ def on_host(decoder: Decoder) -> Decoder:
     @functools.partial(jax.jit, donate_argnums=2)
     def begin(params: Any, state: DecodeState, log_q: Any) -> Any:
         context, uniforms, opened = open_round(parts, params, state)
-        log_q = begun(parts, params, state)[1] if log_q is None else log_q
+        log_q = with_buffer(parts, params, state).log_q if log_q is None else log_q
         return uniforms, *draft_loop.initial_loop(opened, parts.policy, state.policy, context, longest, log_q)
 
     @functools.partial(jax.jit, donate_argnums=4)
@@ -183,7 +184,7 @@ def on_host(decoder: Decoder) -> Decoder:
     @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
     def finish(params: Any, state: DecodeState, uniforms: Any, context: Any, drafted: Any, choice: int) -> DecodeState:
         narrow, opened = parts._replace(widths=(widths[choice],)), source(params, state, context)
-        return finish_round(narrow, params, state, (context, uniforms, opened), drafted)
+        return finish_round(narrow, params, state, Start(context, uniforms, opened), drafted)
 
     def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
         played, log_q = 0, None

@@ -1,8 +1,8 @@
 """Do the families give the logits that transformers gives on torch?
 
 Question:  Of small random models of every family, written as the hub has them, and of any model by --models: how far
-           are the logits from those of transformers on torch, both in float32? And do traces of tools/record_torch.py
-           agree with this package's along the same texts?
+           are the logits from those of transformers on torch, both in float32? And do traces of record_torch.py
+           (docs/examples) agree with this package's along the same texts?
 Command:   python -m experiments.parity [--models HuggingFaceTB/SmolLM2-135M ./folder]    (make parity)
 Time:      six minutes on 2 cores, and some more to make the environment with torch, once
 Expected:  every row under 1e-4 of the largest logit; exit code 1 where one is not
@@ -42,7 +42,7 @@ NEAR = 1e-4  # tolerance relative to the largest logit; also for statistics in n
 RECORDED = "llama float32"  # the small model that is traced, with its own weights and noise as the drafter
 LIKELY = 4  # standard deviations
 SLOTS = 32
-SCRIPT = Path(__file__).parents[1] / "tools" / "record_torch.py"
+SCRIPT = Path(__file__).parents[1] / "docs" / "examples" / "record_torch.py"
 WARPS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.8},
@@ -131,7 +131,7 @@ def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], con
         rows = recorded_apart(python, models, TOKENS, folder.path / "recorder")
     names = list(dict.fromkeys(name for row in rows for name in row if name != "model"))
     cells = [[row["model"], *(f"{row[name]:.1e}" if name in row else "–" for name in names)] for row in rows]
-    text = "Largest differences between traces of tools/record_torch.py and ours along the same texts.\n\n"
+    text = "Largest differences between traces of docs/examples/record_torch.py and ours along the same texts.\n\n"
     text += markdown(["", *names], cells) + "\n"
     write_text(folder.path / "traces.md", text)
     console.print(Whole(text))

@@ -22,13 +22,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import Models, Output, check_least, command
+from experiments.lib.commands import Models, Output, command
 from experiments.lib.engines import SIDES, Failed, LlamaCpp, NoEnvironment, Process, llama_cpp, python_of
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
@@ -39,8 +39,9 @@ from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import summary
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_hf_folder
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
-from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
 from specdec_jax.types import DraftModel
 
 OWN, FAILED = "specdec_jax", "failed.json"
@@ -89,7 +90,9 @@ class Sided(Output):
 
     only: tuple[str, ...] = ()
     """Peers alone: transformers, llama.cpp, vllm; none: all."""
-    threads: int = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads: Annotated[int, Between(1)] = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     """Threads of every peer; this project's processes use the cores they may use."""
     python: str = sys.executable
     """The interpreter that makes the environments."""
@@ -101,6 +104,7 @@ class Sided(Output):
     """For a generation; a side that takes longer is ended."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in self.only:
             if name not in PEERS:
                 raise ValueError(f"unknown peer {name!r} (there are: {', '.join(PEERS)})")
@@ -118,17 +122,15 @@ class Peers(Sided, Models):
     """As in experiments.compare."""
     limit: int | None = None
     """Only the first prompts."""
-    temperatures: tuple[float, ...] = (0.0, 0.7)
+    temperatures: Temperatures = (0.0, 0.7)
     """0 is greedy."""
-    max_new_tokens: int = 64
+    max_new_tokens: NewTokens = 64
     """Tokens of a generation, whether a text ends before or not."""
-    seed: int = 0
+    seed: Seed = 0
     """Where rows are sampled; every peer draws its own way."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, 1, "max_new_tokens", "threads")
-        check_sampling(self)
         if self.dtype != "bfloat16" and "llama.cpp" in (self.only or PEERS):
             raise ValueError(f"llama.cpp is compared in bfloat16, got dtype {self.dtype!r}; leave it out with --only")
 

@@ -47,11 +47,11 @@ from experiments.lib.commands import command, with_studies
 from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule
 from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
 from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, TraceOptions, Variant, variant
+from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.prior import fit_prior
-from specdec_jax.replay.acceptance_log import trace_of_runs
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import Trace, select
 from specdec_jax.stopping import survival

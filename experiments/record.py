@@ -15,20 +15,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import LoadedPair, Output, Served, bar, check_least, command
+from experiments.lib.commands import LoadedPair, Output, Served, bar, command
 from experiments.lib.prompts import Prompt, load_prompts, task_of
 from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
 from specdec_jax.metrics.judging import answers
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
-from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.text.sampling_params import MinP, NewTokens, Seed, Temperatures, TopK, TopP
 
 PARTS = "parts"
 
@@ -39,17 +41,17 @@ class Record(Output, Served):
 
     prompts: str = "configs/prompts/demo.jsonl"
     """A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME."""
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    temperatures: Temperatures = (0.0, 0.7, 1.0)
     """One trace each; 0 is greedy."""
-    top_k: int = 0
+    top_k: TopK = 0
     """0 is off."""
-    top_p: float = 1.0
+    top_p: TopP = 1.0
     """1 is off."""
-    min_p: float = 0.0
+    min_p: MinP = 0.0
     """0 is off."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Most tokens of an answer."""
-    max_draft_length: int = 16
+    max_draft_length: Annotated[int, Between(1)] = 16
     """The longest draft that can be replayed."""
     limit: int | None = None
     """Only the first prompts."""
@@ -59,14 +61,13 @@ class Record(Output, Served):
     """Put prompts through the chat template."""
     system: str | None = None
     """System prompt."""
-    batch: int = 16
+    batch: Annotated[int, Between(1)] = 16
     """Number of texts per batch."""
-    seed: int = 0
+    seed: Seed = 0
     """Prompt i is sampled, accepted and continued with seed + i."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens", "max_draft_length", "batch")
-        check_sampling(self)
+        check_fields(self)
 
 
 def record(config: Record, console: Console) -> list[Path]:

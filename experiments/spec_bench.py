@@ -31,8 +31,8 @@ from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows
 from experiments.lib.tables import NONE, Whole, markdown
+from specdec_jax.contrib.engine_logs.rounds import aiperf_summary, write_lines
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
-from specdec_jax.replay.writers import aiperf_summary, write_lines
 from specdec_jax.text.json_lines import json_lines
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order

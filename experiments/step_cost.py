@@ -24,14 +24,14 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from experiments.lib import precision_study
-from experiments.lib.commands import Models, Output, Smoke, check_least, command, with_studies
+from experiments.lib.commands import Models, Output, Smoke, command, with_studies
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import PARENTHESES, WORDS, interval, markdown, publish
@@ -45,6 +45,7 @@ from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.monitors import phases
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.text.generation import build_pair, decode, prepare, start
 from specdec_jax.text.sampling_params import SamplingParams
@@ -62,26 +63,25 @@ class StepCost(Output, Smoke, Models):
 
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     """The target's, one table each; the drafter is measured in the first."""
-    widths: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 17)
+    widths: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 12, 16, 17)
     """Tokens of a target pass; 17 is what verifies the 16 drafts of the longest replay."""
-    batch: int = 1
+    batch: Annotated[int, Between(1)] = 1
     """Rows."""
     slots: int = 512
     """Cache slots, half of them full."""
-    draft_length: int = 7
+    draft_length: Annotated[int, Between(1)] = 7
     """Number of drafter steps per round."""
-    prompt: int = 1024
+    prompt: Annotated[int, Between(0)] = 1024
     """Tokens of a prompt whose processing is compared with a large product of the first dtype; 0: none."""
-    max_new_tokens: int = 64
+    max_new_tokens: Annotated[int, Between(0)] = 64
     """Tokens of the generations with and without the entropy check, most of the time this takes; 0: none."""
-    repeats: int = 15
+    repeats: Annotated[int, Between(1)] = 15
     """Timed runs of each program."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "batch", "draft_length", "repeats")
-        check_least(self, 0, "prompt", "max_new_tokens")
-        if not self.dtypes or not self.widths or min(self.widths) < 1:
-            raise ValueError(f"there must be dtypes and widths of 1 or more, got {self.dtypes} and {self.widths}")
+        check_fields(self)
+        if not self.dtypes:
+            raise ValueError("there must be dtypes")
 
 
 def measure(config: StepCost, console: Console) -> None:

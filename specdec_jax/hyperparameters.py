@@ -5,9 +5,10 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
 
-from specdec_jax.types import Array
+from specdec_jax.ranges import Between
 
 
 def per_row(
@@ -20,35 +21,42 @@ def per_row(
     open_low: bool = False,
     dtype: Any = np.float32,
 ) -> Array:
-    """`value` (a scalar or [B]) as [B] on the host.
+    """`value` (a scalar or [B]) as `in_rows`, in [low, high] or (low, high]; hyperparameters declare it (ranges.py)."""
+    whole = bool(np.issubdtype(dtype, np.integer))
+    return in_rows(batch, value, name, Between(low, high, "low" if open_low else "", whole), dtype)
 
-    It must be finite and in [low, high], or (low, high] if `open_low`. A traced value is not checked: the caller is
-    responsible for its range.
+
+def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = None) -> Array:
+    """`value` as [B] on the host, or [B, N] if its range has `entries`; one for all rows, or one per row.
+
+    A traced value is not checked. `dtype`: float32 unless given, or int32 for whole numbers.
 
     Raises:
-        ValueError: the value is out of range, not a number, or has another length than `batch`.
+        ValueError: the value is out of range, not a number, or has another shape.
     """
-    if isinstance(value, Tracer):
-        return jnp.broadcast_to(value.astype(dtype), (batch,))
+    dtype = dtype or (np.int32 if within.whole else np.float32)
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        stacked = value if isinstance(value, Tracer) else jnp.stack(value)
+        shape = (batch,) if within.entries is None else (batch, within.entries or stacked.shape[-1])
+        return jnp.broadcast_to(stacked.astype(dtype), shape)
     try:
         numbers = np.asarray(value).astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number, got {value!r}") from None
-    if np.issubdtype(dtype, np.integer):
-        if np.any(numbers != np.round(numbers)):
-            raise ValueError(f"{name} must be a whole number, got {value!r}")
-        high = min(high, np.iinfo(dtype).max)
+        raise within.error(name, value, is_number=False) from None
+    if within.whole and np.any(numbers != np.round(numbers)):
+        raise within.error(name, value, is_number=False)
+    if within.whole:
+        within = within._replace(high=min(within.high, np.iinfo(dtype).max))
     else:
         with np.errstate(over="ignore"):  # too large values become infinite and are refused below
             numbers = numbers.astype(dtype)  # compared in the final type: float32(0.99) is in [0, 0.99]
-    if numbers.shape not in ((), (batch,)):
-        raise ValueError(f"{name} must be one number or {batch} (one a row), got shape {numbers.shape}")
-    above = numbers > low if open_low else numbers >= low
-    if not np.all(above & (numbers <= high) & np.isfinite(numbers)):
-        left = "(" if open_low or low == -np.inf else "["
-        right = ")" if high == np.inf else "]"
-        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
-    return host(np.broadcast_to(numbers.astype(dtype), (batch,)).copy())
+    row = () if within.entries is None else (within.entries or (*numbers.shape, 1)[numbers.ndim - 1],)
+    if numbers.shape not in (row, (batch, *row)) or 0 in row:
+        wanted = f"a list of {within.entries or 'one or more'} numbers" if row else "one number"
+        raise ValueError(f"{name} must be {wanted}, or {batch} (one a row), got shape {numbers.shape}: {value!r}")
+    if not np.all(within.contains(numbers)):
+        raise within.error(name, value)
+    return host(np.broadcast_to(numbers.astype(dtype), (batch, *row)).copy())
 
 
 def host(values: np.ndarray) -> Array:
@@ -64,25 +72,3 @@ def select_rows(chosen: Array, new: Any, old: Any) -> Any:
         return jnp.where(mask, after, before)
 
     return jax.tree.map(pick, new, old)
-
-
-def vector_per_row(
-    batch: int, value: Any, name: str, size: int, *, low: float = -np.inf, high: float = np.inf
-) -> Array:
-    """`value` ([size], or [B, size] for one per row) as [B, size] float32 on the host; checked as in `per_row`.
-
-    Raises:
-        ValueError: another shape, or an entry that is not finite or out of range.
-    """
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        stacked = value if isinstance(value, Tracer) else jnp.stack(value)
-        return jnp.broadcast_to(stacked.astype(np.float32), (batch, size))
-    try:
-        numbers = np.asarray(value).astype(np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be {size} numbers, got {value!r}") from None
-    if numbers.shape not in ((size,), (batch, size)):
-        raise ValueError(f"{name} must be {size} numbers, or that for each of {batch} rows, got shape {numbers.shape}")
-    if not np.all(np.isfinite(numbers) & (numbers >= low) & (numbers <= high)):
-        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {value!r}")
-    return host(np.broadcast_to(numbers, (batch, size)).copy())

@@ -6,7 +6,6 @@ because JAX's service would abort the others without a clear message.
 """
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 from specdec_jax.locks import exclusive, held
@@ -47,12 +45,8 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def join(watched: bool = True) -> Share:
-    """Connects to the other processes of this launch, for programs on all devices. Raises ValueError without others.
-
-    Args:
-        watched: those programs run `together`. Otherwise JAX ends all within two minutes if one is lost.
-    """
+def join() -> Share:
+    """Connects to the other processes of this launch, for programs `together`. Raises ValueError without others."""
     addresses: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if variable in os.environ:
@@ -60,37 +54,13 @@ def join(watched: bool = True) -> Share:
                 raise ValueError(f"{variable} must be a whole number, got {os.environ[variable]!r}")
             addresses[name] = int(os.environ[variable])
     # Otherwise leaving waits for all, and JAX ends all if one is lost, without a clear message.
-    jax.config.update("jax_enable_recoverability", watched)
+    jax.config.update("jax_enable_recoverability", True)
     try:
         jax.distributed.initialize(**addresses)
     except (ValueError, RuntimeError) as error:
         names = ", ".join(["JAX_COORDINATOR_ADDRESS", *VARIABLES.values()])
         raise ValueError(f"the processes of this run do not find each other ({error}): set {names}") from None
     return Share(jax.process_index(), jax.process_count())
-
-
-def from_first(facts: Any) -> Any:
-    """Broadcasts the first process's `facts`, a JSON value. All processes must call it."""
-    buffer = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(buffer.size)))
-    buffer = buffer if is_first() else np.zeros(size, np.uint8)
-    return json.loads(bytes(multihost_utils.broadcast_one_to_all(buffer)))
-
-
-@contextlib.contextmanager
-def leaving(share: Share) -> Iterator[None]:
-    """A block of connected processes (`join`): a process that fails with an error leaves JAX's service.
-
-    The first one stays a while longer, because JAX aborts processes that lose the service.
-    """
-    try:
-        yield
-    except (ValueError, OSError):
-        if share.index:
-            jax.distributed.shutdown()
-        else:
-            time.sleep(SAID)
-        raise
 
 
 @contextlib.contextmanager
@@ -109,23 +79,31 @@ def together(folder: Path, share: Share) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     over = threading.Event()
     refusal = f"{folder} is in use by the processes of another launch"
-    with leaving(share), exclusive(_lock(folder, share), refusal, LEFT):
-        threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
-        try:
-            yield
-            multihost_utils.sync_global_devices("done")
-        except Exception:  # perhaps from a collective with the lost process; also ValueError
-            time.sleep(AGREED)
-            _end_if_lost([each for each in share.others if not held(_lock(folder, each))])
-            time.sleep(ALIKE)
-            raise
-        finally:
-            over.set()
+    try:
+        with exclusive(_lock(folder, share), refusal, LEFT):
+            threading.Thread(target=_watch, args=(folder, share, over), daemon=True).start()
+            try:
+                yield
+                multihost_utils.sync_global_devices("done")
+            except Exception:  # perhaps from a collective with the lost process; also ValueError
+                time.sleep(AGREED)
+                _end_if_lost([each for each in share.others if not held(_lock(folder, each))])
+                time.sleep(ALIKE)
+                raise
+            finally:
+                over.set()
+            if share.index:
+                jax.distributed.shutdown()
+            others = [_lock(folder, each) for each in share.others]
+            until = time.monotonic() + GRACE  # the first process runs the service and stays until the others have left
+            while not share.index and time.monotonic() < until and any(map(held, others)):
+                time.sleep(0.05)
+    except (ValueError, OSError):  # the first stays a while longer, because JAX aborts processes that lose its service
         if share.index:
             jax.distributed.shutdown()
-        until = time.monotonic() + GRACE  # the first process runs the service and stays until the others have left
-        while not share.index and time.monotonic() < until and any(held(_lock(folder, each)) for each in share.others):
-            time.sleep(0.05)
+        else:
+            time.sleep(SAID)
+        raise
 
 
 def _lock(folder: Path, share: Share) -> Path:

@@ -5,7 +5,8 @@ calibrations and manifests. Parameters of the factory are static options: anothe
 of its `init` are hyperparameters: they are traced, so strategies that differ only in them share a program (their `bare`
 is equal). Strategies that wrap others nest as values. Equality and hash are by this data.
 
-A factory only needs the decorator `@strategy`; there is no registry of names.
+A factory only needs the decorator `@strategy`; there is no registry of names. Ranges that its parameters and those of
+`init` declare (specdec_jax/ranges.py) are checked, and `init` gets one value per row.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+
+from specdec_jax.ranges import ranges_of
 
 S = TypeVar("S", bound="Strategy")
 
@@ -42,6 +45,8 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.hyperparameters is None:
             object.__setattr__(self, "hyperparameters", defaults_of(self.init))
+        if self.hyperparameters and not hasattr(self.init, "by_row"):
+            object.__setattr__(self, "init", _by_row(self.init))
 
     @property
     def name(self) -> str:
@@ -119,11 +124,11 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
         name: name of the values; default: the factory's name.
 
     Raises:
-        ValueError: from the decorated factory: an unknown option, with the nearest name, or a hyperparameter that
-            `init` refuses.
+        ValueError: from the decorated factory: an unknown option, with the nearest name, an option outside its declared
+            range, or a hyperparameter that `init` refuses.
         TypeError: from the decorated factory: a missing option, or a return value that is not a strategy.
     """
-    signature = inspect.signature(factory)
+    signature, ranges = inspect.signature(factory), ranges_of(factory)
     called = name or factory.__name__
 
     @functools.wraps(factory)
@@ -135,6 +140,9 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
         except TypeError as error:
             raise TypeError(f"{called}: {error}") from None
         bound.apply_defaults()
+        for key in ranges:
+            if (value := bound.arguments[key]) is not signature.parameters[key].default:
+                ranges[key].check(key, value)
         made = factory(*bound.args, **bound.kwargs)
         if not isinstance(made, Strategy):
             raise TypeError(f"{called} must return a strategy, got {type(made).__name__}")
@@ -151,30 +159,47 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
                     raise ValueError(f"{called} has no hyperparameter {key!r}{nearest(key, taken)}")
             return made.init(batch, **{**hyperparameters, **changed})
 
-        value = dataclasses.replace(made, **({"init": init, "hyperparameters": taken} if taken else {}))  # type: ignore[type-var]
-        object.__setattr__(value, "call", Call(build, called, dict(bound.arguments), hyperparameters))
+        whole = dataclasses.replace(made, **({"init": init, "hyperparameters": taken} if taken else {}))  # type: ignore[type-var]
+        object.__setattr__(whole, "call", Call(build, called, dict(bound.arguments), hyperparameters))
         if hyperparameters:
-            value.init(1)
-        return value
+            whole.init(1)
+        return whole
 
     return build
+
+
+def _by_row(init: Callable[..., Any]) -> Callable[..., Any]:
+    """`init`, given every hyperparameter that declares a range as [B]; a default of None stays None."""
+    ranges, defaults = ranges_of(init), defaults_of(init)
+
+    @functools.wraps(init)
+    def begin(batch: int, **named: Any) -> Any:
+        from specdec_jax.hyperparameters import in_rows  # imports JAX
+
+        for name, within in ranges.items():
+            value = named.get(name, defaults[name])
+            if value is not inspect.Parameter.empty and (value is not None or defaults[name] is not None):
+                named[name] = in_rows(batch, value, name, within)
+        return init(batch, **named)
+
+    vars(begin)["by_row"] = True
+    return begin
+
+
+def with_parameters_of(inner: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates an `init(batch, ..., **others)` that gives `others` to `inner(batch, ...)`: they are its parameters."""
+
+    def extended(init: Callable[..., Any]) -> Callable[..., Any]:
+        first, more = ([*inspect.signature(function).parameters.values()] for function in (init, inner))
+        vars(init)["__signature__"] = inspect.Signature([*first[:-1], *more[1:]])
+        return init
+
+    return extended
 
 
 def renamed(factory: Callable[..., S], name: str) -> Callable[..., S]:
     """A factory, decorated or not, whose values have the name `name`."""
     return strategy(getattr(factory, "__wrapped__", factory), name)
-
-
-def beside(inner: Strategy, name: str, **extra: Any) -> dict[str, Any]:
-    """The hyperparameters of a strategy `name` that wraps `inner`: those of `inner`, then its own.
-
-    Raises:
-        ValueError: `inner` already has one of these names.
-    """
-    both = " and ".join(sorted(extra.keys() & inner.hyperparameters.keys()))
-    if both:
-        raise ValueError(f"{name} needs a strategy without hyperparameters called {both}, such as one not wrapped yet")
-    return {**inner.hyperparameters, **extra}
 
 
 def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from chat_sessions import chat_pair as chat_pair
 from chat_sessions import session as session
 
 from specdec_jax import compilation_cache, kernels
+from tools.mutations import BUGS
 
 # A silent broadcast of [B] against [B, V], or a float64 from a Python number, is a bug that still gives numbers.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -48,6 +49,7 @@ def exact_products():
 
 
 RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds of tests that take so many
+SLOW, LONG = 3.0, 2.0  # of tests that `make check` leaves out, and `make test`
 SECONDS = {}  # of this run
 
 
@@ -59,18 +61,29 @@ REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float3
 
 
 def pytest_collection_modifyitems(items):
-    """What reads real weights is slow too, and optimised; of `often(n)` tests all but the first n cases are seldom."""
-    cases = Counter()
-    for item in items:
-        often = item.get_closest_marker("often")
-        if often is not None:
-            test = item.nodeid.split("[")[0]
-            cases[test] += 1
-            if cases[test] > often.args[0]:
-                item.add_marker(pytest.mark.seldom)
-        if REAL & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.slow)
+    """Marks tests by their processor seconds in `seconds.json`; what reads real weights is slow, and optimised.
+
+    Of `often(n)` tests all but the first n cases are seldom. Of each function that `tools/mutations.py` names the two
+    quickest cases are never long.
+    """
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    seconds = {item.nodeid: record.get(item.nodeid, 0.0) for item in items}
+    cases, quickest = Counter(), Counter()
+    named = {test for bug in BUGS for test in bug.tests.split()}
+    for item in sorted(items, key=lambda item: seconds[item.nodeid]):
+        test, is_real = item.nodeid.split("[")[0], bool(REAL & set(getattr(item, "fixturenames", ())))
+        quickest[test] += test in named
+        if is_real:
             item.add_marker(pytest.mark.optimised)
+        if is_real or seconds[item.nodeid] > SLOW:
+            item.add_marker(pytest.mark.slow)
+        if seconds[item.nodeid] > LONG and not 0 < quickest[test] <= 2:
+            item.add_marker(pytest.mark.long)
+    for item in items:
+        often, test = item.get_closest_marker("often"), item.nodeid.split("[")[0]
+        cases[test] += 1
+        if often is not None and cases[test] > often.args[0]:
+            item.add_marker(pytest.mark.seldom)
 
 
 def pytest_runtest_setup(item):
@@ -87,6 +100,15 @@ def pytest_runtest_teardown(item):
 def pytest_runtest_logreport(report):
     if report.when == "teardown":
         SECONDS[report.nodeid] = round(dict(report.user_properties).get("seconds", 0.0), 1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tests that `seconds.json` should mark; on a slower machine there are more."""
+    known = json.loads(RECORD.read_text(encoding="utf-8"))
+    new = [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > SLOW and test not in known]
+    if new:
+        terminalreporter.section(f"over {SLOW:g} processor seconds and not in {RECORD.name}")
+        terminalreporter.write_line("\n".join(new))
 
 
 def pytest_sessionfinish(session):

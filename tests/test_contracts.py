@@ -99,14 +99,11 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policys_hyperparameters_are_traced_and_checked(name):
+def test_a_policys_hyperparameters_are_traced(name):
     policy = find_factory("policy", name)()
     given = {key: value for key, value in policy.hyperparameters.items() if value is not None}
     init = jax.jit(lambda hyperparameters: policy.init(BATCH, **hyperparameters))
     same_shapes(policy.init(BATCH), init(jax.tree.map(jnp.asarray, given)))
-    for key in given:
-        with pytest.raises(ValueError, match=key):
-            policy.init(BATCH, **{key: float("nan")})
 
 
 VALUES = [(kind, name) for kind in TYPES for name in names(kind) if name not in MODEL_DRAFTERS]

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from specdec_jax.app.cli import main
-from specdec_jax.sharding import make_mesh
+from specdec_jax.meshes import make_mesh
 
 SCRIPT = Path(__file__).parent / "fixtures" / "on_eight_devices.py"
 FLAGS = (  # eight devices, and programs that are compiled soon rather than run fast
@@ -161,3 +162,9 @@ WORDS = ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "mod
 def test_a_mesh_that_is_none(words, message):
     with pytest.raises(ValueError, match=message):
         make_mesh(words)
+
+
+def test_a_mesh_has_devices_of_every_process():
+    devices = [SimpleNamespace(process_index=index, platform="cpu") for index in (0, 1)]
+    with pytest.raises(ValueError, match="mesh 'data=1' has no device of process 2"):
+        make_mesh("data=1", devices)

@@ -10,10 +10,6 @@ import pytest
 from launched import ended, launch
 from tiny_pair import write_pair
 
-from specdec_jax.app.cli import main
-
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).parent / "fixtures" / "decode_on_all.py"
 TWO_EACH = {
     "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
@@ -40,22 +36,9 @@ def _told(said):
     return json.loads(line.removeprefix("told "))
 
 
+@pytest.mark.slow
 @pytest.mark.seldom
 def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, alone, tmp_path):
     found = ended(launch(2, [SCRIPT, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)
     assert [code for code, _ in found] == [0, 0], found
     assert [_told(said) for _, said in found] == [alone, alone]
-
-
-def test_generate_prints_once(pair, tmp_path, capsys):
-    target, drafter = pair
-    words = ["generate", "hello", "--target", target, "--drafter", drafter, "--dtype", "float32", "--no-chat"]
-    words += ["--max-new-tokens", "12", "--temperature", "0.7", "--json", "--max-draft-length", "3"]
-    assert main([*words, "--costs", "estimated"]) == 0
-    tokens = json.loads(capsys.readouterr().out)["tokens"]
-    found = ended(launch(2, ["-m", "specdec_jax", *words, "--mesh", "model=4"], tmp_path, TWO_EACH), 300)
-    assert [code for code, _ in found] == [0, 0], found
-    assert json.loads([line for line in found[0][1].splitlines() if line.startswith("{")][0])["tokens"] == tokens
-    assert "{" not in found[1][1]
-    found = ended(launch(2, ["-m", "specdec_jax", *words, "--costs", "measured"], tmp_path, TWO_EACH), 300)
-    assert [code for code, _ in found] == [2, 2] and "costs are measured by one process" in found[0][1], found

@@ -25,7 +25,7 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.store import say
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
-from specdec_jax.sharding import use_mesh
+from specdec_jax.meshes import use_mesh
 from specdec_jax.text.options import OPTIONAL, ModelNames, parse_options
 
 P = ParamSpec("P")
@@ -217,11 +217,3 @@ class Served(Models):
         drafter = for_target(target, drafter, say)
         check_reads(target.model, drafter.model)
         return target, drafter
-
-
-def check_least(config: object, least: int, *names: str) -> None:
-    """Raises ValueError that names the first of these options, numbers or lists of them, that is below `least`."""
-    for name in names:
-        value = getattr(config, name)
-        if not value >= least if not isinstance(value, tuple) else not value or min(value) < least:
-            raise ValueError(f"{name} must be {least} or more, got {value!r}")

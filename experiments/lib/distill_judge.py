@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from experiments.lib.commands import LoadedPair, Output, Served, bar, check_least, command
+from experiments.lib.commands import LoadedPair, Output, Served, bar, command
 from experiments.lib.distill_train import as_model, by_draft, corpora, initial_state
 from experiments.lib.prompts import every_nth, load_prompts, task_of
 from experiments.lib.run_folder import RunFolder, write_text
@@ -34,8 +34,9 @@ from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.metrics.judging import answers, judge
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
-from specdec_jax.text.sampling_params import check_sampling
+from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Judge(Output, Served):
 
     prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
-    temperatures: tuple[float, ...] = (0.0, 0.7)
+    temperatures: Temperatures = (0.0, 0.7)
     """Temperatures of the answers."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Most tokens of an answer."""
-    seed: int = 0
+    seed: Seed = 0
     """Prompt i is answered with seed + i."""
-    span: int | None = None
+    span: Annotated[int | None, Between(1)] = None
     """Judge by output position instead of by task, in spans of so many tokens."""
     past_end: bool = False
     """Answers go on when the target would end them."""
@@ -58,9 +59,7 @@ class Judge(Output, Served):
 
 def judge_drafter(config: Judge, console: Console) -> None:
     """Judges and writes the run folder."""
-    if config.span is not None:
-        check_least(config, 1, "span")
-    check_sampling(config)
+    check_fields(config)
     sources = {source: load_prompts(source) for source in config.prompts}
     target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)

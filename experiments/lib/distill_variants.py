@@ -34,9 +34,9 @@ from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.locks import locked
+from specdec_jax.meshes import use_mesh
 from specdec_jax.metrics.acceptance import MACRO, by_task
 from specdec_jax.metrics.judging import judge
-from specdec_jax.sharding import use_mesh
 from specdec_jax.text.json_lines import json_lines
 
 RESULTS = "results.jsonl"

@@ -29,9 +29,9 @@ from experiments.lib.plots import INK, panels
 from experiments.lib.rules import STATIC, rule
 from experiments.lib.tables import Row, at_temperature, gain, markdown, speedup
 from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Source, TraceFiles, drafter_of, variant
-from specdec_jax.costs.published import costs_named
+from specdec_jax.contrib.engine_logs import costs_named
+from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_exact
 from specdec_jax.metrics.intervals import Interval
-from specdec_jax.replay.readers import DRAFTERS, kind_of, read_exact
 
 LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
 READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")

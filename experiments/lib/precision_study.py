@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import Output, Smoke, check_least, command
+from experiments.lib.commands import Output, Smoke, command
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
@@ -27,11 +27,13 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.machine import device
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
+from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.judging import answers
-from specdec_jax.sharding import bytes_here
+from specdec_jax.ranges import check_fields
 from specdec_jax.text.generation import encode
+from specdec_jax.text.sampling_params import NewTokens
 
 TINY: dict[str, Any] = {"target": "tiny", "max_new_tokens": 8, "limit": 2}
 
@@ -48,13 +50,13 @@ class PrecisionStudy(Output, Smoke):
     """A JSONL file, FILE:n for every n-th prompt, or hub:NAME."""
     limit: int | None = None
     """Only the first prompts."""
-    max_new_tokens: int = 128
+    max_new_tokens: NewTokens = 128
     """Most tokens of an answer."""
     mesh: str | None = None
     """Several devices, such as model=4, that share the weights."""
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "max_new_tokens")
+        check_fields(self)
         if len(set(self.dtypes)) < max(2, len(self.dtypes)):
             raise ValueError(f"there must be two dtypes or more, each once, got {self.dtypes}")
         for dtype in self.dtypes:

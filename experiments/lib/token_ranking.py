@@ -12,16 +12,18 @@ first command. Counts stand for how often a drafter would have to propose a toke
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import check_least, command
+from experiments.lib.commands import command
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
 from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.json_lines import json_lines
 
 SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
@@ -39,7 +41,7 @@ class RankTokens:
     """A .jsonl file with `text` in every line; needs --model."""
     model: str = "smollm2"
     """Whose tokenizer reads the texts; --data are tokens already."""
-    most: int = 16384
+    most: Annotated[int, Between(1)] = 16384
     """Tokens to keep."""
 
 
@@ -62,7 +64,7 @@ def count(config: RankTokens) -> np.ndarray:
     Raises:
         ValueError, FileNotFoundError for invalid input.
     """
-    check_least(config, 1, "most")
+    check_fields(config)
     if (config.data is None) == (config.texts is None):
         raise ValueError("give either --data or --texts")
     if config.data is not None:

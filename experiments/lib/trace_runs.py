@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,12 +22,13 @@ from experiments.lib.rules import Rule
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
 from experiments.lib.tables import Row, at_temperature, publish
+from specdec_jax.contrib.engine_logs.readers import LOGS, read_exact
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.repetition import repeated_share
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
-from specdec_jax.replay.readers import LOGS, read_exact
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
 
@@ -48,9 +49,9 @@ class TraceFiles(Output, Smoke):
     are compared side by side."""
     seed: int = 0
     """Seed of the halves of the prompts."""
-    tokens: int | None = None
+    tokens: Annotated[int | None, Between(1)] = None
     """Only the first tokens of every text, as if generation had ended there."""
-    max_draft_length: int = 16
+    max_draft_length: Annotated[int, Between(1)] = 16
     """Longest draft."""
 
     @property
@@ -62,10 +63,7 @@ class TraceFiles(Output, Smoke):
         """Raises ValueError where options are invalid."""
         if not self.named:
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
-        if self.tokens is not None and self.tokens < 1:
-            raise ValueError(f"tokens must be 1 or more, got {self.tokens}")
-        if self.max_draft_length < 1:
-            raise ValueError(f"max_draft_length must be 1 or more, got {self.max_draft_length}")
+        check_fields(self)
 
 
 @dataclass(frozen=True)

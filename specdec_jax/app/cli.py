@@ -7,13 +7,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
 
-from specdec_jax.app.commands import Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
+from specdec_jax.app.commands import ENGINE_LOGS, Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
 from specdec_jax.app.views.escapes import ERROR_WIDTH, error_line, one_line
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Rules, parse_options
@@ -39,9 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
         runs = {Generate: run_generate, GenerateFile: run_file}
+        processes = os.environ.get("JAX_NUM_PROCESSES", "1")
+        if type(command) in runs and processes != "1":
+            hint = "split the input, or set a mesh in Python (docs/scaling.md)"
+            raise ValueError(f"this command decodes in one process, but JAX_NUM_PROCESSES is {processes}: {hint}")
         mesh = getattr(getattr(command, "models", command), "mesh", None)
-        if mesh is not None and not getattr(command, "distributed", False):  # the other processes are connected first
-            from specdec_jax.sharding import use_mesh
+        if mesh is not None:
+            from specdec_jax.meshes import use_mesh
 
             use_mesh(mesh)
         with warnings_in_one_line():
@@ -81,15 +85,6 @@ def warnings_in_one_line() -> Iterator[None]:
         yield
 
 
-def _use_all_devices(mesh: str | None) -> None:
-    """A mesh of the devices of all processes; by default the target's weights are sharded over all."""
-    import jax
-
-    from specdec_jax.sharding import use_mesh
-
-    use_mesh(mesh or f"model={jax.device_count()}", jax.devices())
-
-
 def _parsed(arguments: list[str]) -> Any:
     """The command's dataclass."""
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
@@ -115,25 +110,7 @@ def _parsed(arguments: list[str]) -> Any:
 
 
 def run_generate(command: Generate) -> int:
-    """The `generate` command; --distributed decodes on the devices of all processes, and the first one prints."""
-    if not command.distributed:
-        return _generate(command)
-    if command.prompt == "-" or command.beams.beams is not None:
-        raise ValueError(f"{'a prompt from standard input' if command.prompt == '-' else '--beams'} is for one process")
-    from specdec_jax.processes import join
-
-    share = join(watched=False)
-    _use_all_devices(command.models.mesh)
-    with contextlib.ExitStack() as stack:
-        if share.index:
-            command = replace(command, output=replace(command.output, page=None))
-            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-            stack.enter_context(contextlib.redirect_stdout(nowhere))
-            stack.enter_context(contextlib.redirect_stderr(nowhere))
-        return _generate(command)
-
-
-def _generate(command: Generate) -> int:
+    """The `generate` command."""
     prompt = _prompt(command.prompt)
     output = command.output
     settings, policy, verifier = _checked(command)
@@ -178,19 +155,10 @@ def _generate(command: Generate) -> int:
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; returns 1 if lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
-    options["cite"] = command.cite
-    if command.distributed != command.spanning:
-        raise ValueError("--distributed and --spanning go together: all processes decode every line on all devices")
-    if command.distributed:
-        from specdec_jax.processes import join, leaving
-
-        options["share"] = share = join()
-        with leaving(share):
-            _use_all_devices(command.models.mesh)
     settings, policy, verifier = _checked(command)
     from specdec_jax.app.file_command import generate_file
 
-    refused = generate_file(command.input, command.output, settings, policy, verifier, **options)
+    refused = generate_file(command.input, command.output, settings, policy, verifier, cite=command.cite, **options)
     return FAILED if refused else 0
 
 
@@ -202,9 +170,9 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
 
         return {LOSSLESS: 0, NOT_LOSSLESS: FAILED}.get(verify(command), NOT_SHOWN)
     if isinstance(command, Advise):
-        from specdec_jax.app.advising import advise_on
+        from specdec_jax.app.views.printing import status
 
-        return 0 if advise_on(command) else FAILED
+        return 0 if import_module(f"{ENGINE_LOGS}.command").advise_on(command, status) else FAILED
     settings, *rules = _checked(command)
     if isinstance(command, Chat):
         from specdec_jax.app.chat.terminal import talk

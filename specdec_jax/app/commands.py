@@ -8,6 +8,9 @@ import tyro
 
 from specdec_jax.text.options import Decoding, Drafting, Maybe, Models, Rules, Switch
 
+ENGINE_LOGS = "specdec_jax.contrib.engine_logs"
+"""The package of `advise`, imported on use."""
+
 
 @dataclass(frozen=True)
 class Beams:
@@ -33,7 +36,7 @@ class Output:
     phases: Switch = False
     """Run the phase monitor even if no rule reads it; the page shades reasoning phases."""
     statistics: Switch = True
-    """Print no statistics to standard error at the end."""
+    """Print statistics to standard error at the end; --no-statistics prints none."""
     page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
     """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
 
@@ -66,8 +69,6 @@ class Generate(Citing):
     decoding: Decoding = field(default_factory=Decoding)
     beams: Beams = field(default_factory=Beams)
     output: Output = field(default_factory=Output)
-    distributed: Switch = False
-    """Decode on the devices of all processes of this launch, --mesh among them; the first one prints."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,6 @@ class GenerateFile(Citing):
     """Write the target's log-probabilities of its tokens too, as `generate --log-probs` does."""
     overwrite: Switch = False
     """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
-    distributed: Switch = False
-    """With --spanning: the processes of this launch. SLURM, TPU pods and Kubernetes find each other, others by
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
-    spanning: Switch = False
-    """With --distributed, for a target too large for one process: all decode every line on the devices of all, --mesh
-    among them; the first one writes."""
     models: Models = field(default_factory=Models)
     rules: Rules = field(default_factory=Rules)
     decoding: Decoding = field(default_factory=Decoding)
@@ -175,8 +170,8 @@ class Advise:
     Spec-Bench, or a request table of speculators (.parquet)."""
     costs: tuple[str, ...] = ()
     """What passes cost: `c` or `c,slope` in passes of plain decoding (a drafter step, one more verified token),
-    cost_model.json of experiments.step_cost (one a batch size), or a name of specdec_jax/costs/published.py; by default
-    Llama-3.1-8B with an EAGLE head on an H100."""
+    cost_model.json of experiments.step_cost (one a batch size), or a name of contrib/engine_logs/published.py; by
+    default Llama-3.1-8B with an EAGLE head on an H100."""
     batch_sizes: tuple[int, ...] = ()
     """Rows decoded at once, where the costs hold for any; by default 1, and 1, 4, 16 and 64 for the H100."""
     max_draft_length: Annotated[int, tyro.conf.arg(metavar="INT")] = 16

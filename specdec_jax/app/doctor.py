@@ -8,6 +8,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from specdec_jax import kernels
+from specdec_jax.app.commands import ENGINE_LOGS
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import columns, status
@@ -29,15 +31,14 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER, weight_bytes
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.loading.precision import INT8
+from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.acceptance import by_draft
-from specdec_jax.metrics.advice import advise, engine_options
 from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted, as_fast, costs_counted, every_rule, predicted
 from specdec_jax.models.weights import num_weights
-from specdec_jax.replay.readers import log_of_trace
 from specdec_jax.replay.trace import Trace
 from specdec_jax.replay.tracing import trace_texts
-from specdec_jax.sharding import bytes_here, mesh_here
+from specdec_jax.sharding import mesh_here
 from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.continuous_batching import cache_bytes, rows_that_fit
 from specdec_jax.text.generation import encode
@@ -158,8 +159,9 @@ def _sections(
             predictions.append(predicted(pair, trace, rule, context, calibration))
     fast = as_fast(predictions)
     _rules(page, predictions, fast)
-    static_length = int(advise(log_of_trace(trace), costs.at(context), longest_draft).best.setting)
-    page.report["engines"] = options = engine_options(static_length)  # for the same models, as in `advise`
+    logs = import_module(ENGINE_LOGS)
+    static_length = int(logs.advise(logs.log_of_trace(trace), costs.at(context), longest_draft).best.setting)
+    page.report["engines"] = options = logs.engine_options(static_length)  # for the same models, as in `advise`
     if options:
         lines = [Text(f"{engine}: {words}", overflow="fold") for engine, words in options.items()]
         page.section("Other engines", ", at these costs and the best static length", *lines)

@@ -1,8 +1,6 @@
 """The `generate-file` command: decodes requests from a JSONL file in a batch and appends results line by line."""
 
-import contextlib
 import functools
-import json
 import math
 import time
 from collections import Counter
@@ -23,15 +21,14 @@ from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading.new_folder import check_file
-from specdec_jax.processes import Share, from_first, is_first, together
-from specdec_jax.sharding import check_rows, spans_processes
+from specdec_jax.meshes import check_rows
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
 from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, size_of
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, Unwritten, digest, numbered, opened
+from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, digest, numbered, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -77,14 +74,10 @@ def generate_file(
     with_tokens: bool = False,
     overwrite: bool = False,
     cite: bool = False,
-    share: Share | None = None,
 ) -> int:
     """Decode the lines that `output` does not have yet; returns the number of refused lines.
 
     `cite`: print the BibTeX of the parts used to standard error.
-
-    `share`: the index of this process on a mesh that spans several (processes.py): all decode every line, and the first
-    one writes. None: a single process.
 
     Raises:
         ValueError, OSError: invalid options, an input that cannot be read, an output that cannot be written.
@@ -104,32 +97,13 @@ def generate_file(
         if path.suffix in (".py", ".json") and path.is_file():
             wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
     wanted |= {"with_tokens": with_tokens, "version": __version__}
-    heard = not spans_processes() or is_first()
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, quiet=not heard)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     run = _Run(settings, policy, verifier, batch, with_tokens, console, cite)
-    if share is None:
-        with opened(output, wanted, content, overwrite) as results:
-            return _complete(run, _Lines(numbered(content)), results)
-    with together(output.with_name(f".{output.name}.processes"), share), contextlib.ExitStack() as stack:
-        file: ResultFile | Unwritten | None = None
-        facts: dict[str, Any] = {"options": digest(json.dumps(wanted, sort_keys=True).encode())}
-        if is_first():
-            try:
-                file = stack.enter_context(opened(output, wanted, content, overwrite))
-                facts |= {"lines": file.lines, "refused": file.refused, "decided": file.decided}
-            except (ValueError, OSError) as error:
-                facts["error"] = str(error)
-        first = from_first(facts | {"input": digest(content)})
-        if "error" in first:
-            raise ValueError(first["error"])
-        content = content[: first["input"]["bytes"]]  # the input may have grown
-        if (first["options"], first["input"]) != (facts["options"], digest(content)):
-            raise ValueError("this process has other options, or another input, than the first of the launch")
-        file = file or Unwritten(output, first["lines"], first["refused"], first["decided"])
-        return _complete(run, _Lines(numbered(content)), file)
+    with opened(output, wanted, content, overwrite) as results:
+        return _complete(run, _Lines(numbered(content)), results)
 
 
-def _complete(run: _Run, lines: _Lines, results: ResultFile | Unwritten) -> int:
+def _complete(run: _Run, lines: _Lines, results: ResultFile) -> int:
     """Decodes the missing lines. Returns the number of refused ones."""
     if results.lines >= len(lines.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
@@ -163,7 +137,7 @@ def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> N
         console.print(f"line {lines.lines[index][0]} refused: {one_line(str(error), ERROR_WIDTH)}")
 
 
-def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
+def _pair(run: _Run, results: ResultFile) -> Pair:
     """The pair; choices of the machine are stored in the output's settings, from which a later run reads them."""
     decided, products = results.decided, kernels.products()
     settings, more = run.settings, {"batch": run.batch}
@@ -203,7 +177,7 @@ def _pair(run: _Run, results: ResultFile | Unwritten) -> Pair:
     return pair
 
 
-def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritten) -> None:
+def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile) -> None:
     settings, console = run.settings, run.console
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     defaults = Defaults(sampling, settings.chat, settings.system, settings.parse_special, settings.calibration)
@@ -249,7 +223,7 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile | Unwritte
     )
 
 
-def _write(lines: _Lines, results: ResultFile | Unwritten) -> None:
+def _write(lines: _Lines, results: ResultFile) -> None:
     """Writes results in order, up to the first missing line."""
     while results.lines in lines.ready:
         results.append(lines.ready.pop(results.lines))

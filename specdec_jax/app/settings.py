@@ -13,8 +13,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy, Verifier
 
-LONGEST = 64  # maximum draft length; beyond it verification would be wider than a prefill chunk
-
 
 @dataclass(frozen=True)
 class Settings(Decoding, Drafting, Rules, Models):
@@ -26,7 +24,7 @@ class Settings(Decoding, Drafting, Rules, Models):
     """Gather those of all tokens."""
 
     def __post_init__(self) -> None:
-        SamplingParams.__post_init__(self)
+        SamplingParams.__post_init__(self)  # all ranges, those of other fields too
 
 
 def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
@@ -43,11 +41,6 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
     costs_asked(settings.costs)
     if settings.calibration is not None:
         check_calibration(settings.calibration)
-    length = settings.max_draft_length
-    if length is not None and length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {length}")
-    if length is not None and length > LONGEST:
-        raise ValueError(f"max_draft_length must be at most {LONGEST}, got {length}")
     if verifier.greedy_only and settings.temperature > 0:
         raise ValueError(f"{verifier.name} verification needs temperature 0, got {settings.temperature:g}")
     return policy, verifier

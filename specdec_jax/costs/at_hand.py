@@ -2,9 +2,8 @@
 
 A file is identified by everything that determines the time of a pass: both models' names, shapes and dtypes, device,
 cores and their instructions, and the version of jax. One process measures, others that need the same costs wait. Costs
-measured on a busy machine are wrong. Therefore doubtful measurements are repeated once, remaining doubts are stored in
-`CostModel.doubts`, and doubtful costs are measured again by the next process, or by this one when decoding times
-contradict them (`look_at`).
+measured on a busy machine are wrong. Signs of it are stored in `CostModel.doubts`, among them times of decoding that
+contradict the costs (`look_at`); a process keeps to its costs, and the next one measures doubtful ones again.
 """
 
 import contextlib
@@ -14,21 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from filelock import FileLock
 
-from specdec_jax.compilation_cache import cache_folder
+from specdec_jax.costs import store
 from specdec_jax.costs.cost_model import CostModel, cost_model, disagreement, load_cost_model, save_cost_model
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import (
-    alternate,
-    busy_doubts,
-    draft_round,
-    shape_doubts,
-    spread_doubts,
-    target_pass,
-    turns,
-)
-from specdec_jax.costs.store import doubted, doubtful_here, file_for, measured_here, once, say, steadiest, where
+from specdec_jax.costs.step_cost import alternate, busy_doubts, draft_round, spread_doubts, target_pass, turns
+from specdec_jax.costs.store import doubted, file_for, once, say, where
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel
 from specdec_jax.sharding import are_shared, mesh_here
@@ -40,8 +30,9 @@ DRAFTS, SLOTS, PASSES = 7, 512, 2
 MANY_PASSES = 32  # on accelerators, where a call costs a millisecond and a pass hardly more
 FEW = 128  # slots of the second pass that measures the cost of a slot in a batch; for one row it is negligible
 SECONDS, REPEATS = 4.0, 9  # limits on time and number of alternations of programs; at least three
-SAME = 0.1  # maximum relative difference of a second measurement that confirms the first
-_disagreed: set[Path] = set()  # files measured again because decoding disagreed, once per process
+
+
+_disagreed: set[Path] = set()  # files that decoding disagreed with
 
 
 def measured(
@@ -65,72 +56,57 @@ def measured(
     shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
     names = [target.name] + ([] if drafter is None else [drafter.name])
 
-    def measure(before: CostModel | None) -> CostModel:
+    def measure() -> CostModel:
         rows = f" for {batch} rows" if batch > 1 else ""
         say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
-        busy = busy_doubts()
+        busy, passes = busy_doubts(), PASSES if jax.default_backend() == "cpu" else MANY_PASSES  # of a call
         programs: dict[str, Callable[[], Any]] = {
-            str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=_passes())
-            for width in WIDTHS
+            str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=passes) for width in WIDTHS
         }
-        share = _share_of_slots(target, batch, programs[str(WIDTHS[0])]) if batch > 1 else 0.0
-        per = dict.fromkeys(programs, _passes())
+        share, per = 0.0, dict.fromkeys(programs, passes)  # of a pass's time, what its SLOTS - FEW slots take
+        if batch > 1:  # apart, because wide passes of many rows allow only three repeats, which are too noisy
+            few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=passes)
+            both = {"many": programs[str(WIDTHS[0])], "few": few}
+            spent = turns(both, REPEATS, dict.fromkeys(both, passes), seconds=2 * SECONDS)
+            share = max(1.0 - float(np.median(np.divide(spent["few"], spent["many"]))), 0.0)
         if drafter is not None:
             by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
             options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
             programs["drafter"] = draft_round(by_model, drafter.params, static(draft_length=DRAFTS), **options)
             per["drafter"] = 1 if by_model.one_pass else DRAFTS
         about = f"{device()}, {target.dtype}, jax {jax.__version__}"
-
-        def table() -> CostModel:
-            times = alternate(programs, REPEATS, per, seconds=SECONDS)
-            named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
-            doubts = spread_doubts(named)
-            step = times.pop("drafter").median if drafter is not None else 0.0
-            passes = {int(width): cost.median for width, cost in times.items()}
-            slot_time = share * passes[WIDTHS[0]] / (SLOTS - FEW)
-            costs = cost_model(step, passes, device=about, batch=batch, slots=SLOTS, slot_time=slot_time)
-            # an earlier table confirms unusual passes if they are the same
-            confirmed = before is not None and np.allclose(costs.target_pass, before.target_pass, rtol=SAME)
-            return costs._replace(doubts=doubts if confirmed else doubts + shape_doubts(passes))
-
-        steady = steadiest(table)
-        steady = steady._replace(doubts=busy + steady.doubts)
-        say(sentence(steady) + path_of)
-        return steady
+        times = alternate(programs, REPEATS, per, seconds=SECONDS)
+        named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
+        doubts = busy + spread_doubts(named)
+        step = times.pop("drafter").median if drafter is not None else 0.0
+        by_width = {int(width): cost.median for width, cost in times.items()}
+        slot_time = share * by_width[WIDTHS[0]] / (SLOTS - FEW)
+        costs = cost_model(step, by_width, device=about, batch=batch, slots=SLOTS, slot_time=slot_time, doubts=doubts)
+        say(sentence(costs) + where(path))
+        return costs
 
     path = file_for(names, shapes)
-    path_of = where(path)
     return once(path, measure)
 
 
-def look_at(costs: CostModel, counts: Statistics, seconds: float) -> bool:
+def look_at(costs: CostModel, counts: Statistics, seconds: float) -> None:
     """Compares the time of a row's rounds with the measured costs; if they disagree, the cached costs become doubtful.
 
-    They are then measured again by the next call of `measured`, in this process (once) or another one.
+    Said once per process, which keeps to them; the next one measures them again.
 
     Args:
+        costs: those of `measured`, with any widths.
         counts: counts of the row, which was decoded alone in `seconds`.
-
-    Returns:
-        Whether cached costs became doubtful.
     """
     doubt = disagreement(costs, counts, seconds)
-    path = None if doubt is None else _file_of(costs)
-    if doubt is None or path is None or path in _disagreed:
-        return False
-    # A process that holds the lock is measuring: a finished text does not wait for it.
-    with contextlib.suppress(OSError, ValueError), FileLock(path.with_suffix(".lock"), timeout=0):
-        table = load_cost_model(path)
-        if not _same(table, costs):  # measured again in the meantime
-            return False
-        others = (clause for clause in table.doubts if not clause.startswith("decoding took "))  # only the newest stays
-        save_cost_model(path, table._replace(doubts=(*others, doubt)))
-        _disagreed.add(path)
-        measured_here.discard(path)
-        doubtful_here.discard(path)
-        return True
-    return False
+    same = lambda table: (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)  # noqa: E731
+    for path in [path for path, table in store.tables.items() if doubt is not None and same(table)]:
+        if path not in _disagreed:
+            _disagreed.add(path)
+            say(f"the cached costs are doubtful ({doubt})")
+            with contextlib.suppress(OSError, ValueError):
+                if same(table := load_cost_model(path)):  # else another process has measured again
+                    save_cost_model(path, table._replace(doubts=(str(doubt),)))
 
 
 def sentence(costs: CostModel) -> str:
@@ -142,36 +118,6 @@ def sentence(costs: CostModel) -> str:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
     slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
     return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubted(costs)}"
-
-
-def _passes() -> int:
-    """Number of passes per call."""
-    return PASSES if jax.default_backend() == "cpu" else MANY_PASSES
-
-
-def _share_of_slots(target: LoadedModel, batch: int, many: Callable[[], Any]) -> float:
-    """The share of the time of a pass with SLOTS cache slots that a pass with FEW saves, from alternating passes.
-
-    Measured separately, because wide passes of many rows allow only three repeats, which are too noisy.
-    """
-    few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=_passes())
-    times = turns({"many": many, "few": few}, REPEATS, {"many": _passes(), "few": _passes()}, seconds=2 * SECONDS)
-    return max(1.0 - float(np.median(np.divide(times["few"], times["many"]))), 0.0)
-
-
-def _file_of(costs: CostModel) -> Path | None:
-    """The cache file of these costs, identified by their times, even if their widths were changed."""
-    with contextlib.suppress(OSError, RuntimeError):
-        for path in cache_folder("costs").glob("costs-*.json"):
-            with contextlib.suppress(OSError, ValueError):
-                table = load_cost_model(path)
-                if _same(table, costs):
-                    return path
-    return None
-
-
-def _same(table: CostModel, costs: CostModel) -> bool:
-    return (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)
 
 
 def _shapes(model: LoadedModel) -> list[str]:

@@ -27,8 +27,6 @@ from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, Roun
 
 SOURCE = 128  # slots of an encoder's source, all filled
 SPREAD = 0.3  # maximum interquartile range on an idle machine, relative to the median
-FALL = 0.9  # minimum time of a wider pass, relative to a narrower one
-WIDE, FLAT = 8, 1.05  # on a CPU a pass of WIDE tokens must take at least FLAT times as long as the narrowest
 
 
 class Cost(NamedTuple):
@@ -175,17 +173,3 @@ def spread_doubts(times: Mapping[str, Cost]) -> tuple[str, ...]:
     name, (median, low, high) = max(times.items(), key=lambda entry: (entry[1].high - entry[1].low) / entry[1].median)
     too_far = high - low > SPREAD * median
     return (f"{name} took {1e3 * low:.1f} to {1e3 * high:.1f} ms (quartiles)",) if too_far else ()
-
-
-def shape_doubts(passes: Mapping[int, float]) -> tuple[str, ...]:
-    """Clauses about passes (seconds by width) that decrease, and on a CPU also if they do not increase up to WIDE."""
-    widths = sorted(passes)
-    doubts = []
-    for narrow, wide in zip(widths, widths[1:], strict=False):
-        if passes[wide] < FALL * passes[narrow]:
-            ms = [1e3 * passes[width] for width in (wide, narrow)]
-            doubts.append(f"a pass of {wide} tokens took {ms[0]:.1f} ms, less than {ms[1]:.1f} of {narrow}")
-    wide = next((width for width in widths if width >= WIDE), None)
-    if jax.default_backend() == "cpu" and wide is not None and passes[wide] < FLAT * passes[widths[0]]:
-        doubts.append(f"a pass of {wide} tokens took only {passes[wide] / passes[widths[0]]:.2f} times {widths[0]}'s")
-    return tuple(doubts)

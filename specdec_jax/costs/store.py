@@ -1,14 +1,13 @@
-"""The cache of measurements of this machine, and the conditions for measuring again.
+"""The cache of measurements of this machine.
 
-A table that may be wrong has a clause for each doubt. The process that measured it uses it anyway; the next one
-measures again, unless the machine is busy then, too.
+A table that may be wrong has a clause for each doubt. A process keeps to the first table that it had, and says once
+what is doubtful; the next one measures a doubtful table again, unless the machine is busy then, too.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +21,37 @@ from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import busy_doubts
 from specdec_jax.kernels.compiled import say as say
 
-measured_here: set[Path] = set()  # files that this process wrote and uses even if doubtful
-doubtful_here: set[Path] = set()  # files of others that this process uses although they are doubtful
+tables: dict[Path, CostModel] = {}  # by file, those that this process goes by
 
 
-def once(path: Path | None, measure: Callable[[CostModel | None], CostModel]) -> CostModel:
-    """The contents of the file; measured and written if it is missing, or was left doubtful by another process.
+def once(path: Path | None, measure: Callable[[], CostModel]) -> CostModel:
+    """The contents of the file; measured and written if it is missing, cannot be read, or is doubtful.
 
-    A file that cannot be read is measured again. A doubtful one is used unchanged while the machine is busy: a second
-    measurement would be as doubtful, and every process would wait for one.
+    A doubtful file is used unchanged while the machine is busy: a second measurement would be as doubtful, and every
+    process would wait for one.
     """
-    with nullcontext() if path is None else FileLock(path.with_suffix(".lock")):
-        before = None
-        if path is not None and path.is_file():
-            try:
-                before = load_cost_model(path)
-                if not before.doubts or path in measured_here | doubtful_here:
-                    return before
-                doubtful = f"the cached costs are doubtful ({', '.join(before.doubts)})"
-                if busy_doubts():
-                    if not doubtful_here:  # one line per process
-                        say(f"{doubtful}; used, since this machine is busy now")
-                    doubtful_here.add(path)
-                    return before
-                say(f"{doubtful}: measuring again")
-            except (ValueError, OSError) as error:
-                say(f"{error}: measuring again")
-        table = measure(before)
+    if path is None:
+        return measure()
+    with FileLock(path.with_suffix(".lock")):
+        if path in tables:
+            return tables[path]
+        table = None
         try:
-            if path is not None:
+            table = load_cost_model(path) if path.is_file() else None
+        except (ValueError, OSError) as error:
+            say(f"{error}: measuring again")
+        if table is not None and table.doubts:
+            busy = busy_doubts()
+            then = "; used, since this machine is busy now" if busy else ": measuring again"
+            say(f"the cached costs are doubtful ({', '.join(table.doubts)}){then}")
+            table = table if busy else None
+        if table is None:
+            table = measure()
+            try:
                 save_cost_model(path, table)
-                measured_here.add(path)
-        except OSError as error:
-            say(f"{error}; measured again next time")
+            except OSError as error:
+                say(f"{error}; measured again next time")
+        tables[path] = table
         return table
 
 
@@ -78,9 +75,3 @@ def where(path: Path | None) -> str:
 def doubted(table: CostModel) -> str:
     """The end of a message about a table: its doubts."""
     return f"; doubtful: {', '.join(table.doubts)}" if table.doubts else ""
-
-
-def steadiest(measure: Callable[[], CostModel]) -> CostModel:
-    """A measured table, or, if it is doubtful, the less doubtful of two: short bursts of load end before the second."""
-    first = measure()
-    return min(first, measure(), key=lambda table: len(table.doubts)) if first.doubts else first

@@ -18,7 +18,7 @@ from jax import lax
 
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
-from specdec_jax.decoding.rounds import ModelParams, Parts, Run, begun, decode_round
+from specdec_jax.decoding.rounds import ModelParams, Parts, Run, decode_round, with_buffer
 from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.state import fresh_request, fresh_state, refuse_encoder
 from specdec_jax.sharding import by_rows, committed, mesh_here, placed
@@ -115,13 +115,15 @@ def build_decoder(
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array, leave: Array) -> DecodeState:
         def unfinished(carry: tuple[Array, Run]) -> Array:
-            return (carry[0] < rounds) & (jnp.sum(carry[1][0].done.astype(jnp.int32)) < leave)
+            played, run = carry
+            return (played < rounds) & (jnp.sum(run.state.done.astype(jnp.int32)) < leave)
 
         one_more = lambda carry: (carry[0] + 1, play(parts, params, carry[1]))  # noqa: E731
-        return by_rows(lax.while_loop(unfinished, one_more, (jnp.int32(0), begun(parts, params, state)))[1][0])
+        _, run = lax.while_loop(unfinished, one_more, (jnp.int32(0), with_buffer(parts, params, state)))
+        return by_rows(run.state)
 
     def one_round(params: ModelParams, state: DecodeState) -> DecodeState:
-        return by_rows(play(parts, params, begun(parts, params, state))[0])
+        return by_rows(play(parts, params, with_buffer(parts, params, state)).state)
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         same = common_prefix(state, fresh)

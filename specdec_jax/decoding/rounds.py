@@ -61,8 +61,17 @@ class Verified(NamedTuple):
     taken: Any  # result of the drafter's observer, leaves [B, K+1, ...]; () without one
 
 
-Run = tuple[DecodeState, Array | None]  # a state, and the buffer for distributions of drafts (`begun`)
-Start = tuple[RoundContext, Array, Source]  # the inputs of a draft loop; the array is of `round_uniforms`
+class Run(NamedTuple):
+    state: DecodeState
+    log_q: Array | None  # [B, K, V] float32, buffer for the distributions of a round's drafts (`empty_log_q`)
+
+
+class Start(NamedTuple):
+    """The inputs of a draft loop."""
+
+    context: RoundContext
+    uniforms: Array  # `round_uniforms`
+    source: Source
 
 
 def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
@@ -73,13 +82,13 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-    return finish_round(parts, params, state, start, drafted), drafted.log_q
+    return Run(finish_round(parts, params, state, start, drafted), drafted.log_q)
 
 
 def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
     context = round_context(parts, state)
     source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-    return context, round_uniforms(state.key, context.emitted, parts.drafter.max_draft_length + 1), source
+    return Start(context, round_uniforms(state.key, context.emitted, parts.drafter.max_draft_length + 1), source)
 
 
 def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: Start, drafted: Drafted) -> DecodeState:
@@ -166,10 +175,13 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
     )
 
 
-def begun(parts: Parts, params: ModelParams, state: DecodeState) -> Run:
-    """With `empty_log_q` for the rounds of a run, which write it in turn: filling it takes as long as a draft."""
-    source, sizes = open_round(parts, params, state)[2], (parts.drafter.max_draft_length, parts.target.spec.vocab_size)
-    return state, empty_log_q(source, len(state.done), *sizes, parts.verifier.needs_log_q)
+def with_buffer(parts: Parts, params: ModelParams, state: DecodeState) -> Run:
+    """All rounds of a run write into one buffer, because to fill a new one takes as long as to draft."""
+    source, sizes = (
+        open_round(parts, params, state).source,
+        (parts.drafter.max_draft_length, parts.target.spec.vocab_size),
+    )
+    return Run(state, empty_log_q(source, len(state.done), *sizes, parts.verifier.needs_log_q))
 
 
 def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:

@@ -92,15 +92,15 @@ def fresh_state(
         warp=warp,
         target_cache=(),
         drafter=(),
-        policy=_begun(parts.policy, policy, batch, policy_hyperparameters),
-        verifier=_begun(parts.verifier, verifier, batch, verifier_hyperparameters),
-        monitor=_begun(parts.monitor, monitor, batch, monitor_hyperparameters),
+        policy=_initial_state(parts.policy, policy, batch, policy_hyperparameters),
+        verifier=_initial_state(parts.verifier, verifier, batch, verifier_hyperparameters),
+        monitor=_initial_state(parts.monitor, monitor, batch, monitor_hyperparameters),
         statistics=no_counts(batch, longest),
         record=no_record(batch, longest, record_rounds),
     )
 
 
-def _begun(built: Any, requested: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
+def _initial_state(built: Any, requested: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
     """The initial state of the requested strategy, which must be the decoder's except for its hyperparameters."""
     if requested is not None and requested.bare != built.bare:
         raise ValueError(f"this decoder was built for {built!r}, not for {requested!r}")

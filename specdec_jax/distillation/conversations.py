@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from specdec_jax.distillation.prompts import HeldOut, Request, RequestSource
 from specdec_jax.distillation.shards import Shard, token_dtype
 from specdec_jax.distillation.writing import ASSISTANT, BY_ASSISTANT, USER, Rows, Turns
 from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.types import LanguageModel, Params
 
 TRIES = 50  # maximum draws of a request until one fits the rows and shares nothing with held-out texts
@@ -30,14 +31,12 @@ _MARK = "\u2063mark\u2063"  # a marker that no template changes
 class Pool:
     """Rows of one length, with `steps` per block; a block is written (or lost) as a whole. Raises ValueError."""
 
-    batch: int
-    slots: int
-    steps: int
+    batch: Annotated[int, Between(1)]
+    slots: Annotated[int, Between(1)]
+    steps: Annotated[int, Between(1)]
 
     def __post_init__(self):
-        for name in ("batch", "slots", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} of a pool must be positive, got {getattr(self, name)!r}")
+        check_fields(self)
 
     @property
     def most_tokens(self) -> int:
@@ -49,15 +48,14 @@ class Pool:
 class Temperatures:
     """Temperatures of texts: answers use one of `answer` with `weights`, generated user turns `user`."""
 
-    answer: tuple[float, ...] = (0.0, 0.3, 0.7, 1.0)
-    weights: tuple[float, ...] = (0.45, 0.15, 0.3, 0.1)
-    user: float = 0.8
+    answer: Annotated[tuple[float, ...], Between(0)] = (0.0, 0.3, 0.7, 1.0)
+    weights: Annotated[tuple[float, ...], Between(0)] = (0.45, 0.15, 0.3, 0.1)
+    user: Annotated[float, Between(0)] = 0.8
 
     def __post_init__(self):
-        if len(self.answer) != len(self.weights) or not self.answer or min(self.weights) < 0 or not sum(self.weights):
-            raise ValueError(f"temperatures need a weight each, not negative and not all zero, got {self!r}")
-        if min(*self.answer, self.user) < 0:
-            raise ValueError(f"temperatures must not be negative, got {self!r}")
+        check_fields(self)
+        if len(self.answer) != len(self.weights) or not sum(self.weights):
+            raise ValueError(f"temperatures need a weight each, not all zero, got {self!r}")
 
 
 def read_template(tokenizer: Tokenizer) -> Turns:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from specdec_jax.distillation import induction
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.models.int8 import as_float32, is_matrix
 from specdec_jax.models.rope import rope_type
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.types import Params
 
 KINDS = ("random", "projection", "induction", "first_layers")
@@ -31,12 +32,12 @@ class Shape:
     `family`: a model_type of `models/` (llama, gpt2, gpt_neox, ...) whose layers have one MLP. Raises ValueError.
     """
 
-    layers: int = 4
-    width: int = 256
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    hidden: int = 768
+    layers: Annotated[int, Between(1)] = 4
+    width: Annotated[int, Between(1)] = 256
+    heads: Annotated[int, Between(1)] = 4
+    kv_heads: Annotated[int, Between(1)] = 2
+    head_dim: Annotated[int, Between(1)] = 64
+    hidden: Annotated[int, Between(1)] = 768
     init: str = "projection"
     rope_theta: float | None = None  # for families with rotary positions; None: the target's
     reads: tuple[int, ...] = ()  # layers of the target whose hidden states the drafter reads
@@ -44,9 +45,7 @@ class Shape:
     family: str = LLAMA
 
     def __post_init__(self):
-        for name in ("layers", "width", "heads", "kv_heads", "head_dim", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} of a drafter must be positive, got {getattr(self, name)!r}")
+        check_fields(self)
         if self.block and (self.block < 2 or not self.reads):
             raise ValueError(f"a block has two tokens or more, of a drafter that reads (reads), got {self.block!r}")
         if self.init not in KINDS:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -15,6 +15,7 @@ from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.training import Metrics, TrainState
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.processes import is_first
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.json_lines import json_text
 
 METRICS = "metrics.jsonl"
@@ -24,17 +25,13 @@ METRICS = "metrics.jsonl"
 class Intervals:
     """Intervals of output. `minutes`: saves and returns after this time (0: no limit). Raises ValueError."""
 
-    save_every: int = 100
-    log_every: int = 10
-    keep: int = 2
-    minutes: float = 0.0
+    save_every: Annotated[int, Between(1)] = 100
+    log_every: Annotated[int, Between(1)] = 10
+    keep: Annotated[int, Between(1)] = 2
+    minutes: Annotated[float, Between(0)] = 0.0
 
     def __post_init__(self):
-        for name in ("save_every", "log_every", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        if self.minutes < 0:
-            raise ValueError(f"minutes must not be negative, got {self.minutes!r}")
+        check_fields(self)
 
 
 def train(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from specdec_jax.distillation.writing import check_layers, with_hidden
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading.families import family_of
 from specdec_jax.models.decoder_only import Decoder
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
 from specdec_jax.types import Array, LanguageModel, Params
 
@@ -35,32 +36,23 @@ class Schedule:
     an exponential average of the weights, which is then evaluated and exported (0: none).
     """
 
-    steps: int
-    rate: float = 1.5e-3
-    warmup: int = 100
-    final: float = 0.05
-    clip: float = 1.0
-    decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.95)
-    accumulate: int = 1
-    ema: float = 0.0
+    steps: Annotated[int, Between(1)]
+    rate: Annotated[float, Between(0, open="low")] = 1.5e-3
+    warmup: Annotated[int, Between(0)] = 100
+    final: Annotated[float, Between(0, 1)] = 0.05
+    clip: Annotated[float, Between(0, open="low")] = 1.0
+    decay: Annotated[float, Between(0)] = 0.05
+    betas: Annotated[tuple[float, float], Between(0, 1, open="high")] = (0.9, 0.95)
+    accumulate: Annotated[int, Between(1)] = 1
+    ema: Annotated[float, Between(0, 1, open="high")] = 0.0
 
     def __post_init__(self):
-        for name in ("steps", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        for name in ("rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)!r}")
-        if not 0 <= self.warmup < self.steps:
+        check_fields(self)
+        if self.warmup >= self.steps:
             raise ValueError(
                 f"warmup must be from 0 to below steps ({self.steps}), got {self.warmup!r}: set schedule.warmup to "
                 f"{self.steps // 10}"
             )
-        if not 0 <= self.final <= 1 or not 0 <= self.ema < 1 or self.decay < 0:
-            raise ValueError(f"final in [0, 1], ema in [0, 1), decay not negative; got {self!r}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be in [0, 1), got {self.betas!r}")
 
     def rate_at(self) -> optax.Schedule:
         """The learning rate by step of the optimiser."""

@@ -11,7 +11,7 @@ EAGLE-3 (arXiv 2503.01840, section 3.1, training-time test). The drafter's famil
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading.families import family_of
 from specdec_jax.models import attention, layers
 from specdec_jax.models.rope import rope, rotate
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.types import Array, Params
 
 
@@ -28,14 +29,11 @@ from specdec_jax.types import Array, Params
 class Unroll:
     """`steps` in total; those after the first are computed for `share` of a batch's rows. Raises ValueError."""
 
-    steps: int = 3
-    share: float = 0.5
+    steps: Annotated[int, Between(1)] = 3
+    share: Annotated[float, Between(0, 1, open="low")] = 0.5
 
     def __post_init__(self):
-        if self.steps < 1:
-            raise ValueError(f"steps of unrolling must be 1 or more, got {self.steps!r}")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share of unrolling must be in (0, 1], got {self.share!r}")
+        check_fields(self)
 
     def rows(self, rows: int) -> int:
         """Number of `rows` rows for which later steps are computed."""

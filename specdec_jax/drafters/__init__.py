@@ -2,7 +2,6 @@
 
 # Helpers for user-defined drafters.
 from specdec_jax.drafters._lookup import lookup as lookup
-from specdec_jax.drafters._parts import check_length as check_length
 from specdec_jax.drafters._parts import no_commit as no_commit
 from specdec_jax.drafters._parts import no_state as no_state
 from specdec_jax.drafters.model import model as model
@@ -11,3 +10,4 @@ from specdec_jax.drafters.ngram import ngram as ngram
 from specdec_jax.drafters.ngram import table_of as table_of
 from specdec_jax.drafters.no_drafter import no_drafter as no_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup as prompt_lookup
+from specdec_jax.ranges import DraftLength as DraftLength

@@ -5,24 +5,17 @@ distribution has no information for a stopping policy, so policies see an estima
 outcomes, this token or another one, with probabilities `chance` and 1 - `chance`.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import Array, Distribution, DrafterState, Next, Source
 
-
-class Retrieve(Protocol):
-    """Returns (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where `known` is False."""
-
-    def __call__(self, memory: Any, drafted: Array, /) -> tuple[Array, Array, Array]: ...
-
-
-class Remember(Protocol):
-    """The memory after `token` [B] was drafted."""
-
-    def __call__(self, memory: Any, token: Array, /) -> Any: ...
+# (memory, drafted) -> (token [B] int32, known [B] bool, chance [B] float32); nothing is drafted where `known` is False.
+Retrieve = Callable[[Any, Array], tuple[Array, Array, Array]]
+Remember = Callable[[Any, Array], Any]  # the memory after `token` [B] was drafted
 
 
 def lookup(

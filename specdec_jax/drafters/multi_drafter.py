@@ -11,10 +11,9 @@ Idle drafters are not fed; they catch up, many tokens per pass, when they are ch
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,21 @@ from jax import lax
 from specdec_jax.decoding.phase import phase_of
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import select_rows
+from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Drafted, Drafter, DrafterState, Next, Observer, Params, RoundContext, Seen, Source
+from specdec_jax.types import (
+    Array,
+    Drafted,
+    Drafter,
+    DrafterState,
+    InTurn,
+    Next,
+    Observer,
+    Params,
+    RoundContext,
+    Seen,
+    Source,
+)
 
 PHASES = 2
 OPTIMISM = 1.1  # estimates of idle drafters drift to this multiple of the active one's
@@ -45,10 +57,10 @@ class MultiDrafterState(NamedTuple):
 @strategy
 def multi_drafter(
     drafters: Sequence[Drafter] = (),
-    costs: Sequence[float] | None = None,
-    decay: float = 0.8,
-    drift: float = 0.02,
-    prior: float = 4.0,
+    costs: Annotated[Sequence[float] | None, Between(0)] = None,
+    decay: Annotated[float, Between(0, 0.9999)] = 0.8,
+    drift: Annotated[float, Between(0, 1)] = 0.02,
+    prior: Annotated[float, Between(0)] = 4.0,
 ) -> Drafter:
     """Combine drafters; the parameters are a tuple with one entry per drafter, in the same order.
 
@@ -64,10 +76,20 @@ def multi_drafter(
     hyperparameter drafter_cost.
 
     Raises:
-        ValueError: no drafters, different draft lengths, vocabularies or target widths, not one cost per drafter, or a
-            number out of range; `init` raises it if there is not one entry of parameters per drafter.
+        ValueError: no drafters, different draft lengths, vocabularies or target widths, or not one cost per
+            drafter; `init` raises it if there is not one entry of parameters per drafter.
     """
-    parts, longest = tuple(drafters), _checked(tuple(drafters), costs, decay, drift, prior)
+    parts = tuple(drafters)
+    if not parts:
+        raise ValueError("multi_drafter needs at least one drafter")
+    lengths = {part.max_draft_length for part in parts}
+    if len(lengths) > 1:
+        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
+    if costs is not None and len(costs) != len(parts):
+        raise ValueError(f"costs must be {len(parts)} numbers, one a drafter, got {tuple(costs)}")
+    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
+    if len(vocabularies) > 1:
+        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     lookups = [index for index, part in enumerate(parts) if part.model is None]
     with_model = [index for index, part in enumerate(parts) if part.model is not None]
@@ -96,12 +118,14 @@ def multi_drafter(
             state.time, phase
         )  # [B, N], estimated tokens per target pass
         idle = ~context.alive | (context.budget == 0)  # these rows draft nothing, so no drafter needs to catch up
-        choices = [jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)]
-        informed = {index: state.informed[:, index] for index in range(len(parts))}
+        best = jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)
 
         def join(indices: Sequence[int], choice: Array) -> Source:
-            """The joint source of these drafters, each caught up and restricted to the rows that chose it."""
-            sources = []
+            """The joint source of these drafters, each caught up and restricted to the rows that chose it.
+
+            `close` returns their states and lengths of informed texts by index.
+            """
+            sources, informed = [], {}
             for index in indices:
                 mine, before, part = choice == index, state.states[index], parts[index]
                 informed[index] = jnp.where(mine, context.length, state.informed[:, index])
@@ -111,34 +135,39 @@ def multi_drafter(
             there = jnp.isin(choice, jnp.array(indices, jnp.int32))
             drafter = jnp.where(there, choice, 0)
             joined = _joined(sources, [choice == index for index in indices], vocab_size)
-            return joined._replace(cost=jnp.array(relative_costs, jnp.float32)[drafter], drafter_id=drafter)
+
+            def close(drafted: Drafted) -> tuple[Any, Drafted]:
+                states, verified = joined.close(drafted)
+                return (dict(zip(indices, states, strict=True)), informed, choice), verified
+
+            costs = jnp.array(relative_costs, jnp.float32)[drafter]
+            return joined._replace(cost=costs, drafter_id=drafter, close=close)
 
         def hand_over(rows: Array) -> Source:
             """The source for rows whose lookup drafted nothing: the best drafter with a model."""
-            best = jnp.array(with_model, jnp.int32)[jnp.argmax(worth[:, jnp.array(with_model)], axis=1)]
-            choices.append(jnp.where(rows & jnp.isin(choices[0], jnp.array(lookups, jnp.int32)), best, choices[0]))
-            joins.append(join(with_model, choices[1]))
-            return joins[1]
-
-        joins = [join(lookups or with_model, choices[0])]
+            model = jnp.array(with_model, jnp.int32)[jnp.argmax(worth[:, jnp.array(with_model)], axis=1)]
+            return join(with_model, jnp.where(rows & jnp.isin(best, jnp.array(lookups, jnp.int32)), model, best))
 
         def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
-            states, verified = list(state.states), drafted
-            memories = [drafted.memory] if len(joins) == 1 else [drafted.memory.first, drafted.memory.second]
-            for indices, joined, memory in zip((lookups or with_model, with_model), joins, memories, strict=False):
-                after, verified = joined.close(verified._replace(memory=memory))
-                for index, part_state in zip(indices, after, strict=True):
-                    states[index] = part_state
+            states, informed = dict(enumerate(state.states)), dict(enumerate(state.informed.T))
+            several = [(joined, drafted.memory)]
+            if isinstance(drafted.memory, InTurn):
+                several = [(joined, drafted.memory.first), (drafted.memory.source, drafted.memory.second)]
+            verified = drafted
+            for each, memory in several:
+                (after, lengths, choice), verified = each.close(verified._replace(memory=memory))
+                states, informed = states | after, informed | lengths
             return state._replace(
-                states=tuple(states),
-                informed=jnp.stack([informed[index] for index in range(len(parts))], axis=1),
-                drafter=choices[-1],
+                states=tuple(states.values()),
+                informed=jnp.stack([*informed.values()], axis=1),
+                drafter=choice,
                 passes=drafted.passes,
                 phase=phase,
                 length=context.length,
             ), verified
 
-        return joins[0]._replace(close=close, otherwise=hand_over if lookups and with_model else None)
+        joined = join(lookups or with_model, best)
+        return joined._replace(close=close, otherwise=hand_over if lookups and with_model else None)
 
     def commit(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
@@ -174,27 +203,7 @@ def multi_drafter(
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), informed=informed, drafter=nobody)
 
-    return Drafter(init, source, commit, longest, observe=_observer(parts), prefill=prefill)
-
-
-def _checked(
-    parts: tuple[Drafter, ...], costs: Sequence[float] | None, decay: float, drift: float, prior: float
-) -> int:
-    """Checks the arguments and returns the drafters' common maximum draft length."""
-    if not parts:
-        raise ValueError("multi_drafter needs at least one drafter")
-    lengths = {part.max_draft_length for part in parts}
-    if len(lengths) > 1:
-        raise ValueError(f"drafters used together need one max_draft_length, got {sorted(lengths)}")
-    if costs is not None and (len(costs) != len(parts) or not all(0 <= cost < math.inf for cost in costs)):
-        raise ValueError(f"costs must be {len(parts)} numbers of 0 or more, one a drafter, got {tuple(costs)}")
-    for name, value, high in (("decay", decay, 0.9999), ("drift", drift, 1.0), ("prior", prior, float("inf"))):
-        if not 0 <= value <= high or not math.isfinite(value):
-            raise ValueError(f"{name} must lie in [0, {high:g}] and be finite, got {value!r}")
-    vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
-    if len(vocabularies) > 1:
-        raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
-    return lengths.pop()
+    return Drafter(init, source, commit, lengths.pop(), observe=_observer(parts), prefill=prefill)
 
 
 def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
@@ -210,8 +219,12 @@ def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | 
         each, after = [], []
         for source, mine, before in zip(sources, rows, memory, strict=True):
             run = partial(source.predict, before, drafted, uniform)
-            is_free = isinstance(source.cost, float) and source.cost == 0
-            following, left = run() if is_free else _if_any(mine, run, before)
+            if isinstance(source.cost, float) and source.cost == 0:
+                following, left = run()
+            else:  # a model runs if it has any row; zeros are not read
+                shapes = jax.eval_shape(run)[0]
+                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+                following, left = lax.cond(jnp.any(mine), run, lambda result=(nothing, before): result)
             each.append(following)
             after.append(left)
         return _by_row(rows, each, vocab_size), tuple(after)
@@ -267,12 +280,6 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
         joined = following if joined is None else select_rows(mine, following, joined)
     assert joined is not None
     return joined
-
-
-def _if_any(mine: Array, run: Any, before: Any) -> tuple[Next, Any]:
-    """Runs a model's prediction if it has any row; else returns zeros, which are not read, and the old memory."""
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run)[0])
-    return lax.cond(jnp.any(mine), run, lambda: (nothing, before))
 
 
 def _in_phase(sums: Array, phase: Array) -> Array:

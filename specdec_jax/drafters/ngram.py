@@ -5,14 +5,14 @@ a hash table per row, of contexts of 1 to n - 1 tokens. Every token of the promp
 is counted once, when it is committed; rejected drafts are not counted.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from specdec_jax.drafters._lookup import lookup
-from specdec_jax.drafters._parts import check_length
+from specdec_jax.ranges import Between, DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Drafter, RoundContext, Source
 
@@ -53,7 +53,12 @@ class _Recent(NamedTuple):
 
 
 @strategy
-def ngram(max_draft_length: int = 7, order: int = 4, slots: int = 4096, vocab_size: int | None = None) -> Drafter:
+def ngram(
+    max_draft_length: DraftLength = 7,
+    order: Annotated[int, Between(2, 16)] = 4,
+    slots: int = 4096,
+    vocab_size: int | None = None,
+) -> Drafter:
     """Propose the most frequent next token after the longest known context, up to `max_draft_length` (K) times.
 
     Parameters are None, or an initial table, from `table_of` of an earlier state. Drafting needs no model pass.
@@ -67,11 +72,8 @@ def ngram(max_draft_length: int = 7, order: int = 4, slots: int = 4096, vocab_si
         vocab_size: the target's (set by `build_pair`), for policies that read the drafted token's probability.
 
     Raises:
-        ValueError: a number out of range, or a table of another shape.
+        ValueError: slots of another kind, or a table of another shape.
     """
-    check_length(max_draft_length)
-    if not 2 <= order <= 16:
-        raise ValueError(f"order must lie in [2, 16], got {order}")
     if slots < WAYS or slots & (slots - 1):
         raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
 

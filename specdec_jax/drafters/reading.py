@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens, reads_at, store_reads
-from specdec_jax.drafters._parts import check_length
-from specdec_jax.drafters.model import FED, WIDE, at_end, first_pass, model, next_of, still_valid, with_token
+from specdec_jax.drafters.model import FED, WIDE, CatchUp, at_end, first_pass, model, next_of, still_valid, with_token
+from specdec_jax.ranges import DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -50,7 +50,7 @@ class _Memory(NamedTuple):
 
 
 @strategy
-def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: int = 4) -> Drafter:
+def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, catch_up: CatchUp = 4) -> Drafter:
     """Draft with a model that reads its target's hidden states, up to `max_draft_length` (K) tokens per round.
 
     Args:
@@ -58,11 +58,8 @@ def reading(language_model: LanguageModel, max_draft_length: int = 7, catch_up: 
             a long text or prompt is fed `WIDE` tokens per pass.
 
     Raises:
-        ValueError: a model that does not read its target, or a number that is too small.
+        ValueError: a model that does not read its target.
     """
-    check_length(max_draft_length)
-    if catch_up < FED:
-        raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
     draft_model = DraftModel.of(language_model)
     reads = draft_model.reading
     if reads is None:

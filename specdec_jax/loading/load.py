@@ -16,8 +16,9 @@ from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
 from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
 from specdec_jax.loading.precision import INT8, Precision, precision
 from specdec_jax.loading.tokenizer import Tokenizer
+from specdec_jax.meshes import placement
 from specdec_jax.models.weights import Layout, Place, Table, num_bytes
-from specdec_jax.sharding import mesh_here, placement
+from specdec_jax.sharding import mesh_here
 from specdec_jax.strategy import nearest
 from specdec_jax.types import LanguageModel, Params
 
@@ -61,7 +62,7 @@ def load_model(
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'; or
     'int8': as 'bfloat16', with matrices in eight bits with a scale for every row (`models/int8.py`), rounded while they
     are read; not for Orbax checkpoints.
-    On a mesh (`sharding.make_mesh`) the weights are sharded, and each device reads its part of safetensors; models with
+    On a mesh (`meshes.make_mesh`) the weights are sharded, and each device reads its part of safetensors; models with
     fewer bytes than `share_from` are replicated, which suits small drafters.
     Raises FileNotFoundError or ValueError with a message that names the file, tensor or value.
     """

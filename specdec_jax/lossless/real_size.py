@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.sampling import distribution
+from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.counterexample import Counterexample, Result, shown_warp
 from specdec_jax.lossless.drawing import Drawing
@@ -49,7 +50,8 @@ def prove_real_size(
     for each, (chosen, length) in [(each, kind) for each in range(warps) for kind in KINDS]:
         here = take(warp, np.full(several, each))
         drafts = tokens[each][choices].astype(np.int32)
-        draft = Draft(drafts, None, np.full(drafts.shape, chosen), np.full(several, length, np.int32))
+        one_hot, size = host(np.full(drafts.shape, chosen)), host(np.full(several, length, np.int32))
+        draft = Draft(drafts, None, one_hot, size)
         log_p, log_q, lengths, rest = map(
             np.asarray, outcomes(target[each], spread[each], draft, choices[:, 0].astype(np.int32), here)
         )

@@ -1,12 +1,13 @@
 """The target's log-probabilities of the emitted tokens, from the passes that verified them."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.sampling import distributions
 from specdec_jax.hyperparameters import host
+from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Monitor, MonitorState, RoundContext, VerificationResult
 
@@ -29,7 +30,7 @@ class LogProbsState(NamedTuple):
 
 
 @strategy
-def log_probs(longest: int = 2048, monitor: Monitor | None = None) -> Monitor:
+def log_probs(longest: Annotated[int, Between(1)] = 2048, monitor: Monitor | None = None) -> Monitor:
     """Gathers the target's log-probability of every emitted token in `state.monitor.log_probs`.
 
     They equal those of `scoring.score` (`raw` with its default warp, `warped` with the request's), up to rounding in
@@ -40,12 +41,7 @@ def log_probs(longest: int = 2048, monitor: Monitor | None = None) -> Monitor:
         monitor: a wrapped monitor, such as `phases()`.
 
     Hyperparameters (`init`): those of the wrapped monitor.
-
-    Raises:
-        ValueError: longest below 1.
     """
-    if longest < 1:
-        raise ValueError(f"longest must be at least 1, got {longest}")
 
     def init(batch: int, **hyperparameters: Any) -> LogProbsState:
         nothing = host(np.zeros((batch, longest), np.float32))

@@ -9,7 +9,7 @@ Therefore the phase never depends on the current draft, and decoding stays lossl
 a trace independently of rounds.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,7 @@ from specdec_jax.decoding.phase import REASONING, ROUTINE
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.decoding.sampling import raw_entropy as raw_entropy_of
 from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.ranges import Between, Length, NotNegative
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Monitor, Phases, RoundContext, VerificationResult
 
@@ -40,19 +41,27 @@ def phases(raw_entropy: bool = True) -> Monitor:
         ValueError: leave above enter, or a number out of range.
     """
 
-    def init(batch: int, enter: Any = 1.6, leave: Any = 1.1, minimum_length: Any = 8, decay: Any = 0.9) -> Phases:
-        state = Phases(
+    def init(
+        batch: int,
+        enter: NotNegative = 1.6,
+        leave: NotNegative = 1.1,
+        minimum_length: Length = 8,
+        decay: Annotated[Any, Between(0, 0.9999)] = 0.9,
+    ) -> Phases:
+        concrete = not isinstance(enter, Tracer) and not isinstance(leave, Tracer)
+        if concrete and np.any(wrong := np.asarray(leave) > np.asarray(enter)):
+            low, high = (float(values[np.argmax(wrong)]) for values in (leave, enter))
+            raise ValueError(f"leave must not exceed enter, got leave={low:g} and enter={high:g}")
+        return Phases(
             phase=per_row(batch, ROUTINE, "phase", dtype=jnp.int32),
             entropy=per_row(batch, 0.0, "entropy"),
             seen=per_row(batch, 0, "seen", dtype=jnp.int32),
             lasted=per_row(batch, 0, "lasted", dtype=jnp.int32),
-            enter=per_row(batch, enter, "enter", low=0.0),
-            leave=per_row(batch, leave, "leave", low=0.0),
-            minimum_length=per_row(batch, minimum_length, "minimum_length", low=1, dtype=jnp.int32),
-            decay=per_row(batch, decay, "decay", low=0.0, high=0.9999),
+            enter=enter,
+            leave=leave,
+            minimum_length=minimum_length,
+            decay=decay,
         )
-        _check_order(state)
-        return state
 
     def observe(state: Phases, logits: Array, result: VerificationResult, context: RoundContext) -> Phases:
         def body(index: Array, state: Phases) -> Phases:
@@ -79,15 +88,3 @@ def observe_token(state: Phases, entropy: Array) -> Phases:
         seen=state.seen + 1,
         lasted=jnp.where(changes, 0, lasted),
     )
-
-
-def _check_order(state: Phases) -> None:
-    """Raises ValueError if `leave` exceeds `enter`; traced values are not checked."""
-    if isinstance(state.enter, Tracer) or isinstance(state.leave, Tracer):
-        return
-    wrong = np.asarray(state.leave) > np.asarray(state.enter)
-    if np.any(wrong):
-        row = int(np.argmax(wrong))
-        raise ValueError(
-            f"leave must not exceed enter, got leave={float(state.leave[row]):g} and enter={float(state.enter[row]):g}"
-        )

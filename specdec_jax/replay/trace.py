@@ -68,7 +68,7 @@ class Trace(NamedTuple):
 
     @property
     def lengths_only(self) -> bool:
-        """Whether the trace has accepted lengths but no distributions (`acceptance_log`)."""
+        """Whether the trace has accepted lengths but no distributions (a log of another engine)."""
         return self.run is not None and self.chains is None
 
     def accepted_runs(self) -> np.ndarray:

@@ -6,14 +6,15 @@ that the paper leaves open: the running acceptance rate starts at the target acc
 is ever drafted; and the threshold is clamped to [0, 0.99] for the same reason.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, Share
 from specdec_jax.types import Array, Draft, VerificationResult
 
 HIGHEST_THRESHOLD = 0.99
+Threshold = Annotated[Any, Between(0, HIGHEST_THRESHOLD)]
 
 
 class Algorithm1State(NamedTuple):
@@ -27,28 +28,17 @@ class Algorithm1State(NamedTuple):
 
 def begin_algorithm_1(
     batch: int,
-    threshold: Any,
-    target_acceptance: Any,
-    acceptance_decay: Any,
-    threshold_decay: Any,
-    step: Any,
-    initial_acceptance: Any,
+    threshold: Threshold = 0.7,
+    target_acceptance: Share = 0.9,
+    acceptance_decay: Share = 0.5,
+    threshold_decay: Share = 0.9,
+    step: Share = 0.01,
+    initial_acceptance: Share = None,
 ) -> Algorithm1State:
-    """The state before the first round. `initial_acceptance` None: the target acceptance.
-
-    Raises:
-        ValueError: a number out of range.
-    """
-    target = per_row(batch, target_acceptance, "target_acceptance", low=0.0, high=1.0)
-    start = target if initial_acceptance is None else initial_acceptance
-    return Algorithm1State(
-        threshold=per_row(batch, threshold, "threshold", low=0.0, high=HIGHEST_THRESHOLD),
-        acceptance=per_row(batch, start, "initial_acceptance", low=0.0, high=1.0),
-        target_acceptance=target,
-        acceptance_decay=per_row(batch, acceptance_decay, "acceptance_decay", low=0.0, high=1.0),
-        threshold_decay=per_row(batch, threshold_decay, "threshold_decay", low=0.0, high=1.0),
-        step=per_row(batch, step, "step", low=0.0, high=1.0),
-    )
+    """The state before the first round, for the `init` of a rule. `initial_acceptance` None: the target acceptance."""
+    del batch
+    start = target_acceptance if initial_acceptance is None else initial_acceptance
+    return Algorithm1State(threshold, start, target_acceptance, acceptance_decay, threshold_decay, step)
 
 
 def algorithm_1(

@@ -5,7 +5,7 @@ Time comes from a cost model, not from a clock, in units of a target pass of one
 measure the whole batch although every row plays its own arm, and could not be replayed.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,19 +23,15 @@ class Arms(NamedTuple):
     exploration: Array  # [B] float32, in tokens per target pass
 
 
-def begin_arms(batch: int, count: int, drafter_cost: Any, verification_cost: Any, exploration: Any) -> Arms:
-    """The initial state of `count` arms.
-
-    Raises:
-        ValueError: a negative number.
-    """
+def begin_arms(batch: int, count: int, drafter_cost: Array, verification_cost: Array, exploration: Array) -> Arms:
+    """The initial state of `count` arms."""
     return Arms(
         arm=per_row(batch, 0, "arm", dtype=np.int32),
         pulls=host(np.zeros((batch, count), np.int32)),
         rewards=host(np.zeros((batch, count), np.float32)),
-        drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
-        verification_cost=per_row(batch, verification_cost, "verification_cost", low=0.0),
-        exploration=per_row(batch, exploration, "exploration", low=0.0),
+        drafter_cost=drafter_cost,
+        verification_cost=verification_cost,
+        exploration=exploration,
     )
 
 

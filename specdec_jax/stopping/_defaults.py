@@ -7,14 +7,6 @@ import jax.numpy as jnp
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
 
 
-def proceed_unless_failed(
-    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-) -> tuple[Array, PolicyState]:
-    """Stop after a token whose distribution failed its check (`state.failed` [B] bool)."""
-    del distribution, token, drafted, context
-    return ~state.failed, state
-
-
 def begin_with_length(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
     """Draft in this round if `state.draft_length` [B] int32 is above 0."""
     del context

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.stopping._algorithm_1 import algorithm_1
-from specdec_jax.stopping._defaults import in_unit, proceed_unless_failed
+from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.types import Array, Distribution, Draft, Init, RoundContext, StoppingPolicy, Update, VerificationResult
 from specdec_jax.types.defaults import no_update
 
@@ -45,4 +45,5 @@ def thresholded(
 
     shown = in_unit("probability", lambda state: state.control.threshold)
     policy = StoppingPolicy(init, check=check, update=update, threshold=shown)
-    return policy.replace(proceed=proceed_unless_failed) if keep_checked_token else policy
+    # the failing distribution's token stays, and is the last
+    return policy.replace(proceed=lambda state, *_: (~state.failed, state)) if keep_checked_token else policy

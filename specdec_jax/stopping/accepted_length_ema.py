@@ -8,12 +8,13 @@ one that holds the computed length is taken, or the largest; a round without dra
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, Count, Length, Share
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
@@ -29,7 +30,7 @@ class AcceptedLengthEMAState(NamedTuple):
 
 
 @strategy
-def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
+def accepted_length_ema(tiers: Annotated[Sequence[int], Between(1)] = ()) -> StoppingPolicy:
     """A draft length of one more than the average accepted length, updated every few rounds.
 
     Args:
@@ -39,27 +40,17 @@ def accepted_length_ema(tiers: Sequence[int] = ()) -> StoppingPolicy:
     (rounds, >= 1), warmup 10 (rounds, >= 0).
 
     Raises:
-        ValueError: `tiers` are not ascending integers of at least 1.
+        ValueError: `tiers` are not ascending.
     """
-    if isinstance(tiers, str) or not isinstance(tiers, Sequence):
-        raise ValueError(f"accepted_length_ema's tiers must be a sequence of lengths, got {tiers!r}")
-    whole = all(isinstance(tier, int) and not isinstance(tier, bool) and tier >= 1 for tier in tiers)
-    if not whole or list(tiers) != sorted(set(tiers)):
-        raise ValueError(f"accepted_length_ema's tiers must be rising whole numbers from 1 up, got {tuple(tiers)!r}")
+    if not isinstance(tiers, Sequence) or list(tiers) != sorted(set(tiers)):
+        raise ValueError(f"accepted_length_ema's tiers must be a rising sequence of lengths, got {tiers!r}")
     steps = np.asarray(tiers, np.int32)
 
     def init(
-        batch: int, draft_length: Any = 3, weight: Any = 0.2, interval: Any = 5, warmup: Any = 10
+        batch: int, draft_length: Length = 3, weight: Share = 0.2, interval: Length = 5, warmup: Count = 10
     ) -> AcceptedLengthEMAState:
-        first = per_row(batch, draft_length, "draft_length", low=1, dtype=np.int32)
-        return AcceptedLengthEMAState(
-            draft_length=first,
-            average=first.astype(np.float32) - np.float32(1),
-            rounds=per_row(batch, 0, "rounds", dtype=np.int32),
-            weight=per_row(batch, weight, "weight", low=0.0, high=1.0),
-            interval=per_row(batch, interval, "interval", low=1, dtype=np.int32),
-            warmup=per_row(batch, warmup, "warmup", low=0, dtype=np.int32),
-        )
+        average, rounds = draft_length.astype(np.float32) - np.float32(1), per_row(batch, 0, "rounds", dtype=np.int32)
+        return AcceptedLengthEMAState(draft_length, average, rounds, weight, interval, warmup)
 
     def update(state: AcceptedLengthEMAState, draft: Draft, result: VerificationResult) -> AcceptedLengthEMAState:
         drafted = draft.length > 0

@@ -9,14 +9,15 @@ below lambda (`_thresholded.py`), which adapts to the acceptance rate (`_algorit
 - a round without drafts leaves both unchanged, and lambda stays in [0, 0.99] (for the reason see `_algorithm_1.py`).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Positive
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
 from specdec_jax.stopping._thresholded import thresholded
-from specdec_jax.strategy import strategy
+from specdec_jax.strategy import strategy, with_parameters_of
 from specdec_jax.types import Array, Distribution, StoppingPolicy
 
 
@@ -41,23 +42,10 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
     (epsilon), initial_acceptance (alpha unless given); the last five in [0, 1].
     """
 
-    def init(
-        batch: int,
-        entropy_factor: Any = 0.2,
-        threshold: Any = 0.7,
-        target_acceptance: Any = 0.9,
-        acceptance_decay: Any = 0.5,
-        threshold_decay: Any = 0.9,
-        step: Any = 0.01,
-        initial_acceptance: Any = None,
-    ) -> AdaEDLState:
-        return AdaEDLState(
-            control=begin_algorithm_1(
-                batch, threshold, target_acceptance, acceptance_decay, threshold_decay, step, initial_acceptance
-            ),
-            failed=per_row(batch, False, "failed", dtype=bool),
-            entropy_factor=per_row(batch, entropy_factor, "entropy_factor", low=0.0, open_low=True),
-        )
+    @with_parameters_of(begin_algorithm_1)
+    def init(batch: int, entropy_factor: Positive = 0.2, **control: Array) -> AdaEDLState:
+        failed = per_row(batch, False, "failed", dtype=bool)
+        return AdaEDLState(begin_algorithm_1(batch, **control), failed, entropy_factor)
 
     def bound(state: AdaEDLState, distribution: Distribution, drafted: Array) -> tuple[Array, AdaEDLState]:
         del drafted

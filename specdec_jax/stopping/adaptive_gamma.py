@@ -9,16 +9,17 @@ lambda as in AdaEDL. Only drafted positions enter the fit: positions that failed
 a high lambda the fit sees low entropies only; `keep_checked_token` adds one failing position per round.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.ranges import Between, Positive, Share
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
 from specdec_jax.stopping._readings import evaluated_positions, remember
 from specdec_jax.stopping._thresholded import thresholded
-from specdec_jax.strategy import strategy
+from specdec_jax.strategy import strategy, with_parameters_of
 from specdec_jax.types import Array, Distribution, Draft, StoppingPolicy, VerificationResult
 
 FACTOR_RANGE = (1e-3, 10.0)
@@ -36,7 +37,7 @@ class AdaptiveGammaState(NamedTuple):
 
 
 @strategy
-def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> StoppingPolicy:
+def adaptive_gamma(keep_checked_token: bool = False, positions: Annotated[int, Between(1)] = 32) -> StoppingPolicy:
     """AdaEDL with a fitted entropy factor.
 
     Args:
@@ -46,37 +47,25 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: int = 32) -> Sto
     Hyperparameters (`init`): entropy_factor 0.2 (of the prior, in [0.001, 10]), prior_weight 10 (positions, > 0), decay
     0.98 (0 to 1, per round), and AdaEDL's threshold 0.7, target_acceptance 0.9, acceptance_decay 0.5,
     threshold_decay 0.9, step 0.01, initial_acceptance.
-
-    Raises:
-        ValueError: `positions` below 1.
     """
-    if positions < 1:
-        raise ValueError(f"adaptive_gamma needs at least one position, got {positions}")
 
+    @with_parameters_of(begin_algorithm_1)
     def init(
         batch: int,
-        entropy_factor: Any = 0.2,
-        prior_weight: Any = 10.0,
-        decay: Any = 0.98,
-        threshold: Any = 0.7,
-        target_acceptance: Any = 0.9,
-        acceptance_decay: Any = 0.5,
-        threshold_decay: Any = 0.9,
-        step: Any = 0.01,
-        initial_acceptance: Any = None,
+        entropy_factor: Annotated[Any, Between(*FACTOR_RANGE)] = 0.2,
+        prior_weight: Positive = 10.0,
+        decay: Share = 0.98,
+        **control: Array,
     ) -> AdaptiveGammaState:
-        low, high = FACTOR_RANGE
         return AdaptiveGammaState(
-            control=begin_algorithm_1(
-                batch, threshold, target_acceptance, acceptance_decay, threshold_decay, step, initial_acceptance
-            ),
+            control=begin_algorithm_1(batch, **control),
             failed=per_row(batch, False, "failed", dtype=bool),
             root_entropy=host(np.zeros((batch, positions), np.float32)),
             rejected=per_row(batch, 0.0, "rejected"),
             roots=per_row(batch, 0.0, "roots"),
-            entropy_factor=per_row(batch, entropy_factor, "entropy_factor", low=low, high=high),
-            prior_weight=per_row(batch, prior_weight, "prior_weight", low=0.0, open_low=True),
-            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
+            entropy_factor=entropy_factor,
+            prior_weight=prior_weight,
+            decay=decay,
         )
 
     def bound(

@@ -1,21 +1,19 @@
 """A minimum draft length for any policy."""
 
+from typing import Annotated
+
+from specdec_jax.ranges import Between
 from specdec_jax.stopping.static import static
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
 @strategy
-def at_least(minimum: int = 1, policy: StoppingPolicy = static()) -> StoppingPolicy:
+def at_least(minimum: Annotated[int, Between(0)] = 1, policy: StoppingPolicy = static()) -> StoppingPolicy:
     """`policy`, which may stop only after `minimum` tokens are drafted.
 
     Hyperparameters (`init`): those of `policy`.
-
-    Raises:
-        ValueError: `minimum` is negative.
     """
-    if minimum < 0:
-        raise ValueError(f"at_least needs a minimum of 0 or more, got {minimum}")
 
     def begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
         go_on, state = policy.begin(state, context)

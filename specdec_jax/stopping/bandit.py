@@ -8,12 +8,13 @@ the cost model in `_arms.py`, about 1 to 3, for which the same bonus would never
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, Count, NotNegative
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
 from specdec_jax.stopping._defaults import proceed_to_length, show_length
 from specdec_jax.strategy import strategy
@@ -29,7 +30,7 @@ class BanditState(NamedTuple):
 
 
 @strategy
-def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
+def bandit(lengths: Annotated[Sequence[int], Between(1)] = (1, 2, 3, 4)) -> StoppingPolicy:
     """UCB over draft lengths.
 
     Args:
@@ -39,22 +40,21 @@ def bandit(lengths: Sequence[int] = (1, 2, 3, 4)) -> StoppingPolicy:
     drafter pass, in target passes), verification_cost 0.02 (one more token to verify, in target passes).
 
     Raises:
-        ValueError: `lengths` is empty or not a sequence of integers of at least 1.
+        ValueError: `lengths` is no sequence.
     """
-    if isinstance(lengths, str) or not isinstance(lengths, Sequence) or not lengths:
+    if not isinstance(lengths, Sequence):
         raise ValueError(f"bandit needs a sequence of draft lengths, got {lengths!r}")
-    if not all(isinstance(length, int) and not isinstance(length, bool) and length >= 1 for length in lengths):
-        raise ValueError(f"bandit's lengths must be whole numbers of at least 1, got {tuple(lengths)!r}")
     choices = np.asarray(lengths, np.int32)
 
     def init(
-        batch: int, exploration: Any = 0.1, warmup: Any = 8, drafter_cost: Any = 0.1, verification_cost: Any = 0.02
+        batch: int,
+        exploration: NotNegative = 0.1,
+        warmup: Count = 8,
+        drafter_cost: NotNegative = 0.1,
+        verification_cost: NotNegative = 0.02,
     ) -> BanditState:
-        return BanditState(
-            arms=begin_arms(batch, len(choices), drafter_cost, verification_cost, exploration),
-            draft_length=per_row(batch, choices[0], "draft_length", dtype=np.int32),
-            warmup=per_row(batch, warmup, "warmup", low=0, dtype=np.int32),
-        )
+        arms = begin_arms(batch, len(choices), drafter_cost, verification_cost, exploration)
+        return BanditState(arms, per_row(batch, choices[0], "draft_length", dtype=np.int32), warmup)
 
     def begin(state: BanditState, context: RoundContext) -> tuple[Array, BanditState]:
         played = rounds(state.arms)

@@ -6,11 +6,12 @@ trees, 0.2 for chains, which is the default. The last token is kept. Choices lef
 the sampled distribution (at temperature 0 the raw ones), and the product includes the last token.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Share
 from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import token_probability
 from specdec_jax.strategy import strategy
@@ -29,10 +30,8 @@ def cumulative_confidence() -> StoppingPolicy:
     Hyperparameters (`init`): threshold 0.2 (0 to 1; at 0 it never stops).
     """
 
-    def init(batch: int, threshold: Any = 0.2) -> CumulativeConfidenceState:
-        return CumulativeConfidenceState(
-            per_row(batch, threshold, "threshold", low=0.0, high=1.0), per_row(batch, 1.0, "confidence")
-        )
+    def init(batch: int, threshold: Share = 0.2) -> CumulativeConfidenceState:
+        return CumulativeConfidenceState(threshold, per_row(batch, 1.0, "confidence"))
 
     def begin(state: CumulativeConfidenceState, context: RoundContext) -> tuple[Array, CumulativeConfidenceState]:
         return jnp.ones_like(context.alive), state._replace(confidence=jnp.ones_like(state.confidence))

@@ -14,15 +14,14 @@ authors' notebooks; the paper has 0.8 for exact (greedy) decoding and 0.5 for sa
 """
 
 import functools
-from typing import Any
 
-from specdec_jax.hyperparameters import per_row
-from specdec_jax.stopping._algorithm_1 import HIGHEST_THRESHOLD, Algorithm1State, algorithm_1
+from specdec_jax.ranges import Share
+from specdec_jax.stopping._algorithm_1 import Algorithm1State, Threshold, algorithm_1
 from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import token_probability
+from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
-from specdec_jax.types.defaults import no_update
 
 
 @strategy
@@ -38,24 +37,15 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
 
     def init(
         batch: int,
-        threshold: Any = 0.6,
-        target_match: Any = 0.9,
-        match_decay: Any = 0.5,
-        threshold_decay: Any = 0.9,
-        step: Any = 0.01,
-        initial_match: Any = 0.0,
+        threshold: Threshold = 0.6,
+        target_match: Share = 0.9,
+        match_decay: Share = 0.5,
+        threshold_decay: Share = 0.9,
+        step: Share = 0.01,
+        initial_match: Share = 0.0,
     ) -> Algorithm1State:
-        return Algorithm1State(
-            threshold=per_row(batch, threshold, "threshold", low=0.0, high=HIGHEST_THRESHOLD),
-            acceptance=per_row(batch, initial_match, "initial_match", low=0.0, high=1.0),
-            target_acceptance=per_row(batch, target_match, "target_match", low=0.0, high=1.0),
-            acceptance_decay=per_row(batch, match_decay, "match_decay", low=0.0, high=1.0),
-            threshold_decay=per_row(batch, threshold_decay, "threshold_decay", low=0.0, high=1.0),
-            step=per_row(batch, step, "step", low=0.0, high=1.0),
-        )
-
-    def fixed(batch: int, threshold: Any = 0.6) -> Algorithm1State:
-        return init(batch, threshold)
+        del batch
+        return Algorithm1State(threshold, initial_match, target_match, match_decay, threshold_decay, step)
 
     def proceed(
         state: Algorithm1State, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
@@ -63,5 +53,7 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         del drafted
         return ~(token_probability(distribution, token, context) < state.threshold), state
 
-    begun, learnt = (init, functools.partial(algorithm_1, falls_if_rejected=False)) if adaptive else (fixed, no_update)
-    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=show_probability)
+    policy = StoppingPolicy(init, proceed=proceed, threshold=show_probability)
+    if not adaptive:
+        return threshold_only(policy)
+    return policy.replace(update=functools.partial(algorithm_1, falls_if_rejected=False))

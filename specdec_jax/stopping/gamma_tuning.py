@@ -7,12 +7,11 @@ grows by 2 when the round accepted a draft of full length, else by 1; it stays b
 `max_draft_length`; a round without drafts is ignored.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Length, Share
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
@@ -36,19 +35,14 @@ def gamma_tuning() -> StoppingPolicy:
 
     def init(
         batch: int,
-        draft_length: Any = 4,
-        high: Any = 0.8,
-        low: Any = 0.5,
-        decay: Any = 0.5,
-        initial_acceptance: Any = 0.65,
+        draft_length: Length = 4,
+        high: Share = 0.8,
+        low: Share = 0.5,
+        decay: Share = 0.5,
+        initial_acceptance: Share = 0.65,
     ) -> GammaTuningState:
-        return GammaTuningState(
-            draft_length=per_row(batch, draft_length, "draft_length", low=1, dtype=np.int32),
-            acceptance=per_row(batch, initial_acceptance, "initial_acceptance", low=0.0, high=1.0),
-            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
-            high=per_row(batch, high, "high", low=0.0, high=1.0),
-            low=per_row(batch, low, "low", low=0.0, high=1.0),
-        )
+        del batch
+        return GammaTuningState(draft_length, initial_acceptance, decay, high, low)
 
     def update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:
         longest, accepted, drafted = draft.tokens.shape[1], result.length - 1, draft.length > 0

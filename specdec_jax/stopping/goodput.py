@@ -9,12 +9,12 @@ evaluated positions (positions after a rejected one are not evaluated) with a pr
 with `least` 0 a drafter that was switched off is eventually tried again.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, NotNegative, Positive, Share
 from specdec_jax.stopping._defaults import proceed_to_length, show_length
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
 from specdec_jax.strategy import strategy
@@ -34,7 +34,7 @@ class GoodputState(NamedTuple):
 
 
 @strategy
-def goodput(most: int = 16) -> StoppingPolicy:
+def goodput(most: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
     """The draft length with the most expected tokens per time at the observed acceptance rate.
 
     Args:
@@ -43,38 +43,38 @@ def goodput(most: int = 16) -> StoppingPolicy:
 
     Hyperparameters (`init`): drafter_cost 0.1, verification_cost 0.02 (both >= 0), least 1 (shortest draft, 0 to
     `most`), prior_acceptance 0.7 (0 to 1), prior_weight 4 (positions, > 0), decay 0.95 (0 to 1).
-
-    Raises:
-        ValueError: `most` below 1.
     """
-    if most < 1:
-        raise ValueError(f"goodput needs a most of at least 1, got {most}")
 
     def init(
         batch: int,
-        drafter_cost: Any = 0.1,
-        verification_cost: Any = 0.02,
-        least: Any = 1,
-        prior_acceptance: Any = 0.7,
-        prior_weight: Any = 4.0,
-        decay: Any = 0.95,
+        drafter_cost: NotNegative = 0.1,
+        verification_cost: NotNegative = 0.02,
+        least: Annotated[Any, Between(0, most, whole=True)] = 1,
+        prior_acceptance: Share = 0.7,
+        prior_weight: Positive = 4.0,
+        decay: Share = 0.95,
     ) -> GoodputState:
-        shortest = per_row(batch, least, "least", low=0, high=most, dtype=np.int32)
         return GoodputState(
-            draft_length=shortest,
+            draft_length=least,
             accepted=per_row(batch, 0.0, "accepted"),
             evaluated=per_row(batch, 0.0, "evaluated"),
-            least=shortest,
-            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
-            verification_cost=per_row(batch, verification_cost, "verification_cost", low=0.0),
-            prior_acceptance=per_row(batch, prior_acceptance, "prior_acceptance", low=0.0, high=1.0),
-            prior_weight=per_row(batch, prior_weight, "prior_weight", low=0.0, open_low=True),
-            decay=per_row(batch, decay, "decay", low=0.0, high=1.0),
+            least=least,
+            drafter_cost=drafter_cost,
+            verification_cost=verification_cost,
+            prior_acceptance=prior_acceptance,
+            prior_weight=prior_weight,
+            decay=decay,
         )
 
     def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
-        opening = state.drafter_cost * opening_cost(context)
-        state = state._replace(draft_length=_best_length(state, relative_drafter_cost(context), opening, most))
+        opening = state.drafter_cost * opening_cost(context)  # of the first pass, in addition
+        passes, k = relative_drafter_cost(context), jnp.arange(most + 1, dtype=jnp.float32)[None, :]
+        # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
+        tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
+        cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
+        time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
+        value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
+        state = state._replace(draft_length=jnp.argmax(value, axis=1).astype(jnp.int32))  # the first of equal ones
         return state.draft_length > 0, state
 
     def update(state: GoodputState, draft: Draft, result: VerificationResult) -> GoodputState:
@@ -91,17 +91,3 @@ def acceptance(state: GoodputState) -> Array:
     """The estimated acceptance rate [B] float32 of a position."""
     prior = state.prior_acceptance * state.prior_weight
     return (prior + state.accepted) / (state.prior_weight + state.evaluated)
-
-
-def _best_length(state: GoodputState, passes: Array, opening: Array, longest: int) -> Array:
-    """The first k in least..most with the largest E(k) / T(k), [B] int32.
-
-    A pass costs `passes` [B] * drafter_cost, the first one `opening` [B] more, in target passes.
-    """
-    k = jnp.arange(longest + 1, dtype=jnp.float32)[None, :]
-    # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
-    tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
-    cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
-    time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
-    value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
-    return jnp.argmax(value, axis=1).astype(jnp.int32)

@@ -14,17 +14,18 @@ like transformers' processed scores; drafts beyond `positions` are not sampled. 
 round corresponds to the drafter's `max_draft_length`.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.hyperparameters import host
+from specdec_jax.ranges import Between, Count, NotNegative, Share
 from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import evaluated_positions, remember, token_probability
+from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
-from specdec_jax.types.defaults import no_update
 
 
 class _History(NamedTuple):
@@ -42,7 +43,9 @@ class HFConfidenceState(NamedTuple):
 
 
 @strategy
-def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> StoppingPolicy:
+def hf_confidence(
+    refit: bool = True, bins: Annotated[int, Between(1)] = 50, positions: Annotated[int, Between(1)] = 32
+) -> StoppingPolicy:
     """Stop after a drawn token whose probability is below the threshold.
 
     Args:
@@ -52,33 +55,27 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
 
     Hyperparameters (`init`): threshold 0.4 (0 to 1), least_samples 5 (a refit needs more), false_positive_weight 1 and
     false_negative_weight 3 (these three >= 0).
-
-    Raises:
-        ValueError: `bins` or `positions` below 1.
     """
-    if bins < 1 or positions < 1:
-        raise ValueError(f"hf_confidence needs at least one bin and one position, got bins={bins}, {positions=}")
 
     def init(
         batch: int,
-        threshold: Any = 0.4,
-        least_samples: Any = 5,
-        false_positive_weight: Any = 1.0,
-        false_negative_weight: Any = 3.0,
+        threshold: Share = 0.4,
+        least_samples: Count = 5,
+        false_positive_weight: NotNegative = 1.0,
+        false_negative_weight: NotNegative = 3.0,
     ) -> HFConfidenceState:
+        if not refit:
+            return HFConfidenceState(threshold, None)
         counts = host(np.zeros((batch, bins), np.int32))
         history = _History(
             probability=host(np.zeros((batch, positions), np.float32)),
             accepted_above=counts,
             rejected_above=counts,
-            least_samples=per_row(batch, least_samples, "least_samples", low=0, dtype=np.int32),
-            false_positive_weight=per_row(batch, false_positive_weight, "false_positive_weight", low=0.0),
-            false_negative_weight=per_row(batch, false_negative_weight, "false_negative_weight", low=0.0),
+            least_samples=least_samples,
+            false_positive_weight=false_positive_weight,
+            false_negative_weight=false_negative_weight,
         )
-        return HFConfidenceState(per_row(batch, threshold, "threshold", low=0.0, high=1.0), history)
-
-    def init_fixed(batch: int, threshold: Any = 0.4) -> HFConfidenceState:
-        return HFConfidenceState(per_row(batch, threshold, "threshold", low=0.0, high=1.0), None)
+        return HFConfidenceState(threshold, history)
 
     def proceed(
         state: HFConfidenceState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
@@ -90,8 +87,8 @@ def hf_confidence(refit: bool = True, bins: int = 50, positions: int = 32) -> St
             state = state._replace(history=state.history._replace(probability=seen))
         return go_on, state
 
-    begun, learnt = (init, _refit) if refit else (init_fixed, no_update)
-    return StoppingPolicy(begun, proceed=proceed, update=learnt, threshold=show_probability)
+    policy = StoppingPolicy(init, proceed=proceed, threshold=show_probability)
+    return policy.replace(update=_refit) if refit else threshold_only(policy)
 
 
 def _refit(state: HFConfidenceState, draft: Draft, result: VerificationResult) -> HFConfidenceState:

@@ -7,12 +7,11 @@ length, not one cut by the token budget; a round without drafts is ignored (tran
 success). The length starts anew with every request ("heuristic_transient").
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Count, Length
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
@@ -31,12 +30,9 @@ def hf_heuristic() -> StoppingPolicy:
     Hyperparameters (`init`), all integers: draft_length 5 (>= 1), increase 2 (>= 0), decrease 1 (>= 0).
     """
 
-    def init(batch: int, draft_length: Any = 5, increase: Any = 2, decrease: Any = 1) -> HFHeuristicState:
-        return HFHeuristicState(
-            per_row(batch, draft_length, "draft_length", low=1, dtype=np.int32),
-            per_row(batch, increase, "increase", low=0, dtype=np.int32),
-            per_row(batch, decrease, "decrease", low=0, dtype=np.int32),
-        )
+    def init(batch: int, draft_length: Length = 5, increase: Count = 2, decrease: Count = 1) -> HFHeuristicState:
+        del batch
+        return HFHeuristicState(draft_length, increase, decrease)
 
     def update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:
         longest = draft.tokens.shape[1]

@@ -6,14 +6,15 @@ tables (arXiv 2410.18351, section 4.3). Choices left open there: the probability
 (at temperature 0 the raw one), unless `raw`; the rest as in `_algorithm_1.py`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
 from specdec_jax.stopping._thresholded import thresholded
-from specdec_jax.strategy import strategy
+from specdec_jax.stopping._wrapped import threshold_only
+from specdec_jax.strategy import strategy, with_parameters_of
 from specdec_jax.types import Array, Distribution, StoppingPolicy
 
 
@@ -35,24 +36,9 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
     0.9, step 0.01, initial_acceptance (the target acceptance unless given), all as AdaEDL's.
     """
 
-    def init(
-        batch: int,
-        threshold: Any = 0.7,
-        target_acceptance: Any = 0.9,
-        acceptance_decay: Any = 0.5,
-        threshold_decay: Any = 0.9,
-        step: Any = 0.01,
-        initial_acceptance: Any = None,
-    ) -> MaxConfidenceState:
-        return MaxConfidenceState(
-            begin_algorithm_1(
-                batch, threshold, target_acceptance, acceptance_decay, threshold_decay, step, initial_acceptance
-            ),
-            per_row(batch, False, "failed", dtype=bool),
-        )
-
-    def init_fixed(batch: int, threshold: Any = 0.7) -> MaxConfidenceState:
-        return init(batch, threshold)
+    @with_parameters_of(begin_algorithm_1)
+    def init(batch: int, **control: Array) -> MaxConfidenceState:
+        return MaxConfidenceState(begin_algorithm_1(batch, **control), per_row(batch, False, "failed", dtype=bool))
 
     def confidence(
         state: MaxConfidenceState, distribution: Distribution, drafted: Array
@@ -60,5 +46,5 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
         del drafted
         return (distribution.raw_max_prob if raw else distribution.max_prob).astype(jnp.float32), state
 
-    begun = init if adaptive else init_fixed
-    return thresholded(begun, confidence, keep_checked_token=keep_checked_token, adaptive=adaptive)
+    policy = thresholded(init, confidence, keep_checked_token=keep_checked_token, adaptive=adaptive)
+    return policy if adaptive else threshold_only(policy)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.phase import ROUTINE, phase_of
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Count
 from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.static import static
-from specdec_jax.strategy import beside, strategy
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
 
@@ -42,11 +42,10 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
     inner = static(draft_length=np.iinfo(np.int32).max).replace(hyperparameters={}) if policy is None else policy
 
     def init(
-        batch: int, routine_length: Any = 5, reasoning_length: Any = 2, **hyperparameters: Any
+        batch: int, routine_length: Count = 5, reasoning_length: Count = 2, **hyperparameters: Any
     ) -> PhaseLengthState:
-        routine = per_row(batch, routine_length, "routine_length", low=0, dtype=jnp.int32)
-        reasoning = per_row(batch, reasoning_length, "reasoning_length", low=0, dtype=jnp.int32)
-        return PhaseLengthState(inner.init(batch, **hyperparameters), routine, reasoning, routine)
+        policy = inner.init(batch, **hyperparameters)
+        return PhaseLengthState(policy, routine_length, reasoning_length, routine_length)
 
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
@@ -66,16 +65,7 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         return answer & (drafted < state.draft_length), state._replace(policy=after)
 
     shown = {"threshold": show_length} if policy is None else {}
-    return wrapped(
-        inner,
-        init=init,
-        begin=begin,
-        check=check,
-        proceed=proceed,
-        **shown,
-        reads=inner.reads | {"phases"},
-        hyperparameters=beside(inner, "phase_length", routine_length=5, reasoning_length=2),
-    )
+    return wrapped(inner, init=init, begin=begin, check=check, proceed=proceed, **shown, reads=inner.reads | {"phases"})
 
 
 def _capped(context: RoundContext, length: Array) -> RoundContext:

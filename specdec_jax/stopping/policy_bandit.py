@@ -17,6 +17,7 @@ from jax.scipy.special import ndtri
 
 from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.ranges import NotNegative
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.stopping.adaedl import adaedl
@@ -53,12 +54,25 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
     """
     if method not in EXPLORATION:
         raise ValueError(f"policy_bandit's method must be one of {', '.join(EXPLORATION)}, got {method!r}")
-    rules = _rules(policies)
+    if policies is None:
+        policies = max_confidence(keep_checked_token=True), svip(), adaedl(), adaedl(keep_checked_token=True), static()
+    if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
+        got = len(policies) if isinstance(policies, (list, tuple)) else f"a {type(policies).__name__}"
+        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {got}")
+    for policy in policies:
+        if isinstance(policy, StoppingPolicy) and policy.rounds is not None:
+            raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
+        if not isinstance(policy, StoppingPolicy):
+            raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
+    rules = tuple(policies)
 
     def init(
-        batch: int, exploration: Any = None, drafter_cost: Any = 0.1, verification_cost: Any = 0.02
+        batch: int,
+        exploration: NotNegative = None,
+        drafter_cost: NotNegative = 0.1,
+        verification_cost: NotNegative = 0.02,
     ) -> PolicyBanditState:
-        scale = EXPLORATION[method] if exploration is None else exploration
+        scale = per_row(batch, EXPLORATION[method], "exploration") if exploration is None else exploration
         return PolicyBanditState(
             arms=begin_arms(batch, len(rules), drafter_cost, verification_cost, scale),
             passes=per_row(batch, 0, "passes", dtype=jnp.int32),
@@ -103,18 +117,3 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
     reads = frozenset().union(*(rule.reads for rule in rules))
     shown = in_unit("number of the chosen policy", lambda state: state.arms.arm.astype(jnp.float32))
     return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
-
-
-def _rules(policies: Sequence[StoppingPolicy] | None) -> tuple[StoppingPolicy, ...]:
-    if policies is None:
-        keeping = max_confidence(keep_checked_token=True), svip()
-        return (*keeping, adaedl(), adaedl(keep_checked_token=True), static())
-    if isinstance(policies, StoppingPolicy) or not isinstance(policies, Sequence) or len(policies) < 2:
-        got = len(policies) if isinstance(policies, (list, tuple)) else f"a {type(policies).__name__}"
-        raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {got}")
-    for policy in policies:
-        if isinstance(policy, StoppingPolicy) and policy.rounds is not None:
-            raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
-        if not isinstance(policy, StoppingPolicy):
-            raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")
-    return tuple(policies)

@@ -1,10 +1,8 @@
 """A fixed draft length: the standard of speculative decoding (Leviathan et al., arXiv 2211.17192, algorithm 1)."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Count
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, StoppingPolicy
@@ -21,7 +19,8 @@ def static() -> StoppingPolicy:
     Hyperparameters (`init`): draft_length (int >= 0, default 7; 0 is plain decoding). No drafter pass is discarded.
     """
 
-    def init(batch: int, draft_length: Any = 7) -> StaticState:
-        return StaticState(per_row(batch, draft_length, "draft_length", low=0, dtype=np.int32))
+    def init(batch: int, draft_length: Count = 7) -> StaticState:
+        del batch
+        return StaticState(draft_length)
 
     return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, threshold=show_length)

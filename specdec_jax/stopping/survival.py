@@ -22,19 +22,20 @@ average drafter would never draft, and never learn that its drafter is better.
 
 In a batch a pass runs for all rows or for none, and the longest draft sets the verification width. With `together`, n
 more passes pay iff the expected gain of all rows exceeds the value of the time for all rows, and then every row drafts.
-Rows' distributions stay independent, but their draws do not.
+Each row keeps its distribution, but which tokens a row draws depends on the other rows.
 
 Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is new here.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.sampling import log_prob_of
-from specdec_jax.hyperparameters import host, per_row, vector_per_row
+from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.ranges import Between, Positive
 from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost, remember
 from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
@@ -63,11 +64,12 @@ from specdec_jax.types import Array, Distribution, Draft, RoundContext, Stopping
 # Fitted by `metrics.prior.fit_prior` to fourteen traces of four pairs (docs/results.md).
 GREEDY = Prior(0.7, 0.0, 0.0)
 SAMPLED = Prior(0.92, 2.1, 0.1)
+Weights = Annotated[Any, Between(entries=len(Prior._fields))]
 USUAL = 0.6  # prior acceptance rate, for the initial rate
 
 
 @strategy
-def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
+def survival(positions: Annotated[int, Between(1)] = 32, together: bool = False) -> StoppingPolicy:
     """Draft while it pays, by calibrated acceptance probabilities and measured costs.
 
     Args:
@@ -81,12 +83,7 @@ def survival(positions: int = 32, together: bool = False) -> StoppingPolicy:
     Prior each), prior_precision (4; the prior weighs roughly four times as many verified tokens), initial_rate
     (initial R, in tokens per pass of plain decoding; default: that of the best fixed length at these costs with an
     acceptance rate of 0.6), rate_weight (its weight, 5 passes). Times are >= 0; cost, precision, rate and weight > 0.
-
-    Raises:
-        ValueError: positions below 1.
     """
-    if positions < 1:
-        raise ValueError(f"survival needs positions of 1 or more, got {positions}")
     return survival_with(gain_together if together else gain_by_row, positions, together)
 
 
@@ -97,35 +94,28 @@ def survival_with(
 
     def init(
         batch: int,
-        drafter_cost: Any = 0.1,
-        verification_times: Any = None,
-        greedy: Any = GREEDY,
-        sampled: Any = SAMPLED,
-        prior_precision: Any = PRECISION,
-        initial_rate: Any = None,
-        rate_weight: Any = 5.0,
+        drafter_cost: Positive = 0.1,
+        verification_times: Annotated[Any, Between(0, entries=0)] = None,
+        greedy: Weights = GREEDY,
+        sampled: Weights = SAMPLED,
+        prior_precision: Positive = PRECISION,
+        initial_rate: Positive = None,
+        rate_weight: Positive = 5.0,
     ) -> SurvivalState:
         zero, certain = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "certain")
-        cost = per_row(batch, drafter_cost, "drafter_cost", low=0.0, open_low=True)
         verification = verification_per_row(batch, verification_times, positions)
-        last = positions if verification_times is None else np.shape(verification_times)[-1] - 1
-        usual = _usual_rate(cost, verification)
-        rate = usual if initial_rate is None else per_row(batch, initial_rate, "initial_rate", low=0.0, open_low=True)
-        weight = per_row(batch, rate_weight, "rate_weight", low=0.0, open_low=True)
-        settings = Settings(
-            greedy=vector_per_row(batch, greedy, "greedy", len(Prior._fields)),
-            sampled=vector_per_row(batch, sampled, "sampled", len(Prior._fields)),
-            drafter_cost=cost,
-            verification=verification,
-            widest=per_row(batch, min(last, positions), "widest", dtype=np.int32),
-            prior_precision=per_row(batch, prior_precision, "prior_precision", low=0.0, open_low=True),
-            initial_rate=rate,
-            rate_weight=weight,
-        )
+        last = positions if verification_times is None else min(verification_times.shape[1] - 1, positions)
+        rate = initial_rate
+        if rate is None:  # that of the best fixed draft length where a draft is accepted with the chance USUAL
+            drafts = np.arange(positions + 1, dtype=np.float32)[None, :]
+            tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
+            rate = (tokens / (verification + drafts * drafter_cost[:, None])).max(axis=1)
+        widest = per_row(batch, last, "widest", dtype=np.int32)
+        settings = Settings(greedy, sampled, drafter_cost, verification, widest, prior_precision, rate, rate_weight)
         return SurvivalState(
             survival=certain,
             logit=zero,
-            predicted=vector_per_row(batch, [0.0] * positions, "predicted", positions),
+            predicted=host(np.zeros((batch, positions), np.float32)),
             levels=host(np.full((batch, positions), -1, np.int32)),
             forecast=host(np.zeros((batch, LEVELS + 1, HORIZON), np.float32)),
             passes=zero,
@@ -134,8 +124,8 @@ def survival_with(
             lapse=per_row(batch, LAPSE, "lapse"),
             trials=per_row(batch, LAPSE_WEIGHT, "trials"),
             moves=host(np.zeros((batch, LEVELS + 1, LEVELS), np.float32)),
-            tokens=rate * weight,
-            time=weight,
+            tokens=rate * rate_weight,
+            time=rate_weight,
             settings=settings,
         )
 
@@ -180,19 +170,9 @@ def survival_with(
     return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
 
 
-def verification_per_row(batch: int, times: Any, positions: int, low: float = 0.0) -> Array:
-    """V(k) [B, P+1] float32, at least `low`; the last time given holds for longer drafts. Raises ValueError."""
+def verification_per_row(batch: int, times: Array | None, positions: int) -> Array:
+    """V(k) [B, P+1] float32 of `times` [B, N], the last of which holds for longer drafts; 1 + 0.02 k without times."""
+    drafts = np.arange(positions + 1)
     if times is None:
-        times = [1.0 + 0.02 * drafts for drafts in range(positions + 1)]
-    if np.ndim(times) < 1:
-        raise ValueError(f"verification_times must be a list of times by draft length, got {times!r}")
-    by_drafts = vector_per_row(batch, times, "verification_times", np.shape(times)[-1], low=low)[:, : positions + 1]
-    longer = np.minimum(np.arange(positions + 1), by_drafts.shape[1] - 1)
-    return by_drafts[:, longer]
-
-
-def _usual_rate(cost: Array, verification: Array) -> Array:
-    """R [B] of the best fixed draft length where a draft is accepted with the chance USUAL."""
-    drafts = np.arange(verification.shape[1], dtype=np.float32)[None, :]
-    tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
-    return host((tokens / (verification + drafts * cost[:, None])).max(axis=1))
+        return host(np.tile((1.0 + 0.02 * drafts).astype(np.float32), (batch, 1)))
+    return times[:, np.minimum(drafts, times.shape[1] - 1)]

@@ -6,11 +6,11 @@ and 0.3 (`vanilla-sd/eval_specbench.py`) that is H > 0.6 nats. The criterion is 
 maximum of 40 drafts corresponds to the drafter's `max_draft_length`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import NotNegative, Positive
 from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
@@ -32,11 +32,9 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
     Hyperparameters (`init`): entropy_factor 0.15 (> 0), threshold 0.3 (>= 0).
     """
 
-    def init(batch: int, entropy_factor: Any = 0.15, threshold: Any = 0.3) -> SVIPState:
-        return SVIPState(
-            per_row(batch, entropy_factor, "entropy_factor", low=0.0, open_low=True),
-            per_row(batch, threshold, "threshold", low=0.0),
-        )
+    def init(batch: int, entropy_factor: Positive = 0.15, threshold: NotNegative = 0.3) -> SVIPState:
+        del batch
+        return SVIPState(entropy_factor, threshold)
 
     def proceed(
         state: SVIPState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.ranges import Length
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.adaedl import adaedl
-from specdec_jax.strategy import beside, strategy
+from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, PolicyState, StoppingPolicy, VerificationResult
 
 
@@ -34,10 +35,10 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         ValueError: `policy` already has a hyperparameter named rounds.
     """
 
-    def init(batch: int, rounds: Any = 4, **hyperparameters: Any) -> UpdateEveryState:
+    def init(batch: int, rounds: Length = 4, **hyperparameters: Any) -> UpdateEveryState:
         return UpdateEveryState(
             policy=policy.init(batch, **hyperparameters),
-            rounds=per_row(batch, rounds, "rounds", low=1, dtype=jnp.int32),
+            rounds=rounds,
             since=per_row(batch, 0, "since", dtype=jnp.int32),
         )
 
@@ -47,5 +48,4 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
         learnt = select_rows(due, policy.update(state.policy, draft, result), state.policy)
         return state._replace(policy=learnt, since=jnp.where(due, 0, since))
 
-    hyperparameters = beside(policy, "update_every", rounds=4)
-    return wrapped(policy, init=init, update=update, hyperparameters=hyperparameters)
+    return wrapped(policy, init=init, update=update)

@@ -108,14 +108,13 @@ def beam_search(
     search = _program(pair.target.model, width)
     last, ids = np.int32(request.prompts[0][-1]), np.array(ends, np.int32)
     finished = jax.device_get(search(pair.params.target, state.target_cache, last, ids, numbers, state.tokens.shape[1]))
-    return [_hypothesis(pair.target, finished, row, ends) for row in range(width) if np.isfinite(finished.score[row])]
-
-
-def _hypothesis(target: LoadedModel, finished: _Finished, row: int, ends: Sequence[int]) -> Hypothesis:
-    tokens = finished.tokens[row, : finished.length[row]].tolist()
-    text = target.tokenizer.decode([token for token in tokens if token not in ends])
-    reason = "stop" if tokens[-1] in ends else "length"
-    return Hypothesis(text, tokens, float(finished.score[row]), float(finished.log_prob[row]), reason)
+    hypotheses = []
+    for row in np.flatnonzero(np.isfinite(finished.score)):
+        tokens = finished.tokens[row, : finished.length[row]].tolist()
+        text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
+        reason = "stop" if tokens[-1] in ends else "length"
+        hypotheses.append(Hypothesis(text, tokens, float(finished.score[row]), float(finished.log_prob[row]), reason))
+    return hypotheses
 
 
 @functools.lru_cache(maxsize=16)

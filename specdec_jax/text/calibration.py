@@ -57,21 +57,16 @@ def fingerprint(params: Params) -> dict[str, Any]:
     reduced = isinstance(params, (ReducedParams, SharedParams))
     leaves = jax.tree.leaves(params.model if reduced else params, is_leaf=is_matrix)
     largest = max(leaves, key=lambda leaf: leaf.size)
-    size = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": _scale(largest)}
+    array = largest.values if isinstance(largest, Int8) else largest
+    scale = _scales.get(id(array))
+    if scale is None or scale[0]() is not array:
+        scale = _scales[id(array)] = (weakref.ref(array), float(_mean_size(largest)))
+    size = {"parameters": int(sum(leaf.size for leaf in leaves)), "scale": scale[1]}
     return size | ({"draft_vocabulary": params.tokens.size} if reduced else {})
 
 
 _mean_size = jax.jit(lambda leaf: jnp.mean(jnp.abs(as_float32(leaf))))  # without a float32 copy of the array
-_scales: dict[int, tuple[Any, float]] = {}  # by id of the array, with a weak reference to check its identity
-
-
-def _scale(leaf: Any) -> float:
-    """Mean absolute value, computed once per array because every request needs it."""
-    array = leaf.values if isinstance(leaf, Int8) else leaf
-    entry = _scales.get(id(array))
-    if entry is None or entry[0]() is not array:
-        entry = _scales[id(array)] = (weakref.ref(array), float(_mean_size(leaf)))
-    return entry[1]
+_scales: dict[int, tuple[Any, float]] = {}  # mean sizes, which every request needs, by id, and a reference to check it
 
 
 def read_calibration(path: str | Path) -> Calibration:

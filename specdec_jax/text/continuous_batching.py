@@ -14,7 +14,9 @@ import numpy as np
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.decoding.state import readable, slots_for, source_slots_for
 from specdec_jax.drafters.multi_drafter import MultiDrafterState
-from specdec_jax.sharding import bytes_of_caches, check_rows, on_host, row_groups
+from specdec_jax.meshes import bytes_of_caches, check_rows, row_groups
+from specdec_jax.ranges import Between
+from specdec_jax.sharding import on_host
 from specdec_jax.text.generation import Generation, Prefilled, Request, end_at_stops, finish
 from specdec_jax.text.pair import Pair
 from specdec_jax.types import DecodeState
@@ -69,11 +71,11 @@ def complete(
         ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state` refuses,
             or not enough memory for the caches of a single row.
     """
+    look_ahead = LOOK_AHEAD * batch if look_ahead is None else look_ahead
     for name, value in (("batch", batch), ("look_ahead", look_ahead)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        Between(1, whole=True).check(name, value)
     check_rows(batch)
-    waiting = _Waiting(pair, requests, LOOK_AHEAD * batch if look_ahead is None else look_ahead)
+    waiting = _Waiting(pair, requests, look_ahead)
     while (size := waiting.next_size()) is not None:
         rows = rows_that_fit(pair, batch, size.slots, free_memory(), size.source)
         yield from _one_shape(pair, waiting, rows, size)
@@ -176,10 +178,16 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterato
             taken = waiting.take(size, smaller=running) if held[row] is None else None
             if taken is None:
                 continue
-            compiling = 0.0
-            if state is None:
-                state, compiling = _begun(pair, taken.request, batch, size)
-            options = taken.request.options | ({"source_slots": size.source} if size.source else {})
+            compiling, options = 0.0, taken.request.options | ({"source_slots": size.source} if size.source else {})
+            if state is None:  # free rows; every program is run once without work, and compilation timed
+                watch, programs = time.perf_counter(), decoder.num_programs("run")
+                shared = {name: options[name] for name in (*SHAPING, "source_slots") if name in options}
+                state = decoder.idle(pair.params, batch, size.slots, **shared)
+                nothing = {"sources": [[0]]} if size.source else {}
+                state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0}, **nothing)
+                state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
+                if decoder.num_programs("run") > programs:
+                    compiling = time.perf_counter() - watch
             state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **options)
             held[row] = taken._replace(since=time.perf_counter(), compile_seconds=compiling)
         busy = [row for row in range(batch) if held[row] is not None]
@@ -199,16 +207,3 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterato
             result = finish(pair, request.request, alone, 0, seconds, prefilled)
             waiting.done(request.index)
             yield Completed(request.index, batch, size.slots, result, size.source)
-
-
-def _begun(pair: Pair, request: Request, batch: int, size: Size) -> tuple[DecodeState, float]:
-    """A state of free rows, and the seconds of compilation: every program was run once without work."""
-    decoder, watch = pair.decoder, time.perf_counter()
-    programs = decoder.num_programs("run")
-    shared = {name: request.options[name] for name in SHAPING if name in request.options}
-    shared |= {"source_slots": size.source} if size.source else {}
-    state = decoder.idle(pair.params, batch, size.slots, **shared)
-    nothing = {"sources": [[0]]} if size.source else {}
-    state = decoder.refill(pair.params, state, 0, [0], **{**shared, "max_new_tokens": 0}, **nothing)
-    state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
-    return state, time.perf_counter() - watch if decoder.num_programs("run") > programs else 0.0

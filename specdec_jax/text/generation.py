@@ -217,7 +217,12 @@ def decode(pair: Pair, request: Request) -> Decoded:
     """Start, run to the end with timing, and finish every row. `Generation.seconds` excludes compilation."""
     prefilled = start(pair, request)
     watch = time.perf_counter()
-    state = jax.block_until_ready(_run(pair, prefilled.state, request.stop))
+    state = prefilled.state
+    if not request.stop:
+        state = jax.block_until_ready(pair.decoder.run(pair.params, state))
+    while request.stop and not np.all(on_host(state.done)):
+        state = pair.decoder.run(pair.params, state, rounds=STOP_STRING_ROUNDS)
+        state = end_at_stops(pair, state, [request.stop] * len(state.length))
     seconds = time.perf_counter() - watch
     rows, final = range(len(request.prompts)), readable(state)
     look_at_costs(pair, request, final, seconds)
@@ -309,16 +314,6 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
     pair = measured_pair(**building) if pair is None else pair.using(**building) if building else pair
     rest = {name: value for name, value in options.items() if name in asks}
     return (pair.with_log_probs() if rest.pop("log_probs", False) else pair), rest
-
-
-def _run(pair: Pair, state: DecodeState, stop: Sequence[str]) -> DecodeState:
-    """Decodes to the end: in one dispatch, or, with stop strings, in dispatches of a few rounds."""
-    if not stop:
-        return pair.decoder.run(pair.params, state)
-    while not np.all(on_host(state.done)):
-        state = pair.decoder.run(pair.params, state, rounds=STOP_STRING_ROUNDS)
-        state = end_at_stops(pair, state, [stop] * len(state.length))
-    return state
 
 
 def end_at_stops(pair: Pair, state: DecodeState, stops: Sequence[Sequence[str]]) -> DecodeState:

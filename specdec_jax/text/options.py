@@ -16,12 +16,15 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.ranges import Between
+from specdec_jax.text.sampling_params import NewTokens, SamplingParams
 
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated options, because a list would consume the prompt
 Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" would be misleading
+
+LONGEST = 64  # maximum draft length; beyond it verification would be wider than a prefill chunk
 
 OPTIONAL = ConstructorRegistry()  # for tyro.cli
 
@@ -104,19 +107,21 @@ class Rules:
 
 @dataclass(frozen=True)
 class Drafting:
-    max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    max_draft_length: Annotated[
+        int | None, Between(1, LONGEST), tyro.conf.arg(metavar="INT", help_behavior_hint="")
+    ] = None
     """Most tokens drafted per round, whatever the policy; by default what pays here on predictable text."""
 
 
 @dataclass(frozen=True)
 class Decoding(SamplingParams):
-    max_new_tokens: int = 256
+    max_new_tokens: NewTokens = 256
     """Most tokens to decode."""
     stop: Annotated[Many[str], tyro.conf.arg(metavar="TEXT")] = ()
     """A string that ends the text and is not printed."""
     stop_ids: tyro.conf.Suppress[Any] = None
     chat: Switch = True
-    """Take the prompt as it is, without the model's chat template."""
+    """Put the prompt into the model's chat template; --no-chat takes it as it is."""
     system: Annotated[str | None, Maybe] = None
     """System prompt (needs the chat template)."""
     parse_special: Switch = False

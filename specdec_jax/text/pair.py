@@ -29,9 +29,10 @@ from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
+from specdec_jax.meshes import bytes_here
 from specdec_jax.monitors.log_probs import log_probs
 from specdec_jax.monitors.phases import phases
-from specdec_jax.sharding import bytes_here, mesh_here
+from specdec_jax.sharding import mesh_here
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Drafting, Models

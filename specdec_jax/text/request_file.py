@@ -1,24 +1,23 @@
 """A file of requests: one JSON object per line, each checked separately, so that an invalid one stops no other."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from specdec_jax.decoding.state import fresh_request
+from specdec_jax.ranges import Between, ranges_of, shortened
 from specdec_jax.strategy import nearest
 from specdec_jax.text.generation import Generation, Request, prepare
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.sampling_params import SamplingParams
 
-WHOLE = ("max_new_tokens", "top_k", "seed")
-NUMBERS = ("temperature", "top_p", "min_p")
+SAMPLING = ranges_of(SamplingParams)  # of the fields that are numbers
 HYPERPARAMETERS = ("policy", "verifier")
-FIELDS = ("prompt", "turns", "system", "id", "category", "split", "stop", *WHOLE, *NUMBERS, *HYPERPARAMETERS)
-LARGEST = 2**53  # largest integer; beyond it floating point is not exact
+FIELDS = ("prompt", "turns", "system", "id", "category", "split", "stop", *SAMPLING, *HYPERPARAMETERS)
+NUMBERS = Between(-(2**53), 2**53, entries=0)  # hyperparameters; beyond it floating point is not exact
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
 LOG_PROBS = ("log_probs", "warped_log_probs")
 
@@ -59,11 +58,11 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     """Raises ValueError for unknown fields, values of a wrong type, and a missing prompt."""
     for name in fields:
         if name not in FIELDS:
-            raise ValueError(f"no field {_short(name)}{nearest(name, FIELDS)}")
+            raise ValueError(f"no field {shortened(name)}{nearest(name, FIELDS)}")
     if ("prompt" in fields) == ("turns" in fields):
         raise ValueError("there are both prompt and turns" if "turns" in fields else "there is no prompt")
     for name, value in fields.items():
-        _CHECKS[name](name, value)
+        SAMPLING[name].check(name, value) if name in SAMPLING else _CHECKS[name](name, value)
 
 
 def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
@@ -76,7 +75,7 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
         ValueError: invalid fields.
     """
     check_fields(fields)
-    changes = {name: fields[name] for name in (*WHOLE, *NUMBERS, "stop") if name in fields}
+    changes = {name: fields[name] for name in (*SAMPLING, "stop") if name in fields}
     changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
     sampling = dataclasses.replace(defaults.sampling, **changes)
     system = fields.get("system", defaults.system)
@@ -115,16 +114,11 @@ def _line(content: Mapping[str, Any]) -> bytes:
     return json_text(content).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str):
-        raise ValueError(f"{name} must be text, got {_short(value)}")
+        raise ValueError(f"{name} must be text, got {shortened(value)}")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"{name} is not valid Unicode: {_short(value)} has half a surrogate pair")
+        raise ValueError(f"{name} is not valid Unicode: {shortened(value)} has half a surrogate pair")
 
 
 def _check_prompt(name: str, value: Any) -> None:
@@ -133,17 +127,17 @@ def _check_prompt(name: str, value: Any) -> None:
             raise ValueError("the prompt is empty")
         return _check_text(name, value)
     if not isinstance(value, list) or not value:
-        raise ValueError(f"prompt must be text or a list of messages, got {_short(value)}")
+        raise ValueError(f"prompt must be text or a list of messages, got {shortened(value)}")
     for index, message in enumerate(value):
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            raise ValueError(f"message {index} of the prompt must have role and content, got {_short(message)}")
+            raise ValueError(f"message {index} of the prompt must have role and content, got {shortened(message)}")
         for key, text in message.items():
             _check_text(f"{key} of message {index}", text)
 
 
 def _check_turns(name: str, value: Any) -> None:
     if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], str):
-        raise ValueError(f"{name} must be a list of one text, got {_short(value)}")
+        raise ValueError(f"{name} must be a list of one text, got {shortened(value)}")
     _check_prompt(name, value[0])
 
 
@@ -152,24 +146,16 @@ def _check_stop(name: str, value: Any) -> None:
         _check_text(name, text)
 
 
-def _check_number(name: str, value: Any, whole: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        raise ValueError(f"{name} must be a {'whole ' if whole else ''}number, got {_short(value)}")
-    if isinstance(value, int) and abs(value) > LARGEST:
-        raise ValueError(f"{name} is out of range: {_short(value)}")
-
-
 def _check_hyperparameters(name: str, value: Any) -> None:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be an object of hyperparameters, got {_short(value)}")
+        raise ValueError(f"{name} must be an object of hyperparameters, got {shortened(value)}")
     for key, number in value.items():
-        for entry in number if isinstance(number, list) and number else [number]:
-            _check_number(f"{_short(key)} of {name}", entry)
+        NUMBERS.check(f"{shortened(key)} of {name}", number)
 
 
 def _check_id(name: str, value: Any) -> None:
     if isinstance(value, (dict, list)):
-        raise ValueError(f"{name} must be text or a number, got {_short(value)}")
+        raise ValueError(f"{name} must be text or a number, got {shortened(value)}")
 
 
 _CHECKS = {
@@ -178,7 +164,5 @@ _CHECKS = {
     "turns": _check_turns,
     **dict.fromkeys(("id", "category", "split"), _check_id),
     "stop": _check_stop,
-    **dict.fromkeys(WHOLE, functools.partial(_check_number, whole=True)),
-    **dict.fromkeys(NUMBERS, _check_number),
     **dict.fromkeys(HYPERPARAMETERS, _check_hyperparameters),
 }

@@ -52,22 +52,6 @@ class ResultFile:
             os.close(self._descriptor)
 
 
-class Unwritten:
-    """A substitute for a file of results that another process writes, from that process's description."""
-
-    def __init__(self, path: Path, lines: int, refused: int, decided: Any):
-        self.path, self.lines, self.refused, self.decided = path, lines, refused, decided
-
-    def append(self, line: bytes) -> None:
-        """Counts the line."""
-        del line
-        self.lines += 1
-
-    def decide(self, facts: Mapping[str, Any]) -> None:
-        """Does nothing."""
-        del facts
-
-
 @contextlib.contextmanager
 def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bool = False) -> Iterator[ResultFile]:
     """Opens the file of results for these settings and this input exclusively, with its whole lines, or empty.
@@ -133,7 +117,7 @@ def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], so
 
 
 def digest(content: bytes) -> dict[str, Any]:
-    """Length and SHA-256 of contents, for comparison between settings and processes."""
+    """Length and SHA-256 of contents, for comparison between settings."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

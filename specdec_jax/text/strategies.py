@@ -91,10 +91,10 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
     made = build(kind, name, arguments, offered)
     if kind in ("policy", "verifier") or (kind == "monitor" and name.endswith(".py")):
         try:
+            if not is_users(made):  # the factory called `init` where hyperparameters were given
+                return made
             with described(definition(made.init), f"the {kind}'s init"):
                 state = made.init(FIRST.batch)
-            if not is_users(made):
-                return made
             monitor = phases().init(FIRST.batch) if kind != "monitor" and made.needs_phases else ()
             for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
                 sizes = FIRST._replace(max_draft_length=length)

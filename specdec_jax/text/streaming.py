@@ -14,6 +14,7 @@ import numpy as np
 from specdec_jax.decoding.state import readable
 from specdec_jax.decoding.summaries import kinds_of, recorded_rounds
 from specdec_jax.loading import StreamDecoder, Tokenizer
+from specdec_jax.ranges import Between
 from specdec_jax.sharding import on_host
 from specdec_jax.text.generation import (
     Conversation,
@@ -166,8 +167,7 @@ def stream(
         ValueError: invalid input, raised by the call and not by the first chunk.
     """
     pair, options = split_options(pair, options)
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    Between(1, whole=True).check("rounds", rounds)
     return Stream(pair, prepare(pair, [prompt], sampling, record=True, **options), rounds)
 
 

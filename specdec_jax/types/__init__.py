@@ -24,6 +24,7 @@ from specdec_jax.types.seams import Hidden as Hidden
 from specdec_jax.types.seams import Init as Init
 from specdec_jax.types.seams import InitCache as InitCache
 from specdec_jax.types.seams import InitDrafter as InitDrafter
+from specdec_jax.types.seams import InTurn as InTurn
 from specdec_jax.types.seams import LanguageModel as LanguageModel
 from specdec_jax.types.seams import Monitor as Monitor
 from specdec_jax.types.seams import Next as Next

@@ -1,13 +1,13 @@
 """The interfaces: language models, stopping policies, verifiers, drafters and monitors, and their functions.
 
-Every interface is a record of pure functions; the alias or protocol above it documents each function's arguments and
+Every interface is a record of pure functions; the alias above it documents each function's arguments and
 results. Policies, verifiers, drafters and monitors are strategies: values that record their factory and options
 (specdec_jax/strategy.py). Arguments are positional, so an implementation may name them freely.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Concatenate, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Concatenate, NamedTuple, Self
 
 from specdec_jax.strategy import Strategy
 from specdec_jax.types.defaults import always_begin, always_draw, always_proceed, no_threshold, no_update
@@ -37,42 +37,26 @@ Arguments after `batch` are hyperparameters: keyword arguments with defaults, al
 """
 
 
-class InitCache(Protocol):
-    """An empty cache of `slots` (S) slots for `batch` rows.
+InitCache = Callable[..., Cache]
+"""(params, batch, slots, source=None) -> an empty cache of `slots` (S) slots for `batch` rows.
 
-    `source`, an encoder's input, is encoded only here: (tokens [B, E] int32, lengths [B] int32); None without one.
-    """
-
-    def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> Cache: ...
+`source`, an encoder's input, is encoded only here: (tokens [B, E] int32, lengths [B] int32); None without one.
+"""
 
 
-class Forward(Protocol):
-    """One pass: tokens [B, T] int32 to (output [B, T, ...] float32, cache).
+Forward = Callable[..., tuple[Array, Cache]]
+"""One pass: (params, tokens [B, T] int32, cache, positions=None, mask=None) -> (output [B, T, ...] float32, cache).
 
-    Row b's tokens occupy slots cache.length[b] ... cache.length[b] + T - 1, and its length grows by T.
-    """
-
-    def __call__(
-        self, params: Params, tokens: Array, cache: Cache, /, positions: Array | None = None, mask: Array | None = None
-    ) -> tuple[Array, Cache]: ...
+Row b's tokens occupy slots cache.length[b] ... cache.length[b] + T - 1, and its length grows by T.
+"""
 
 
-class StreamsForward(Protocol):
-    """A pass that also returns hidden states: tokens [B, T] to (logits [B, T, V], hidden [B, T, N, D] float32, cache).
+StreamsForward = Callable[..., tuple[Array, Array, Cache]]
+"""A pass that also returns hidden states: (params, tokens [B, T], cache, layers, positions=None, mask=None) ->
+(logits [B, T, V], hidden [B, T, N, D] float32, cache).
 
-    `layers` (N of them, static): i is the residual stream after the i-th layer, 0 the embedding.
-    """
-
-    def __call__(
-        self,
-        params: Params,
-        tokens: Array,
-        cache: Cache,
-        layers: tuple[int, ...],
-        /,
-        positions: Array | None = None,
-        mask: Array | None = None,
-    ) -> tuple[Array, Array, Cache]: ...
+`layers` (N of them, static): i is the residual stream after the i-th layer, 0 the embedding.
+"""
 
 
 class Hidden(NamedTuple):
@@ -141,7 +125,6 @@ class StoppingPolicy(Strategy):
     rounds: ClassVar[Any] = None
     """For policies whose drafts are not chains: a module such as `contrib.trees.hooks` with the functions by which the
     decoder, the proofs and replays run a round."""
-    forwarded: ClassVar[tuple[str, ...]] = ()  # further fields that are functions of the state, for wrapping policies
     init: Init
     begin: Begin = always_begin
     check: Check = always_draw
@@ -188,15 +171,12 @@ class Verifier(Strategy):
     hyperparameters: Mapping[str, Any] = READ
 
 
-# What a drafter keeps of a target pass: (params, hidden [B, T, N, D] float32) -> a pytree, leaves [B, T, ...]. `hidden`
-# are the hidden states of the observer's layers.
-Take = Callable[[Params, Array], Any]
-
-
 class Observer(NamedTuple):
     """What a drafter observes of the target's passes; the result is passed to the drafter's `commit` and `prefill`."""
 
-    take: Take
+    take: Callable[
+        [Params, Array], Any
+    ]  # (params, hidden states of `layers` [B, T, N, D] float32) -> leaves [B, T, ...]
     layers: tuple[int, ...]  # the N layers whose hidden states are read, numbered as in `StreamsForward`
     target_width: int  # D of the target
 
@@ -220,21 +200,12 @@ class Next(NamedTuple):
     known: Array | None = None  # [B] bool: False ends the row's draft; None: True for all rows
 
 
-# The next position of rows that have drafted `drafted` [B] int32 tokens: (memory, drafted, uniform) -> (next, memory).
-Predict = Callable[[Any, Array, Array], tuple[Next, Any]]
-
-
-# (memory, token, is_drafted, drafted) -> the memory after `token` [B] was drafted, where `is_drafted` [B] bool, after
-# `drafted` [B] other tokens.
-Keep = Callable[[Any, Array, Array, Array], Any]
-
-
 class Source(NamedTuple):
     """Where a round's drafts come from. The draft loop carries the memory: a pytree of constant shapes."""
 
     open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds tokens that their caches lack
-    predict: Predict
-    keep: Keep
+    predict: Callable[[Any, Array, Array], tuple[Next, Any]]  # (memory, drafted [B], uniform [B]) -> (next, memory)
+    keep: Callable[[Any, Array, Array, Array], Any]  # (memory, token, is_drafted, drafted), each [B] -> memory after it
     close: Callable[[Drafted], tuple[DrafterState, Drafted]]  # the drafter's state after the loop, the draft to verify
     cost: Array | float | tuple[float, float] = 1.0  # [B], of a prediction, in passes; 0: a lookup; (first, later) ones
     chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn, so q is one-hot
@@ -242,34 +213,28 @@ class Source(NamedTuple):
     otherwise: Callable[[Array], "Source"] | None = None  # rows [B] bool without drafts -> the source to use there
 
 
-# (params, state, tokens [B, S] int32, context) -> the source of a round.
-OpenSource = Callable[[Params, DrafterState, Array, RoundContext], Source]
+class InTurn(NamedTuple):
+    """What `close` gets as a draft's memory where `otherwise` was asked too."""
+
+    first: Any  # the source's
+    second: Any
+    source: Source  # the one that drafted second
 
 
-Commit = Callable[[Params, DrafterState, Array, Array], DrafterState]
+Commit = Callable[..., DrafterState]
 """The drafter's state for a text `tokens` [B, S] of which the first `valid` [B] int32 tokens are final.
 
-(params, state, tokens, valid) -> state. Called after every round, also for rows that drafted nothing; passes may be
-deferred until a row drafts again. A drafter with an observer takes a further argument, `seen`, which is omitted where a
-text is only truncated.
+(params, state, tokens, valid, seen=None) -> state. Called after every round, also for rows that drafted nothing; passes
+may be deferred until a row drafts again. Only a drafter with an observer gets `seen` (a Seen), and not where a text is
+only truncated.
 """
 
 
-class CommitSeen(Protocol):
-    """As `Commit`, for a drafter with an observer; `seen` is None where a text is only truncated."""
+InitDrafter = Callable[..., DrafterState]
+"""(params, batch, slots, source=None) -> a drafter's state for `batch` rows of `slots` (S) slots.
 
-    def __call__(
-        self, params: Params, state: DrafterState, tokens: Array, valid: Array, seen: Seen | None = None, /
-    ) -> DrafterState: ...
-
-
-class InitDrafter(Protocol):
-    """A drafter's state for `batch` rows of `slots` (S) slots.
-
-    `source` is that of `InitCache`; it is passed only if the target has an encoder.
-    """
-
-    def __call__(self, params: Params, batch: int, slots: int, /, source: Any = None) -> DrafterState: ...
+`source` is that of `InitCache`; it is passed only if the target has an encoder.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -279,16 +244,16 @@ class Drafter(Strategy):
     drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` is for scores and traces only
     one_pass: ClassVar[bool] = False  # True, in a subclass: the pass of a round's first prediction serves all of them
     init: InitDrafter
-    source: OpenSource
-    commit: Commit | CommitSeen
+    source: Callable[[Params, DrafterState, Array, RoundContext], Source]  # (params, state, tokens [B, S], context)
+    commit: Commit
     max_draft_length: int  # K
     model: LanguageModel | None = None  # the drafter's language model, if it has one: `score` uses it
     observe: Observer | None = None  # what to keep of the target's passes
-    prefill: Commit | CommitSeen | None = None  # as `commit`, for prompts, feeding them at once; None: `commit` is used
+    prefill: Commit | None = None  # as `commit`, for prompts, feeding them at once; None: `commit` is used
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
     @property
-    def fill(self) -> Commit | CommitSeen:
+    def fill(self) -> Commit:
         """`prefill`, or `commit` for drafters without one."""
         return self.prefill or self.commit
 

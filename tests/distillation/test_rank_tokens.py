@@ -55,7 +55,6 @@ def test_texts_of_a_file(tmp_path):
         (["--texts", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
         (["--texts", "bad.jsonl"], "bad.jsonl, line 1: an object with a text is wanted"),
         (["--texts", "empty.jsonl"], "there are no tokens to count"),
-        (["--texts", "empty.jsonl", "--most", "0"], "most must be 1 or more, got 0"),
     ],
 )
 def test_bad_input_is_one_message_and_writes_nothing(arguments, message, tmp_path, monkeypatch, capsys):

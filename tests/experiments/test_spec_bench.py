@@ -9,8 +9,8 @@ from tiny_weights import write_tokenizer
 from configs.base import CompareConfig, Method
 from experiments.lib.run_folder import RunFolder
 from experiments.spec_bench import Answer, Choice, main, read_answers, speeds, task_of
-from specdec_jax.replay.readers import read_log
-from specdec_jax.replay.writers import write_lines
+from specdec_jax.contrib.engine_logs import read_log
+from specdec_jax.contrib.engine_logs.rounds import write_lines
 
 # Tokens and seconds by turn: two questions of MT-bench, one of another task, one that only we know.
 PLAIN = {81: ("writing", [10, 30], [1, 3]), 101: ("math", [80], [2]), 321: ("qa", [6], [1]), "x-1": ("code", [9], [3])}

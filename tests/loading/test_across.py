@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reciters import TEXT, byte_level, sentence_piece
+from spelling_models import TEXT, byte_level, sentence_piece
 from tiny_llama import random_named, variant
 from tiny_weights import weights, write_folder
 from tokenizers import Tokenizer as Backend

@@ -1,4 +1,4 @@
-"""Hub ids against a small server of the hub's layout: what is asked for, what is refused, and what faults do."""
+"""Hub ids against a small server of the hub's layout: what is asked for, and what is refused."""
 
 import hashlib
 import io
@@ -54,22 +54,16 @@ def server(tmp_path, monkeypatch):
             "HF_HUB_CACHE": str(tmp_path / "cache"),
             "HF_TOKEN_PATH": str(tmp_path / "token"),
             "HF_HUB_OFFLINE": False,
-            "DOWNLOAD_CHUNK_SIZE": 4096,  # what is kept of a file that is cut; 10 MB are more than these files have
         }
         for name, value in settings.items():
             monkeypatch.setattr(constants, name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(hub, "PAUSE", 0)
         yield found
 
 
 def drafted(loaded) -> int:
     return loaded.params.kernel.shape[0]
-
-
-def blobs(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "cache").glob("*/blobs/*") if path.is_file()]
 
 
 # What is asked for
@@ -144,37 +138,30 @@ def test_a_missing_file_is_no_hub_id(server):
     assert server.asked == []
 
 
-# What is refused: (source, changes to its files, token, fault, what the message names)
+# What is refused: (source, changes to its files, token, what the message names)
 
 NOWHERE = "there is no file or folder 'org/none' here"
 REFUSALS = {
-    "family": ("org/tiny", {"config.json": FALCON}, None, {}, ["unknown model_type 'falcon'", "docs/extending.md"]),
-    "quantised": ("org/tiny", {"config.json": QUANTISED}, None, {}, ["config.json", "quantised", "'gptq'"]),
-    "pytorch": ("org/tiny", {SINGLE: None, "a.bin": b"1"}, None, {}, [f"no {SINGLE}", "a.bin is not", "@refs/pr/1"]),
-    "tokenizer": ("org/tiny", {"tokenizer.json": None, "t.model": b"1"}, None, {}, ["no tokenizer.json", "t.model is"]),
-    "no config": ("org/tiny", {"config.json": None}, None, {}, ["no config.json", "no model in the format"]),
-    "revision": ("org/tiny@v9", {}, None, {}, ["'org/tiny' has no revision 'v9'", "/org/tiny/tree/main"]),
-    "of a built-in": ("smollm2-drafter@main", {}, None, {}, ["'smollm2-drafter@main'", "or the revision of a hub id"]),
-    "no such model": ("org/none", {}, None, {}, [NOWHERE, "shows no such model", "`hf auth login`"]),
-    "not for you": ("org/none", {}, "mine", {}, [NOWHERE, "shows no such model", "your token may not read it"]),
-    "bad token": ("org/none", {}, "bad", {}, ["refuses the token of HF_TOKEN", "'org/none'", "Invalid credentials"]),
-    "store": ("org/tiny", {}, None, {"part": "/cdn/", "status": 403}, ["cannot download 'org/tiny'", "403"]),
+    "family": ("org/tiny", {"config.json": FALCON}, None, ["unknown model_type 'falcon'", "docs/extending.md"]),
+    "quantised": ("org/tiny", {"config.json": QUANTISED}, None, ["config.json", "quantised", "'gptq'"]),
+    "pytorch": ("org/tiny", {SINGLE: None, "a.bin": b"1"}, None, [f"'org/tiny' has no {SINGLE}", "save_pretrained"]),
+    "tokenizer": ("org/tiny", {"tokenizer.json": None}, None, ["'org/tiny' has no tokenizer.json"]),
+    "no config": ("org/tiny", {"config.json": None}, None, ["no config.json"]),
+    "revision": ("org/tiny@v9", {}, None, ["'org/tiny@v9'", "Invalid rev id: v9"]),
+    "of a built-in": ("smollm2-drafter@main", {}, None, ["'smollm2-drafter@main'", "or the revision of a hub id"]),
+    "no such model": ("org/none", {}, None, [NOWHERE, "Repository Not Found", "authenticated"]),
+    "bad token": ("org/none", {}, "bad", [NOWHERE, "Invalid credentials"]),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_refusal_names_what_is_wrong_and_no_weights_were_downloaded(server, files, monkeypatch, case):
-    source, changes, token, fault, parts = REFUSALS[case]
-    server.tokens = {"mine"}
+def test_a_refusal_names_what_is_wrong_and_no_weights_were_downloaded(server, files, monkeypatch, capfd, case):
+    source, changes, token, parts = REFUSALS[case]
     server.add("org/tiny", {name: content for name, content in (files | changes).items() if content is not None})
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
-    if fault:
-        server.fault(**fault)
-    said = refusal(source)
-    assert_says(said, *parts)
-    assert fault or not any(one.path.startswith("/cdn/") for one in server.asked)
-    assert not fault or ("licence" not in said and "no such model" not in said)
+    assert_says(refusal(source), *parts)
+    assert not any(one.path.startswith("/cdn/") for one in server.asked) and capfd.readouterr().err == ""
 
 
 def test_an_encoder_is_refused_before_its_weights_are_downloaded(server, files, tmp_path):
@@ -190,84 +177,46 @@ def test_an_encoder_is_refused_before_its_weights_are_downloaded(server, files, 
 # Who may read it
 
 
-def test_a_gated_model_needs_a_licence_and_a_token(server, files, capfd, monkeypatch):
+def test_a_gated_model_needs_a_token_of_a_reader(server, files, monkeypatch):
     server.tokens = {"mine", "stranger"}
-    server.add("org/tiny", files, gated="manual", readers=("mine",), card={"license": "llama2"})
-    page = f"{server.url}/org/tiny"
-    assert_says(refusal("org/tiny"), "is gated", f"accept its licence at {page}", "`hf auth login`", "HF_TOKEN")
+    server.add("org/tiny", files, gated="manual", readers=("mine",))
+    assert_says(refusal("org/tiny"), "Access to model org/tiny is restricted", "authenticated")
     monkeypatch.setenv("HF_TOKEN", "stranger")
-    assert_says(refusal("org/tiny"), "is gated", page, "the account of your token", "Access to model org/tiny")
-    assert "licence" not in capfd.readouterr().err
+    assert_says(refusal("org/tiny"), "Access to model org/tiny is restricted")
     monkeypatch.setenv("HF_TOKEN", "mine")
-    with pytest.warns(UserWarning) as warned:
-        load_model("org/tiny")
-    text = f"org/tiny is gated: you use it under its licence, llama2 ({page})"
-    assert [str(one.message) for one in warned] == [text]
     load_model("org/tiny")
-    assert capfd.readouterr().err == ""
     assert [one.token for one in server.asked if one.path.startswith("/cdn/")] == [None]  # of another host
 
 
-# Faults
-
-
-def test_too_many_requests(server, files):
-    server.add("org/tiny", files)
-    server.fault("/api/", status=429, headers={"Retry-After": "7"})
-    assert_says(refusal("org/tiny"), "'org/tiny'", "too many requests, try again in 7 s", "HF_TOKEN")
-    server.fault("/cdn/", status=429, headers={"Retry-After": "0"})
-    load_model("org/tiny")  # here huggingface_hub waits
-    assert server.sent().count(SINGLE) == 2
-
-
-def test_a_connection_that_stays_broken_leaves_what_is_whole(server, shards, tmp_path):
+def test_a_connection_that_stays_broken_leaves_what_is_whole(server, shards):
     server.add("org/tiny", shards)
     last = hashlib.sha256(shards[SHARDS[2]]).hexdigest()
-    server.fault(last, cut=1000, reset=True, times=9)
-    assert_says(refusal("org/tiny"), "'org/tiny' came in part (the same command goes on)", server.url, "reset")
-    names = [path.name for path in blobs(tmp_path)]
-    assert last not in names and not any("incomplete" in name for name in names)
-    server.faults.clear()
+    server.broken = last
+    assert_says(refusal("org/tiny"), "'org/tiny'", "lacks files of the hub's")
+    server.broken = None
     before = len(server.asked)
     load_model("org/tiny")
     assert [one.path for one in server.asked[before:] if one.path.startswith("/cdn/")] == [f"/cdn/{last}"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "parts"),
-    [
-        ({"wrong": True}, ["'org/tiny' came damaged", "checksum of model.safetensors", "removed from the cache"]),
-        ({"short": True}, ["cannot download 'org/tiny'", "should be of size"]),
-    ],
-)
-def test_a_damaged_file_does_not_stay(server, files, tmp_path, fault, parts):
-    server.add("org/tiny", files)
-    server.fault("/cdn/", **fault)
-    assert_says(refusal("org/tiny"), *parts)
-    assert len(blobs(tmp_path)) == len(SMALL)
-    load_model("org/tiny")
-    assert server.sent().count(SINGLE) == 2
-
-
 # Without the hub
 
 
-def test_without_the_hub_the_cache_is_read_and_half_a_model_is_named(server, shards, monkeypatch, tmp_path):
+def test_without_the_hub_the_cache_is_read_and_half_a_model_is_refused(server, shards, monkeypatch, tmp_path):
     server.add("org/tiny", shards, "v1")
     load_model("org/tiny@v1")
     before = len(server.asked)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load_model("org/tiny@v1").name == "org/tiny@v1"
-    assert_says(refusal("org/tiny"), "nor in the Hugging Face cache", "HF_HUB_OFFLINE is set")
-    assert_says(refusal("org/other@v1"), "`hf download org/other --revision v1`")
+    assert_says(refusal("org/other@v1"), "no file or folder 'org/other@v1' here", "HF_HUB_OFFLINE")
     assert len(server.asked) == before
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     load_model("org/tiny@v1")
-    assert_says(refusal("org/other"), "the hub at http://127.0.0.1:9 cannot be reached", "`hf download org/other`")
+    assert_says(refusal("org/other"), "no file or folder 'org/other' here", "Connect")
     (path,) = (tmp_path / "cache").glob(f"*/snapshots/*/{SHARDS[1]}")
     path.unlink()
-    assert_says(refusal("org/tiny@v1"), f"no such weight file: {path}", "cannot be reached")
+    assert_says(refusal("org/tiny@v1"), "the cache lacks files of the hub's")
 
 
 # What is seen of it
@@ -306,10 +255,9 @@ def load_elsewhere(cache: Path, **environment: str) -> subprocess.CompletedProce
 
 def test_a_mirror_a_token_and_offline_mode_by_the_environment(server, files, tmp_path):
     server.tokens = {"mine"}
-    server.add("org/tiny", files, "v1", gated="auto", readers=("mine",), card={"license": "gemma"})
+    server.add("org/tiny", files, "v1", gated="auto", readers=("mine",))
     done = load_elsewhere(tmp_path, HF_ENDPOINT=server.url, HF_TOKEN="mine")
     assert (done.returncode, done.stdout) == (0, "64\n")
-    assert f"org/tiny is gated: you use it under its licence, gemma ({server.url}/org/tiny)\n" in done.stderr
     assert sorted(server.sent()) == sorted([*SMALL, SINGLE])
     before = len(server.asked)
     again = load_elsewhere(tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="1")

@@ -85,13 +85,11 @@ def bolder_late(log_accept, draft, distributions, context):
     return jnp.where((context.emitted == 40_321)[:, None], jnp.minimum(0.0, log_accept + 1.0), log_accept)
 
 
-@pytest.mark.often(3)
 @pytest.mark.optimised
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("accept", [never_ends, greedy_if_cool, bolder_late])
-def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept, seed):
+def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept):
     wrong = verifier_with(accept)
-    found = lossless.prove(static(), wrong, seed=seed)
+    found = lossless.prove(static(), wrong, seed=1)
     assert found.conclusion == lossless.NOT_LOSSLESS and found.counterexample is not None
     number = {never_ends: 151_645, greedy_if_cool: 0.25, bolder_late: 40_321}[accept]
     assert number in found.constants and number not in constants_of(static(), rejection(), UNWATCHED)
@@ -107,8 +105,7 @@ def verifier_by(changed):
     return rejection().replace(init=lambda batch: jnp.zeros((batch,), jnp.int32), verify=verify)
 
 
-@pytest.mark.parametrize("length", [1, 2])
-@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize(("chosen", "length"), [(False, 1), (True, 2)])
 def test_weights_too_large_at_real_vocabularies_are_seen_in_every_kind_of_draft(chosen, length):
     def changed(state, draft, weights):
         here = (draft.one_hot[:, 0] == chosen) & (draft.length == length)
@@ -130,9 +127,9 @@ def test_a_mistake_after_many_rounds_is_found():
     ("policy", "verifier"), [(adaedl(), rejection()), (comb(), traversal())], ids=["chains", "trees"]
 )
 def test_honest_rules_pass_all_properties(policy, verifier):
-    found = lossless.prove(policy, verifier, seed=1, shapes=2)
+    found = lossless.prove(policy, verifier, seed=1, shapes=1)
     assert found.conclusion == lossless.LOSSLESS and all(row.passed for row in found.rows), found
-    assert len(found.rows) == 8 and sum(row.rounds for row in found.rows) > 3_000
+    assert len(found.rows) == 8 and sum(row.rounds for row in found.rows) > 2_000
 
 
 # Drafters
@@ -182,11 +179,10 @@ WRONG_DRAFTERS = {
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("kind", WRONG_DRAFTERS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_drafter_draws_what_it_reports(kind, seed):
+def test_a_drafter_draws_what_it_reports(kind):
     sums = proof._Sums()
     numbers = constants_of(None, None, PHASES, text_drafter(kind, 3, 7))
-    passed = proof._drafter(sums, lambda longest, vocab: text_drafter(kind, longest, vocab), Drawing(seed, numbers))
+    passed = proof._drafter(sums, lambda longest, vocab: text_drafter(kind, longest, vocab), Drawing(1, numbers))
     assert passed == (kind == "honest") and any(WRONG_DRAFTERS[kind] in row.wrong for row in sums.rows.values())
 
 
@@ -220,7 +216,7 @@ def test_a_seed_draws_the_same_again_and_another_one_other_cases():
 @pytest.mark.optimised
 def test_minutes_draw_until_they_are_over_and_gaps_are_named(monkeypatch):
     monkeypatch.setattr(proof, "VOCABULARIES", ())
-    monkeypatch.setattr(proof, "prove_whole", lambda *rules, **options: Result(1.0, {}))
+    monkeypatch.setattr(proof, "prove_whole", lambda *rules, **options: Result(1.0, {"drafts": 1, "rounds": 1}))
     clock = iter(range(0, 900, 20))
     monkeypatch.setattr(proof, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     never = static().replace(check=lambda state, seen, drafted, context: (jnp.zeros_like(context.alive), state))

@@ -168,13 +168,7 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     [
         ("", {}, "the prompt is empty"),
         (["fine", ""], {}, "the prompt is empty"),
-        ("x", {"temperature": -0.5}, r"temperature must lie in \[0, inf\), got -0.5"),
-        ("x", {"top_k": -1}, "top_k must be at least 0, got -1"),
-        ("x", {"seed": 2**32}, r"seed must be below 2\*\*32, got 4294967296"),
-        ("x", {"temperature": "hot"}, "temperature must be a number, got 'hot'"),
-        ("x", {"max_new_tokens": -3}, "max_new_tokens must be at least 1, got -3"),
         ("x", {"max_new_tokens": 1000}, "prompt 0 of 1 tokens and 1000 new ones exceed the target's context, 184"),
-        ("x", {"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, got 2.5"),
         ("x" * 170, {"max_new_tokens": 10, "slots": 96}, "96 cache slots cannot hold"),
         ("x", {"max_token": 3}, "generate has no option 'max_token'; did you mean"),
         ("x", {"dtype": "float32"}, "no option 'dtype' .the pair given already has one"),
@@ -215,7 +209,7 @@ def test_what_belongs_elsewhere_says_where(scripted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_draft_length": 0}, "max_draft_length must be at least 1, got 0"),
+        ({"max_draft_length": 0}, r"max_draft_length must lie in \[1, inf\), got 0"),
         ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
         (
             {"max_draft_length": 7, "verification_widths": (2, 4)},

@@ -37,15 +37,14 @@ def case(rows, seed=0, temperature=1.0, dtype=np.float32, same=False, chosen=Fal
     for row in range(rows):  # what the loop leaves beyond a draft
         log_q[row, length[row] :] = -np.inf if row % 2 else np.log(1 / VOCAB)
         drafts[row, length[row] :] = VOCAB - 1
-    target = distributions(jnp.asarray(logits, dtype), make_warp(rows, temperature))
-    one_hot = np.full((rows, K), chosen)
-    draft = Draft(jnp.asarray(drafts), None if chosen else jnp.asarray(log_q, dtype), jnp.asarray(one_hot), length)
+    target = jax.jit(distributions)(logits.astype(dtype), make_warp(rows, temperature))
+    draft = Draft(drafts, None if chosen else log_q.astype(dtype), np.full((rows, K), chosen), length)
     return draft, target, (drafts, length, np.eye(VOCAB)[drafts] if chosen else q)
 
 
 def context(rows):
-    zeros = jnp.zeros(rows, jnp.int32)
-    return RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), make_warp(rows), ())
+    zeros = np.zeros(rows, np.int32)
+    return RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(np.uint32), make_warp(rows), ())
 
 
 def verified(verifier, draft, target):
@@ -54,9 +53,8 @@ def verified(verifier, draft, target):
     @jax.jit
     def verify(draft, target):
         log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, context(rows))
-        return log_prob_accepted, jnp.stack(
-            [next_distribution(jnp.full(rows, k, jnp.int32)) for k in range(K + 1)], axis=1
-        )
+        each = jax.lax.map(lambda k: next_distribution(jnp.full(rows, k)), jnp.arange(K + 1, dtype=jnp.int32))
+        return log_prob_accepted, jnp.moveaxis(each, 0, 1)
 
     return [np.asarray(result) for result in verify(draft, target)]
 
@@ -95,7 +93,7 @@ def test_a_chosen_draft_has_its_own_distribution_whatever_log_q_holds(name):
     draft, target, _ = case(200, seed=5, chosen=True)
     expected = verified(FACTORIES[name](), draft, target)
     left = case(200, seed=6)[0].log_q
-    for log_q in (left, jnp.full_like(left, -jnp.inf)):
+    for log_q in (left, np.full_like(left, -np.inf)):
         for mine, plain in zip(verified(FACTORIES[name](), draft._replace(log_q=log_q), target), expected, strict=True):
             np.testing.assert_array_equal(mine, plain)
 
@@ -105,7 +103,7 @@ def test_what_another_round_left_beyond_a_draft_changes_nothing(name):
     """Rounds write their distributions into one buffer."""
     draft, target, _ = case(200, seed=7)
     beyond = np.arange(K)[None, :, None] >= draft.length[:, None, None]
-    left = draft._replace(log_q=jnp.where(beyond, case(200, seed=8)[0].log_q, draft.log_q))
+    left = draft._replace(log_q=np.where(beyond, case(200, seed=8)[0].log_q, draft.log_q))
     (chances, weights), (expected, by_weights) = (verified(FACTORIES[name](), each, target) for each in (left, draft))
     np.testing.assert_array_equal(chances, expected)
     reached = np.arange(K + 1)[None, :] <= draft.length[:, None]
@@ -136,14 +134,14 @@ def test_the_number_of_accepted_drafts_always_has_a_distribution(name, same):
 def test_sun_et_al_s_example():
     """P = (1/3, 2/3), Q = (2/3, 1/3), two drafts: 10/9 tokens against 11/9 (arXiv 2403.10444, section 2)."""
     p, q, expected = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3]), {}
-    target = distributions(jnp.tile(jnp.asarray(np.log(p), jnp.float32), (1, 3, 1)), make_warp(1, 1.0))
+    target = jax.jit(distributions)(np.tile(np.log(p).astype(np.float32), (1, 3, 1)), make_warp(1, 1.0))
     for name in ("rejection", "block"):
         verifier, total = FACTORIES[name](), 0.0
+        verify = jax.jit(lambda draft, verifier=verifier: verifier.verify((), draft, target, context(1))[0])
         for drafts in np.ndindex(2, 2):
-            log_q = jnp.tile(jnp.asarray(np.log(q), jnp.float32), (1, 2, 1))
-            draft = Draft(jnp.array([drafts], jnp.int32), log_q, jnp.zeros((1, 2), bool), jnp.array([2], jnp.int32))
-            log_prob_accepted, *_ = verifier.verify((), draft, target, context(1))
-            total += q[list(drafts)].prod() * float((np.exp(log_prob_accepted) @ np.arange(3))[0])
+            log_q = np.tile(np.log(q).astype(np.float32), (1, 2, 1))
+            draft = Draft(np.array([drafts], np.int32), log_q, np.zeros((1, 2), bool), np.array([2], np.int32))
+            total += q[list(drafts)].prod() * float((np.exp(verify(draft)) @ np.arange(3))[0])
         expected[name] = total
     np.testing.assert_allclose([expected["rejection"], expected["block"]], [10 / 9, 11 / 9], rtol=1e-5)
 
@@ -164,7 +162,7 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
             for index in range(beside[row, depth]):
                 siblings[row, depth, index] = rng.choice(VOCAB, p=left / left.sum())
                 left[siblings[row, depth, index]] = 0
-    return TreeDraft(*draft)._replace(siblings=jnp.asarray(siblings), sibling_counts=jnp.asarray(beside))
+    return TreeDraft(*draft)._replace(siblings=siblings, sibling_counts=beside)
 
 
 def decided(verifier, draft, target, temperature=1.0):
@@ -220,8 +218,7 @@ def test_without_siblings_it_is_block():
     reached = block_lengths > 1e-3
     normal = [weights[reached] / weights[reached].sum(-1, keepdims=True) for weights in (rest, block_rest)]
     np.testing.assert_allclose(*normal, atol=1e-3)
-    found = [verifier.verify((), draft, target, context(200))[0].tolist() for verifier in (traversal(), block())]
-    assert found[0] == found[1]
+    np.testing.assert_array_equal(*(verified(verifier, draft, target)[0] for verifier in (traversal(), block())))
 
 
 def emitted(found):

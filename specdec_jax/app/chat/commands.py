@@ -14,8 +14,9 @@ from rich.text import Text
 from specdec_jax.app import comparing
 from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.settings import LONGEST, check
+from specdec_jax.app.settings import check
 from specdec_jax.app.views.escapes import shown
+from specdec_jax.text.options import LONGEST
 from specdec_jax.text.strategies import parse_call
 
 

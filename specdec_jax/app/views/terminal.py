@@ -63,12 +63,12 @@ class Wrapping:
 
     def add(self, pieces: Sequence[Piece], styled: bool = True) -> str:
         """The text to write for these pieces; without colours unless `styled`."""
-        out: list[Piece | str] = []
+        out: list[Piece] = []
         for piece in pieces:
             for text in visible(piece):
                 width, character = self._width(), Piece(text, piece.kind)
                 if text == "\n":
-                    out.append("\n")
+                    out.append(Piece("\n", ""))
                     self._column, self._word = 0, []
                     continue
                 size = 8 - self._column % 8 if text == "\t" else cell_len(text)
@@ -82,16 +82,13 @@ class Wrapping:
                     written = sum(cell_len(each.text) for each in self._word)
                     if written == self._column:  # a word wider than the line
                         self._word, written = [], 0
-                    out += [f"\x1b[{written}D\x1b[K" if written else "", "\n", *self._word]
+                    out += [Piece(f"\x1b[{written}D\x1b[K" * bool(written) + "\n", ""), *self._word]
                     self._column = written
                 out.append(character)
                 self._word.append(character)
                 self._column += size
-        runs = groupby(out, key=lambda each: each.kind if isinstance(each, Piece) else None)
-        return "".join(
-            "".join(map(str, run)) if kind is None else _styled("".join(each.text for each in run), kind, styled)  # type: ignore[union-attr]
-            for kind, run in runs
-        )
+        runs = groupby(out, key=lambda each: each.kind)
+        return "".join(_styled("".join(each.text for each in run), kind, styled) for kind, run in runs)
 
 
 def wrapping_on(console: Console) -> Wrapping | None:
@@ -107,7 +104,7 @@ def streamed(pieces: Sequence[Piece], text: str, styled: bool, wrapping: Wrappin
 
 
 def _styled(text: str, kind: str, styled: bool) -> str:
-    return Style.parse(STYLES[kind]).render(text, color_system=ColorSystem.STANDARD) if styled else text
+    return Style.parse(STYLES[kind]).render(text, color_system=ColorSystem.STANDARD) if styled and kind else text
 
 
 def legend(branches: bool = False) -> Text:

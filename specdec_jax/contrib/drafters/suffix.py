@@ -11,12 +11,13 @@ code). Choices: among equally frequent tokens the latest is used; for a token th
 tokens policies see the probability (c + m - 1/2) / (t + m), as with `ngram`.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.drafters import check_length, lookup
+from specdec_jax.drafters import DraftLength, lookup
+from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Drafter, RoundContext, Source
 
@@ -27,20 +28,19 @@ class SuffixState(NamedTuple):
 
 
 @strategy
-def suffix(max_draft_length: int = 7, longest: int = 8, factor: float = 1.0, vocab_size: int | None = None) -> Drafter:
+def suffix(
+    max_draft_length: DraftLength = 7,
+    longest: Annotated[int, Between(1)] = 8,
+    factor: Annotated[float, Between(0, open="low")] = 1.0,
+    vocab_size: int | None = None,
+) -> Drafter:
     """Propose what followed the longest earlier match of the text's end most often. No model pass; parameters are None.
 
     Args:
         longest: occurrences that match in at least this many tokens are counted together.
         factor: maximum tokens of a draft per token of its match; above 1 drafts may be longer than their matches.
         vocab_size: the target's (set by `build_pair`), for policies that read the drafted token's probability.
-
-    Raises:
-        ValueError: max_draft_length or longest below 1, or a factor that is not above 0.
     """
-    check_length(max_draft_length)
-    if longest < 1 or not factor > 0:
-        raise ValueError(f"suffix needs longest of at least 1 and a factor above 0, got {longest} and {factor}")
 
     def init(params: Any, batch: int, slots: int, source: Any = None) -> SuffixState:
         del params, source

@@ -22,10 +22,10 @@ from jax import lax
 
 from specdec_jax.contrib.retokenized.byte_pairs import retokenize, tables
 from specdec_jax.decoding.cache_feed import feed_long, pass_of
-from specdec_jax.drafters._parts import check_length
 from specdec_jax.drafters.draft_models.intersection import ROOM, with_shared_tokens
-from specdec_jax.drafters.model import FED, WIDE, ModelDrafterState, model
+from specdec_jax.drafters.model import FED, WIDE, CatchUp, ModelDrafterState, model
 from specdec_jax.loading import LoadedModel
+from specdec_jax.ranges import DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
@@ -63,7 +63,7 @@ class RetokenizedDrafter(Drafter):
 
 @strategy
 def retokenized(
-    language_model: LanguageModel, vocab_size: int, max_draft_length: int = 7, catch_up: int = 16
+    language_model: LanguageModel, vocab_size: int, max_draft_length: DraftLength = 7, catch_up: CatchUp = 16
 ) -> Drafter:
     """Draft with a model with another vocabulary: at most `max_draft_length` (K) passes, and as many drafts.
 
@@ -76,11 +76,8 @@ def retokenized(
         catch_up: tokens per pass for rows that resume drafting after idle rounds, as in `model`.
 
     Raises:
-        ValueError: as `with_shared_tokens`, or a number that is too small.
+        ValueError: as `with_shared_tokens`.
     """
-    check_length(max_draft_length)
-    if catch_up < FED:
-        raise ValueError(f"catch_up must be at least {FED}, got {catch_up}")
     shared = with_shared_tokens(language_model, vocab_size)  # for scores and traces
     own_model = with_inner_params(language_model)
     drafts = model(own_model, max_draft_length, catch_up)  # in its own tokens

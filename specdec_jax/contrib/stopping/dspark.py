@@ -11,11 +11,12 @@ block is always drafted. `survival` differs in three ways: its price of time is 
 round's own, its probabilities are calibrated online, and its forecast is a Markov chain.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, NotNegative, Positive
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
 from specdec_jax.stopping.survival import verification_per_row
 from specdec_jax.strategy import strategy
@@ -44,16 +45,21 @@ def dspark() -> StoppingPolicy:
     confidence, > 0).
     """
 
-    def init(batch: int, drafter_cost: Any = 0.1, verification_times: Any = None, exponent: Any = 1.0) -> DSparkState:
+    def init(
+        batch: int,
+        drafter_cost: NotNegative = 0.1,
+        verification_times: Annotated[Any, Between(1e-3, entries=0)] = None,
+        exponent: Positive = 1.0,
+    ) -> DSparkState:
         certain = per_row(batch, 1.0, "certain")
         return DSparkState(
             survival=certain,
             confidence=certain,
             tokens=certain,
             time=per_row(batch, 0.0, "time"),
-            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
-            verification=verification_per_row(batch, verification_times, POSITIONS, low=1e-3),
-            exponent=per_row(batch, exponent, "exponent", low=0.0, open_low=True),
+            drafter_cost=drafter_cost,
+            verification=verification_per_row(batch, verification_times, POSITIONS),
+            exponent=exponent,
         )
 
     def begin(state: DSparkState, context: RoundContext) -> tuple[Array, DSparkState]:

@@ -16,13 +16,14 @@ use the last position's counts and are not counted. The rule uses the probabilit
 `survival` uses the product over the whole draft; for the effect see docs/which_rule.md.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.ranges import Between, Count, NotNegative, Positive, Share
 from specdec_jax.stopping._readings import evaluated_positions, relative_drafter_cost, remember
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -41,7 +42,7 @@ class HazardCostState(NamedTuple):
 
 
 @strategy
-def hazard_cost(bins: int = 10, positions: int = 16) -> StoppingPolicy:
+def hazard_cost(bins: Annotated[int, Between(1)] = 10, positions: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
     """Continue drafting while the acceptance probability of the last draft is worth another drafter pass.
 
     Args:
@@ -50,20 +51,15 @@ def hazard_cost(bins: int = 10, positions: int = 16) -> StoppingPolicy:
 
     Hyperparameters (`init`): drafter_cost 0.1 (>= 0), prior_accepted 2 and prior_rejected 2 (drafts, > 0), weight 0.2
     (0 to 1), least 1 (drafts, >= 0).
-
-    Raises:
-        ValueError: `bins` or `positions` below 1.
     """
-    if bins < 1 or positions < 1:
-        raise ValueError(f"hazard_cost needs at least one bin and one position, got bins={bins}, {positions=}")
 
     def init(
         batch: int,
-        drafter_cost: Any = 0.1,
-        prior_accepted: Any = 2.0,
-        prior_rejected: Any = 2.0,
-        weight: Any = 0.2,
-        least: Any = 1,
+        drafter_cost: NotNegative = 0.1,
+        prior_accepted: Positive = 2.0,
+        prior_rejected: Positive = 2.0,
+        weight: Share = 0.2,
+        least: Count = 1,
     ) -> HazardCostState:
         counts = host(np.zeros((batch, positions, bins), np.int32))
         return HazardCostState(
@@ -71,11 +67,11 @@ def hazard_cost(bins: int = 10, positions: int = 16) -> StoppingPolicy:
             accepted=counts,
             rejected=counts,
             token_time=per_row(batch, 1.0, "token_time"),
-            drafter_cost=per_row(batch, drafter_cost, "drafter_cost", low=0.0),
-            prior_accepted=per_row(batch, prior_accepted, "prior_accepted", low=0.0, open_low=True),
-            prior_rejected=per_row(batch, prior_rejected, "prior_rejected", low=0.0, open_low=True),
-            weight=per_row(batch, weight, "weight", low=0.0, high=1.0),
-            least=per_row(batch, least, "least", low=0, dtype=np.int32),
+            drafter_cost=drafter_cost,
+            prior_accepted=prior_accepted,
+            prior_rejected=prior_rejected,
+            weight=weight,
+            least=least,
         )
 
     def proceed(

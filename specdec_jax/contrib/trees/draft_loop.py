@@ -68,10 +68,10 @@ def draft(
     if source.otherwise is None:
         return drafted
     rows = left_over(drafted.chain, context)
-    others = context._replace(alive=rows)
-    second = draft(source.otherwise(rows), None, policy, state, others, uniform, max_draft_length, log_q)
+    others, other = context._replace(alive=rows), source.otherwise(rows)
+    second = draft(other, None, policy, state, others, uniform, max_draft_length, log_q)
     siblings = select_rows(drafted.chain.length > 0, drafted.siblings, second.siblings)
-    return TreeDrafted(in_turn(drafted.chain, second.chain), siblings, None)
+    return TreeDrafted(in_turn(drafted.chain, second.chain, other), siblings, None)
 
 
 def _draft_one(

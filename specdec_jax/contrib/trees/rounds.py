@@ -78,7 +78,7 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
             num_draft_tokens=after.statistics.num_draft_tokens + more[:, 0],
             num_accepted_tokens=after.statistics.num_accepted_tokens + more[:, 1],
         )
-        return after._replace(statistics=counts), drafted.chain.log_q
+        return Run(after._replace(statistics=counts), drafted.chain.log_q)
 
 
 def _uniforms(of_chain: Array, key: Array, context: RoundContext, parts: Parts) -> _Uniforms:

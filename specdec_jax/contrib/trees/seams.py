@@ -4,8 +4,9 @@ A draft is a chain with siblings: further tokens from a draft's distribution, ve
 expanded, which gives them children. docs/combs.md describes both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy, Verifier
 
@@ -60,35 +61,25 @@ class Extras(NamedTuple):
     children: Array | None = None  # [B, E] int32, for each expanded sibling
 
 
-class Beside(Protocol):
-    """Decides the siblings and children to verify with a complete draft.
+Beside = Callable[[PolicyState, Array, Array, RoundContext, Array | None], Extras]
+"""Decides the siblings and children to verify with a complete draft: (state, length, free, context, parent) -> extras.
 
-    `length` [B] int32 is its length, `free` [B] int32 the number of further tokens that fit, `parent` as in `Children`,
-    None for policies without expansion. The decision does not depend on the tokens.
-    """
-
-    def __call__(
-        self, state: PolicyState, length: Array, free: Array, context: RoundContext, parent: Array | None, /
-    ) -> Extras: ...
+`length` [B] int32 is its length, `free` [B] int32 the number of further tokens that fit, `parent` as in `Children`,
+None for policies without expansion. The decision does not depend on the tokens.
+"""
 
 
-class Expand(Protocol):
-    """The value of expanding each sibling of the first N drafts in the next drafter pass, [B, N, M] float32.
+Expand = Callable[[PolicyState, Array, RoundContext], Array]
+"""The value of expanding each sibling of the first N drafts in the next drafter pass, [B, N, M] float32.
 
-    Called before every pass; `drafted` [B] int32 is the number of drafts of the round so far. The best `expanded` ones
-    above 0 that were not expanded before are fed. Policies never see the distributions after expanded siblings, so
-    verification cannot depend on them.
-    """
-
-    def __call__(self, state: PolicyState, drafted: Array, context: RoundContext, /) -> Array: ...
+(state, drafted, context), called before every pass; `drafted` [B] int32 is the number of drafts of the round so far.
+The best `expanded` ones above 0 that were not expanded before are fed. Policies never see the distributions after
+expanded siblings, so verification cannot depend on them.
+"""
 
 
-class DecideSiblings(Protocol):
-    """The outcomes after `accepted` [B] int32 drafts, the number drawn according to `verify`."""
-
-    def __call__(
-        self, draft: TreeDraft, distributions: Distribution, accepted: Array, context: RoundContext, /
-    ) -> SiblingOutcomes: ...
+DecideSiblings = Callable[[TreeDraft, Distribution, Array, RoundContext], SiblingOutcomes]
+"""(draft, distributions, accepted, context) -> the outcomes after `accepted` [B] int32 drafts, drawn by `verify`."""
 
 
 class _Hooks:
@@ -110,7 +101,6 @@ class TreePolicy(StoppingPolicy):
     expand: Expand | None = None  # for policies with expansion
 
     rounds = _Hooks()
-    forwarded = ("beside", "expand")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

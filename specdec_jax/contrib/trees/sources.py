@@ -1,6 +1,7 @@
 """Sources whose drafter passes also read expanded siblings."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,8 @@ from specdec_jax.types import Array, Distribution, Drafted, Drafter, DraftModel,
 Predicted = tuple[Next, tuple[Distribution, ...], Any]
 
 
-class PredictBeside(Protocol):
-    """As `Source.predict`, with the distributions after the W siblings that the pass expands."""
-
-    def __call__(self, memory: Any, drafted: Array, fed: Expanded, uniform: Array, /) -> Predicted: ...
+# As `Source.predict`, with the distributions after the W siblings that the pass expands.
+PredictBeside = Callable[[Any, Array, Expanded, Array], Predicted]  # (memory, drafted, fed, uniform)
 
 
 def expanding(

@@ -180,6 +180,7 @@ def test_drafts_are_drawn_from_the_q_that_is_told_and_the_output_is_the_targets(
 
 
 @pytest.mark.slow
+@pytest.mark.often(2)
 @pytest.mark.parametrize("verifier", [verification.rejection(), block_verification()], ids=["rejection", "block"])
 @pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
 def test_the_whole_decoder_draws_from_the_target(rule, verifier):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import with_drafted
-from reciters import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
+from spelling_models import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
 from tiny_llama import assert_filled, one_pass, random_named, variant
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -278,8 +278,6 @@ def test_no_siblings_are_drawn_and_what_is_refused():
     assert retokenized(whole, 8) == retokenized(whole, 8)
     with pytest.raises(ValueError, match="does not offer its head apart"):
         retokenized(whole.replace(hidden=Hidden()), 8)
-    with pytest.raises(ValueError, match="catch_up must be at least 2, got 1"):
-        retokenized(whole, 8, catch_up=1)
 
 
 TOKENIZERS = {

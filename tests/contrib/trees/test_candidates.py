@@ -60,7 +60,7 @@ def p_value(counts, expected):
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize(("p", "q"), [(P, Q), (Q, P), (P, np.array([0.0, 0.0, 0.0, 0.4, 0.6]))])
-def test_candidates_told_afterwards_are_those_drawn_forwards(p, q):
+def test_candidates_reconstructed_from_texts_have_the_law_of_drawn_ones(p, q):
     expected = by_enumeration(p, q)
     np.testing.assert_allclose(expected.sum(axis=0), p, atol=1e-12)  # recursive rejection is lossless
     assert p_value(observed(p, q, 3), expected) > 1e-3

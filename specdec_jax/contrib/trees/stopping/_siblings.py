@@ -69,9 +69,3 @@ def _of_earlier(values: Array) -> Array:
     index = jnp.arange(values.shape[1], dtype=jnp.int32)
     earlier = (index[None, :] < index[:, None])[None]
     return jnp.prod(jnp.where(earlier, values[:, None, :], 1.0), axis=2)
-
-
-def check_expanded(name: str, expanded: int, siblings: int) -> None:
-    """Raises ValueError for expansions below 0, or without siblings."""
-    if expanded < 0 or (expanded and not siblings):
-        raise ValueError(f"{name} needs expanded of 0 or more, and siblings to expand, got {expanded} of {siblings}")

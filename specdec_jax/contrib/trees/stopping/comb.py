@@ -3,15 +3,12 @@
 With expanded siblings it is a tree of fixed shape. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax.contrib.trees.seams import Extras, TreePolicy
-from specdec_jax.contrib.trees.stopping._siblings import check_expanded
-from specdec_jax.hyperparameters import per_row, vector_per_row
+from specdec_jax.ranges import Between, Count
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, RoundContext
@@ -24,7 +21,7 @@ class CombState(NamedTuple):
 
 
 @strategy
-def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
+def comb(most: Annotated[int, Between(1)] = 3, expanded: Annotated[int, Between(0)] = 0) -> TreePolicy:
     """Draft `links` tokens like `static`, with `siblings`.
 
     Args:
@@ -34,19 +31,16 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
     Hyperparameters (`init`): links (int >= 0, default 3), siblings (of the first draft, the second ...: default 2, 1;
     none for later ones), children (of each expanded sibling, default 1). Tokens that do not fit the widest verification
     are dropped, from the last.
-
-    Raises:
-        ValueError: most below 1, or expanded below 0.
     """
-    if most < 1:
-        raise ValueError(f"comb needs most of 1 or more, got {most}: static drafts chains alone")
-    check_expanded("comb", expanded, most)
 
-    def init(batch: int, links: Any = 3, siblings: Sequence[int] | Any = (2, 1), children: int | Any = 1) -> CombState:
-        length = per_row(batch, links, "links", low=0, dtype=np.int32)
-        wanted = vector_per_row(batch, siblings, "siblings", _entries(siblings), low=0.0, high=float(most))
-        follow = per_row(batch, children, "children", low=0, high=most, dtype=np.int32)
-        return CombState(length, wanted.astype(jnp.int32), follow)
+    def init(
+        batch: int,
+        links: Count = 3,
+        siblings: Annotated[Any, Between(0, most, whole=True, entries=0)] = (2, 1),
+        children: Annotated[Any, Between(0, most, whole=True)] = 1,
+    ) -> CombState:
+        del batch
+        return CombState(links, siblings, children)
 
     def beside(state: CombState, length: Array, free: Array, context: RoundContext, parent: Array | None) -> Extras:
         del length, free, context
@@ -64,10 +58,3 @@ def comb(most: int = 3, expanded: int = 0) -> TreePolicy:
     return TreePolicy(
         init, begin_with_length, proceed=proceed_to_length, threshold=show_length, siblings=most, beside=beside, **more
     )
-
-
-def _entries(values: Any) -> int:
-    """Length of a vector, or of each row's; its entries may be traced."""
-    if not isinstance(values, (list, tuple)) and np.ndim(values) < 1:
-        raise ValueError(f"siblings must be a list of numbers, one a draft, got {values!r}")
-    return len(values) if isinstance(values, (list, tuple)) else values.shape[-1]

@@ -9,14 +9,14 @@ docs/combs.md. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.layout import places
 from specdec_jax.contrib.trees.seams import Extras, TreeDraft, TreePolicy, TreeResult
-from specdec_jax.contrib.trees.stopping._siblings import check_expanded, marginals, ranks, sums, worths_of_children
-from specdec_jax.hyperparameters import vector_per_row
+from specdec_jax.contrib.trees.stopping._siblings import marginals, ranks, sums, worths_of_children
+from specdec_jax.ranges import Between
 from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net_by_row
 from specdec_jax.stopping._survival_state import (
     LEVELS,
@@ -33,6 +33,7 @@ from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
 # h of the second, third and fourth candidate, for smollm2 and smollm2-drafter-reading (docs/combs.md).
 GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
+Shares = Annotated[Any, Between(0, 1, entries=len(GREEDY_SIBLINGS))]
 
 
 class SurvivalTreeState(NamedTuple):
@@ -42,7 +43,11 @@ class SurvivalTreeState(NamedTuple):
 
 
 @strategy
-def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> TreePolicy:
+def survival_tree(
+    positions: Annotated[int, Between(1)] = 32,
+    siblings: Annotated[int, Between(1, len(GREEDY_SIBLINGS))] = 3,
+    expanded: Annotated[int, Between(0)] = 0,
+) -> TreePolicy:
     """Draft while it pays, and verify the siblings that pay.
 
     Args:
@@ -52,15 +57,7 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
 
     Hyperparameters (`init`): those of `survival`, greedy_siblings and sampled_siblings (h of the second, third and
     fourth candidate).
-
-    Raises:
-        ValueError: positions below 1, siblings out of range, or expanded below 0.
     """
-    if positions < 1:
-        raise ValueError(f"survival_tree needs positions of 1 or more, got {positions}")
-    if not 1 <= siblings <= len(GREEDY_SIBLINGS):
-        raise ValueError(f"survival_tree needs siblings of 1 to {len(GREEDY_SIBLINGS)}, got {siblings}")
-    check_expanded("survival_tree", expanded, siblings)
 
     def right(state: SurvivalTreeState, context: RoundContext) -> Array:
         """h [B, M], for sampling or greedy decoding."""
@@ -75,14 +72,11 @@ def survival_tree(positions: int = 32, siblings: int = 3, expanded: int = 0) -> 
 
     def init(
         batch: int,
-        greedy_siblings: Any = GREEDY_SIBLINGS,
-        sampled_siblings: Any = SAMPLED_SIBLINGS,
+        greedy_siblings: Shares = GREEDY_SIBLINGS,
+        sampled_siblings: Shares = SAMPLED_SIBLINGS,
         **hyperparameters: Any,
     ) -> SurvivalTreeState:
-        count = len(GREEDY_SIBLINGS)
-        greedy = vector_per_row(batch, greedy_siblings, "greedy_siblings", count, low=0.0, high=1.0)
-        sampled = vector_per_row(batch, sampled_siblings, "sampled_siblings", count, low=0.0, high=1.0)
-        return SurvivalTreeState(chain.init(batch, **hyperparameters), greedy, sampled)
+        return SurvivalTreeState(chain.init(batch, **hyperparameters), greedy_siblings, sampled_siblings)
 
     def begin(state: SurvivalTreeState, context: RoundContext) -> tuple[Array, SurvivalTreeState]:
         answer, policy = rule(state, context).begin(state.policy, context)

@@ -6,7 +6,6 @@ SGLang: the time of a round in passes of plain decoding is the acceptance length
 `fixed + step * drafts` over its datasets, by least squares (for the errors see docs/advice.md).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
@@ -75,11 +74,6 @@ def costs_named(words: str, batch: int | None = None, longest: int = 16) -> Cost
     rows, extra = batch or 1, sum(slope)
     passes = {width: 1.0 + extra * (width * rows - 1) for width in range(1, longest + 2)}
     return cost_model(ratio, passes, batch=rows)
-
-
-def published() -> Sequence[str]:
-    """The names of published machines."""
-    return [H100, *SPECBUNDLE]
 
 
 def _check_batch(words: str, batch: int | None, measured: int) -> None:

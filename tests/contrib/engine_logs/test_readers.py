@@ -12,15 +12,22 @@ from pyarrow import parquet
 from experiments.lib.rules import rule
 from experiments.lib.smoke import made_up_trace
 from experiments.policies import main, replays_lengths
+from specdec_jax.contrib.engine_logs import advise, costs_named, log_of_trace, read_log
+from specdec_jax.contrib.engine_logs.advice import static_rounds
+from specdec_jax.contrib.engine_logs.readers import load_aiperf, load_specdecode_bench
+from specdec_jax.contrib.engine_logs.rounds import (
+    ACCEPTED,
+    OPEN,
+    REJECTED,
+    Steps,
+    log_of_steps,
+    trace_of_runs,
+    write_lines,
+)
 from specdec_jax.costs.cost_model import flat
-from specdec_jax.costs.published import costs_named
-from specdec_jax.metrics.advice import advise, static_rounds
 from specdec_jax.metrics.foresight import with_foresight
-from specdec_jax.replay.acceptance_log import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps, trace_of_runs
-from specdec_jax.replay.readers import load_aiperf, load_specdecode_bench, log_of_trace, read_log
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
-from specdec_jax.replay.writers import write_lines
 from specdec_jax.stopping import adaedl, goodput, hf_heuristic, static
 
 COSTS = costs_named("0.1,0.01")

@@ -9,13 +9,13 @@ from engine_logs import aiperf
 
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.app.cli import main
+from specdec_jax.contrib.engine_logs import advise, costs_named, engine_options, log_of_trace, read_log
+from specdec_jax.contrib.engine_logs.advice import best_threshold, schedule, static_rounds
+from specdec_jax.contrib.engine_logs.published import H100, SPECBUNDLE
+from specdec_jax.contrib.engine_logs.rounds import write_lines
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
-from specdec_jax.costs.published import H100, SPECBUNDLE, costs_named, published
-from specdec_jax.metrics.advice import advise, best_threshold, engine_options, schedule, static_rounds
-from specdec_jax.replay.readers import log_of_trace, read_log
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
-from specdec_jax.replay.writers import write_lines
 from specdec_jax.stopping import hf_confidence, static
 
 
@@ -56,7 +56,7 @@ def test_costs_in_words(tmp_path):
         times = costs.pass_times(7) + np.arange(8) * costs.drafter_step
         np.testing.assert_allclose(times[[0, 7]], [1, SPECBUNDLE[name].fixed + 7 * SPECBUNDLE[name].step])
     save_cost_model(tmp_path / "c.json", cost_model(1.0, {1: 10.0, 8: 12.0}, batch=2))
-    assert costs_named(str(tmp_path / "c.json")).batch == 2 and set(published()) == {H100, *SPECBUNDLE}
+    assert costs_named(str(tmp_path / "c.json")).batch == 2
     for words, batch, says in (
         ("-0.1", None, "got '-0.1'"),
         ("0.1,2,3", None, "got '0.1,2,3'"),
@@ -75,7 +75,7 @@ def test_a_table_by_batch_covers_every_batch_once():
     advices = [advise(log, costs_named("0.05,0.03", batch), 8) for batch in (1, 4, 64, 512)]
     lengths = [int(advice.best.setting) for advice in advices]
     assert lengths[0] > lengths[-1] == 0  # wider batches pay for every token
-    table = schedule(advices, 512)
+    table = schedule(advices)
     assert table[0][0] == 1 and table[-1][1:] == [512, 0]
     assert all(one[1] + 1 == other[0] and one[2] != other[2] for one, other in zip(table, table[1:], strict=False))
     for advice in advices:

@@ -1,22 +1,25 @@
-"""Logs of accepted lengths as traces: runs of other engines, for policies that depend on lengths only.
+"""Rounds of other engines as traces, for policies that depend on accepted lengths only, and our rounds as records.
 
-A log of an engine's rounds (numbers of drafted and accepted tokens) determines whether the drafter's token is accepted
-at every position, with one exception: if all drafts of a round were accepted, the bonus token was not drafted. Such
-positions are open. `StepLog.filled` sets all of them to the same value, or at random; for a static length the number of
-rounds is minimal if all are accepted and maximal if none is, because more accepted tokens never make the n-th round end
-earlier. For policies that learn, the two cases are examples and not bounds.
+A log of rounds (numbers of drafted and accepted tokens) determines whether the drafter's token is accepted at every
+position, with one exception: if all drafts of a round were accepted, the bonus token was not drafted. Such positions
+are open. `StepLog.filled` sets all of them to the same value, or at random; for a static length the number of rounds is
+minimal if all are accepted and maximal if none is, because more accepted tokens never make the n-th round end earlier.
+For policies that learn, the two cases are examples and not bounds.
 
 This assumes that the drafter's token is a function of the text, as for a language model. The drafts of a drafter that
 reads its target also depend on where the round began: for its logs replays of other lengths are approximate.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec_jax.decoding.state import laid
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
+from specdec_jax.text.json_lines import json_text
 
 LONGEST = 16  # maximum draft length of a replay of steps, for any drafted length
 REJECTED, ACCEPTED, OPEN = 0, 1, -1
@@ -48,7 +51,8 @@ class StepLog(NamedTuple):
     bits: list[np.ndarray]  # one per answer, [n] int8: ACCEPTED, REJECTED or OPEN
     chance: float  # acceptance probability of open positions: that of the last drafts of rounds that reached them
     about: dict[str, object]
-    longest_draft: int = 0
+    notes: Sequence[str]
+    longest_draft: int
 
     @property
     def num_open(self) -> int:
@@ -67,7 +71,7 @@ class StepLog(NamedTuple):
         return trace_of_runs(runs, self.about, longest=LONGEST)
 
 
-def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog:
+def log_of_steps(requests: Sequence[Steps], about: Mapping[str, object], notes: Sequence[str] = ()) -> StepLog:
     """The log of all positions from rounds. Requests without a token are omitted.
 
     Raises:
@@ -76,20 +80,18 @@ def log_of_steps(requests: Sequence[Steps], about: dict[str, object]) -> StepLog
     bits, ids, tasks, last = [], [], [], np.zeros(2)
     for request in requests:
         drafted, accepted = request.rounds()
-        lengths = np.concatenate(
-            [[ACCEPTED] * a + [OPEN if a == d else REJECTED] for d, a in zip(drafted, accepted, strict=True)]
-        )
-        lengths = lengths[: request.emitted] if len(drafted) else lengths
+        pairs = zip(drafted, accepted, strict=True)
+        lengths = [bit for d, a in pairs for bit in [ACCEPTED] * a + [OPEN if a == d else REJECTED]][: request.emitted]
         reached = (drafted > 0) & (accepted >= drafted - 1)
         last += reached.sum(), (reached & (accepted == drafted)).sum()
-        if len(lengths):
-            bits.append(lengths)
+        if lengths:
+            bits.append(np.array(lengths, np.int8))
             ids.append(request.id or str(len(ids)))
             tasks.append(request.task)
     if not bits:
         raise ValueError("a log of steps needs a request with a round")
     longest = max(max(request.drafted, default=0) for request in requests)
-    return StepLog(bits, float(last[1] / max(last[0], 1)), dict(about) | {"ids": ids, "tasks": tasks}, longest)
+    return StepLog(bits, float(last[1] / max(last[0], 1)), {**about, "ids": ids, "tasks": tasks}, notes, longest)
 
 
 def trace_of_runs(
@@ -135,3 +137,30 @@ def trace_of_runs(
         truncation=np.tile(np.array(list(TRUNCATIONS.values()), np.float32), (texts, 1)),
         prompt_hash=np.zeros(texts, np.uint32),
     )
+
+
+def aiperf_summary(histogram: Sequence[int], drafted: int, emitted: int, name: str) -> dict[str, Any]:
+    """AIPerf's acceptance record of a request, without its rounds; `histogram[i]` rounds accepted i tokens.
+
+    `completion_tokens` is one more than the emitted tokens: in other engines the first token comes from prefill and
+    belongs to no round.
+    """
+    rounds, total = int(sum(histogram)), int(sum(count * n for count, n in enumerate(histogram)))
+    longest = len(histogram) - 1
+    return {
+        "engine": "specdec_jax",
+        "mean_acceptance_length": 1 + total / max(rounds, 1),
+        "draft_acceptance_rate": total / max(drafted, 1),
+        "acceptance_histogram": {str(count): int(n) for count, n in enumerate(histogram) if n},
+        "num_accepted_draft_tokens": total,
+        "num_draft_tokens": int(drafted),
+        "num_spec_steps": rounds,
+        "num_spec_tokens": longest if drafted == longest * rounds else None,
+        "completion_tokens": int(emitted) + 1,
+        "id": name,
+    }
+
+
+def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a JSONL file atomically."""
+    write_text(path, "".join(json_text(entry) + "\n" for entry in entries))

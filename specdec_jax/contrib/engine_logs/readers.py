@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.replay.acceptance_log import ACCEPTED, REJECTED, StepLog, Steps, log_of_steps, trace_of_runs
+from specdec_jax.contrib.engine_logs.rounds import ACCEPTED, REJECTED, StepLog, Steps, log_of_steps, trace_of_runs
 from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.text.json_lines import json_lines
 
@@ -50,7 +50,8 @@ def read_log(path: str | Path, *, drafter: str | None = None, draft_length: int 
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: none of these formats, a damaged file, or an option of another format.
+        ValueError: none of these formats, a damaged file (the message names file and line), or an option of another
+            format.
     """
     path = Path(path)
     if not path.exists():
@@ -64,8 +65,11 @@ def read_log(path: str | Path, *, drafter: str | None = None, draft_length: int 
     if kind == "SpecDecode-Bench":
         return log_of_trace(load_specdecode_bench(path, drafter or next(iter(DRAFTERS))), kind)
     if kind == "Spec-Bench":
-        return log_of(load_spec_bench(path, draft_length), kind)
-    return log_of(load_parquet(path) if kind == "Parquet" else load_aiperf(path), kind)
+        steps = load_spec_bench(path, draft_length)
+    else:
+        steps = load_parquet(path) if kind == "Parquet" else load_aiperf(path)
+    answers = steps.filled(REJECTED), steps.filled(), steps.filled(ACCEPTED)
+    return Log(*answers, steps.num_open, kind, (*steps.notes, READS), steps.longest_draft)
 
 
 def read_exact(path: str | Path, *, drafter: str | None = None) -> Trace:
@@ -92,14 +96,6 @@ def kind_of(path: Path) -> str:
     return "steps"
 
 
-def log_of(steps: StepLog, kind: str = "steps") -> Log:
-    """A log of steps, with its open positions filled in three ways."""
-    listed = steps.about.get("notes")
-    notes = (*(listed if isinstance(listed, list) else ()), READS)
-    answers = steps.filled(REJECTED), steps.filled(), steps.filled(ACCEPTED)
-    return Log(*answers, steps.num_open, kind, notes, steps.longest_draft)
-
-
 def log_of_trace(trace: Trace, kind: str = "trace") -> Log:
     """A trace as a log without open positions."""
     return Log(trace, trace, trace, 0, kind)
@@ -112,32 +108,27 @@ def load_aiperf(path: str | Path) -> StepLog:
     (`--per-request-spec-decode-metrics detailed`) and AIPerf write them: a response's `metrics.speculative_decoding`, a
     choice's `speculative_decoding_stats`, a line of profile_export.jsonl. Records with a histogram only (`summary`)
     have no order of rounds; they are read if all drafts had the same length, `num_draft_tokens` being `num_spec_tokens`
-    times the rounds.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no record, or an inconsistent one; the message names file and line.
+    times the rounds. Raises as `read_log`.
     """
-    return log_of_records(((f"{path}:{number}", entry) for number, entry in json_lines(path)), str(path))
+    return _log_of_records(((f"{path}:{number}", entry) for number, entry in json_lines(path)), str(path))
 
 
-def log_of_records(entries: Iterable[tuple[str, Any]], source: str) -> StepLog:
+def _log_of_records(entries: Iterable[tuple[str, Any]], source: str) -> StepLog:
     """As `load_aiperf`, from JSON values with the location of each."""
     requests, notes = [], set()
     for where, entry in entries:
         for record in records_in(entry):
             try:
-                steps, ordered = steps_of(record, where)
+                requests.append(_steps_of(record, where))
             except (KeyError, TypeError, ValueError) as error:
                 reason = f"it lacks {error}" if isinstance(error, KeyError) else error
                 raise ValueError(f"{where}: no record of steps: {reason}") from None
-            requests.append(steps)
-            notes |= set() if ordered else {"rounds come as a histogram, in no order"}
+            notes |= set() if record.get(STEPS) is not None else {"rounds come as a histogram, in no order"}
     if not requests:
         raise ValueError(
             f"{source}: no request in it has {STEPS}; vLLM writes it with --per-request-spec-decode-metrics detailed"
         )
-    return log_of_steps(requests, {"drafter": "drafter", "source": source, "notes": sorted(notes)})
+    return log_of_steps(requests, {"drafter": "drafter", "source": source}, sorted(notes))
 
 
 def records_in(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -149,10 +140,9 @@ def records_in(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from records_in(part)
 
 
-def steps_of(record: Mapping[str, Any], where: str) -> tuple[Steps, bool]:
-    """The rounds of a record, and whether they are in order. Raises KeyError, TypeError, ValueError."""
-    ordered = record.get(STEPS) is not None
-    if ordered:
+def _steps_of(record: Mapping[str, Any], where: str) -> Steps:
+    """The rounds of a record. Raises KeyError, TypeError, ValueError."""
+    if record.get(STEPS) is not None:
         accepted = [int(count) for count in record[STEPS]]
         drafted = [int(count) for count in record["per_step_drafted"]]
     else:
@@ -169,18 +159,14 @@ def steps_of(record: Mapping[str, Any], where: str) -> tuple[Steps, bool]:
     completion = record.get("completion_tokens")
     emitted = None if completion is None else max(int(completion) - 1, 0)
     steps = Steps(drafted, accepted, emitted, str(record.get("id", where)))
-    steps.rounds()  # checks them where the line is at hand
-    return steps, ordered
+    steps.rounds()  # raises where the line is known
+    return steps
 
 
 def load_parquet(path: str | Path) -> StepLog:
     """The requests of a table of `speculators` (one row per request), or of all tables in a folder; needs pyarrow.
 
-    Columns may have JSON text or nested values.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: pyarrow is not installed, no table, or no record of steps in it.
+    Columns may have JSON text or nested values. Raises as `read_log`, and ValueError without pyarrow.
     """
     try:
         from pyarrow import ArrowInvalid, parquet
@@ -196,7 +182,7 @@ def load_parquet(path: str | Path) -> StepLog:
         except ArrowInvalid as error:
             raise ValueError(f"{file}: no Parquet table ({error})") from None
         entries += [(f"{file}:{number}", _opened(row)) for number, row in enumerate(rows, 1)]
-    return log_of_records(entries, str(path))
+    return _log_of_records(entries, str(path))
 
 
 def _opened(value: Any) -> Any:
@@ -215,14 +201,7 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
     """The answers of a Spec-Bench file (arXiv 2401.07851), one request per choice; categories are tasks.
 
     `accept_lengths` are the emitted tokens of every round. Draft lengths are not stated: they are taken to be constant,
-    as given or the largest accepted length.
-
-    Args:
-        draft_length: number of tokens that every round drafted.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line that is not an answer, or a round longer than the draft length allows.
+    as given or the largest accepted length. Raises as `read_log`, and ValueError for rounds of more tokens.
     """
     answers = []
     for number, entry in json_lines(path):
@@ -243,7 +222,7 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
         for _, name, task, emitted in answers
     ]
     notes = [] if draft_length is not None else [f"drafts are taken to have {length} tokens, the longest accepted"]
-    return log_of_steps(requests, {"drafter": "drafter", "source": str(path), "notes": notes})
+    return log_of_steps(requests, {"drafter": "drafter", "source": str(path)}, notes)
 
 
 def load_specdecode_bench(path: str | Path, drafter: str = "acc_eagle") -> Trace:
@@ -251,13 +230,7 @@ def load_specdecode_bench(path: str | Path, drafter: str = "acc_eagle") -> Trace
 
     Greedy answers of Llama-3.1-8B-Instruct with an EAGLE drafter and with n-gram lookup: for every position how many
     tokens a round from there would emit. None is open: static lengths, heuristics, bandits and the oracle are exact.
-
-    Args:
-        drafter: `acc_eagle` or `acc_ngram`, as named in the log.
-
-    Raises:
-        FileNotFoundError: no such file, or none in the folder.
-        ValueError: a line that is not such a record; the message names it.
+    Raises as `read_log`, and FileNotFoundError for a folder without logs.
     """
     if drafter not in DRAFTERS:
         raise ValueError(f"SpecDecode-Bench logs {' and '.join(DRAFTERS)}, got {drafter!r}")

@@ -1,26 +1,32 @@
 """The `advise` command: how many tokens to draft, from a log of any engine or a trace."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
-from specdec_jax.app.commands import Advise
-from specdec_jax.app.views.printing import columns, status
+from specdec_jax.contrib.engine_logs.advice import Advice, Choice, advise, engine_options, schedule, thresholds
+from specdec_jax.contrib.engine_logs.published import H100, costs_named
+from specdec_jax.contrib.engine_logs.readers import Log, read_log
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.costs.published import H100, costs_named
 from specdec_jax.loading.new_folder import check_file, write_text
-from specdec_jax.metrics.advice import Advice, Choice, advise, engine_options, schedule, thresholds
 from specdec_jax.metrics.intervals import Interval
-from specdec_jax.replay.readers import Log, read_log
 from specdec_jax.text.json_lines import json_text
 
 BATCHES = (1, 4, 16, 64)  # for costs that apply to any batch size
 
 
-def advise_on(command: Advise) -> bool:
+def advise_on(command: Any, status: Callable[[str], AbstractContextManager[Any]]) -> bool:
     """Prints the page; returns whether drafting pays, or may pay, at some batch size.
+
+    Args:
+        command: the options, `app.commands.Advise`.
+        status: shows a message while the block runs, such as `app.views.printing.status`.
 
     Raises:
         FileNotFoundError, ValueError: invalid input.
@@ -40,7 +46,11 @@ def advise_on(command: Advise) -> bool:
             chosen = thresholds(log.likely, costs[0], longest)
     console = Console(highlight=False)
     _show(console, log, costs, advices, chosen)
-    options = options_of(advices, chosen, min(longest, costs[0].widths[-1] - 1))
+    # the length for the smallest batch, and a threshold if it is faster there
+    best = advices[0].best.speedup.estimate
+    better = {name: choice for name, choice in chosen.items() if choice.speedup.estimate > best}
+    length = int(next((advice.best.setting for advice in advices if advice.best.setting), 0))
+    options = engine_options(length, schedule(advices), better, min(longest, costs[0].widths[-1] - 1))
     for engine, words in options.items():
         console.print(Text(f"{engine}: {words}"), soft_wrap=True)
     if rates := [round(rate, 4) for rate in advices[0].curve]:
@@ -56,7 +66,7 @@ def advise_on(command: Advise) -> bool:
     return any(advice.best.setting > 0 for advice in advices)
 
 
-def costs_of(command: Advise) -> list[CostModel]:
+def costs_of(command: Any) -> list[CostModel]:
     """The costs by batch size, ascending. Raises ValueError for duplicate batch sizes, and as `costs_named`."""
     models: list[CostModel] = []
     if any(size < 1 for size in command.batch_sizes):
@@ -68,14 +78,6 @@ def costs_of(command: Advise) -> list[CostModel]:
     if len(set(sizes)) < len(sizes):
         raise ValueError(f"costs are needed once a batch size, got {sizes}")
     return sorted(models, key=lambda model: model.batch)
-
-
-def options_of(advices: Sequence[Advice], chosen: Mapping[str, Choice], longest: int) -> dict[str, str]:
-    """Each engine's options: the length for the smallest batch, and a threshold if it is faster there."""
-    first = advices[0]
-    better = {name: choice for name, choice in chosen.items() if choice.speedup.estimate > first.best.speedup.estimate}
-    length = int(next((advice.best.setting for advice in advices if advice.best.setting), 0))
-    return engine_options(length, schedule(advices, advices[-1].batch), better, longest)
 
 
 def _show(
@@ -97,7 +99,7 @@ def _show(
     extra = costs[0].pass_times(width - 1)[-1] / costs[0].plain_pass
     about += f"c = {costs[0].ratio:.3g}, a pass of {width} tokens takes {extra:.2f} plain ones"
     console.print(Text(f"\nStatic draft lengths{where}", "bold").append(about, "not bold"))
-    table = columns("drafts", "speed-up", "95 %", pad_edge=False)
+    table = _table("drafts", "speed-up", "95 %")
     beyond = log.longest_draft or trace.max_draft_length
     for choice in first.lengths[1:]:
         mark = f"{'*' if int(choice.setting) in first.as_good else ' '}{'?' if choice.setting > beyond else ' '}"
@@ -110,7 +112,7 @@ def _show(
         console.print(f"? longer than any draft of the log ({beyond} tokens): extrapolated from successive rounds.")
     if len(advices) > 1:
         console.print()
-        table = columns("batch", "drafts", "speed-up", "95 %", "oracle", "advice", pad_edge=False)
+        table = _table("batch", "drafts", "speed-up", "95 %", "oracle", "advice")
         for advice in advices:
             cells = f"{advice.best.setting}", *_cells(advice.best.speedup), f"{advice.oracle.estimate:.2f}"
             table.add_row(f"{advice.batch}", *cells, advice.verdict)
@@ -119,7 +121,7 @@ def _show(
         console.print("No confidence thresholds: they need the drafter's distributions, which this log lacks.")
     elif chosen:
         console.print()
-        table = columns("confidence threshold", "best", "speed-up", "95 %", pad_edge=False)
+        table = _table("confidence threshold", "best", "speed-up", "95 %")
         for engine, choice in chosen.items():
             table.add_row(engine, f"{choice.setting:.2f}", *_cells(choice.speedup))
         console.print(Text("Thresholds", "bold"), table, sep="\n")
@@ -135,6 +137,11 @@ def _show(
     if len(off) == len(advices):
         text = "Do not speculate: no draft length is predicted to be faster than plain decoding."
     console.print(Text(text, "bold"))
+
+
+def _table(*heads: str) -> Table:
+    columns = [Column(head, justify="right") for head in heads]
+    return Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
 def _cells(interval: Interval) -> tuple[str, str]:

@@ -1,19 +1,20 @@
 """Advice on drafting from a log or a trace: static lengths, the oracle, thresholds, and other engines' options.
 
 Times are those of a cost model. Intervals are over texts; if a log has open positions, they extend from the lower bound
-with all of them rejected to the upper bound with all accepted, and the estimate draws them (`replay.acceptance_log`).
+with all of them rejected to the upper bound with all accepted, and the estimate draws them (`rounds.StepLog`).
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_jax.contrib.engine_logs.readers import Log
+from specdec_jax.contrib.engine_logs.rounds import Steps
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.acceptance_log import Steps
-from specdec_jax.replay.readers import Log
 from specdec_jax.replay.replay import Replay, oracle, replay, rounds_of
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.hf_confidence import hf_confidence
@@ -120,19 +121,16 @@ def thresholds(trace: Trace, costs: CostModel, longest: int) -> dict[str, Choice
     return {engine: best_threshold(trace, costs, rule, longest) for engine, rule in rules.items()}
 
 
-def schedule(advices: Sequence[Advice], most_rows: int) -> list[list[int]]:
-    """vLLM's [[first batch, last batch, drafts], ...]: each advice from its batch on, up to `most_rows`."""
-    ordered = sorted(advices, key=lambda advice: advice.batch)
-    spans: list[list[int]] = []
-    for place, advice in enumerate(ordered):
-        first = 1 if place == 0 else advice.batch
-        last = ordered[place + 1].batch - 1 if place + 1 < len(ordered) else max(most_rows, advice.batch)
-        length = int(advice.best.setting)
-        if spans and spans[-1][2] == length:
-            spans[-1][1] = last
+def schedule(advices: Sequence[Advice]) -> list[list[int]]:
+    """vLLM's [[first batch, last batch, drafts], ...], for advices by ascending batch, each from its batch on."""
+    table: list[list[int]] = []
+    for advice, after in zip_longest(advices, advices[1:]):
+        last, length = after.batch - 1 if after else advice.batch, int(advice.best.setting)
+        if table and table[-1][2] == length:
+            table[-1][1] = last
         else:
-            spans.append([first, last, length])
-    return spans
+            table.append([advice.batch if table else 1, last, length])
+    return table
 
 
 def engine_options(
