@@ -1,4 +1,4 @@
-"""Do siblings beside the chain, and trees of them, pay by the clock, as replays say that siblings do?
+"""Do siblings beside the chain pay by the clock, as replays say that they do?
 
 Command:   python -m experiments.compare configs/combs.py
 Hardware:  2 x86 cores, 4 GB of memory, nothing else running
@@ -6,8 +6,8 @@ Time:      25 minutes for 18 prompts; interrupted, the same command with --out g
 Expected:  docs/combs.md, "By the clock"
 
 The drafter reads its target and has a draft vocabulary, the default of the command line; only prompts of the judging
-half, since h was counted on the other one. `comb` and `tree` have fixed shapes that a width of eight holds; `comb-bare`
-over `static-3` is what drawing siblings and a mask cost where none is verified.
+half, since h was counted on the other one. `comb` has a fixed shape that a width of eight holds; `comb-bare` over
+`static-3` is what drawing siblings and a mask cost where none is verified.
 """
 
 from configs.base import CompareConfig, Method
@@ -25,11 +25,9 @@ config = CompareConfig(
         Method("survival", survival()),
         Method("survival-siblings", survival_tree(siblings=3)),
         Method("survival-siblings-traversal", survival_tree(siblings=3), verifier=traversal()),
-        Method("survival-tree", survival_tree(siblings=3, expanded=2)),
         Method("comb", comb(links=3, siblings=(2, 1, 1))),
         Method("static-3", static(draft_length=3)),
         Method("comb-bare", comb(links=3, siblings=(0,))),
-        Method("tree", comb(links=3, siblings=(1, 1), children=1, expanded=1)),
     ),
     temperatures=(0.0, 0.7, 1.0),
     max_new_tokens=96,

@@ -61,17 +61,12 @@ def test_every_public_file_has_a_documented_factory_of_its_name(kind):
         assert inspect.getdoc(factory) and inspect.getdoc(importlib.import_module(factory.__module__))
 
 
-def of_chains(policy):
-    """A rule of trees as the one whose `update` gets chains."""
-    return policy if policy.rounds is None else policy.rounds.as_chain(policy)
-
-
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
     policy = find_factory("policy", name)()
     assert isinstance(policy, StoppingPolicy)
     state = policy.init(BATCH)
-    for each in (policy, of_chains(policy)):
+    for each in (policy, policy.as_chain()):
         check_policy(each, state, (), Sizes(BATCH, VOCAB, MOST))
     shown = jax.eval_shape(policy.threshold, state)
     assert shown.shape == (BATCH,) and shown.dtype == jnp.float32
@@ -91,7 +86,7 @@ def test_a_policys_rows_do_not_look_at_each_other(name):
         state = pick(policy.init(BATCH))
         draw, state = policy.check(state, pick(seen), drafted, pick(now))
         go_on, state = policy.proceed(state, pick(seen), drafted, drafted + 1, pick(now))
-        return draw, go_on, of_chains(policy).update(state, draft, pick(result))
+        return draw, go_on, policy.as_chain().update(state, draft, pick(result))
 
     whole, turned = play(jnp.array([0, 1, 2])), play(jnp.array([2, 0, 1]))
     back = jax.tree.map(lambda leaf: leaf[jnp.array([1, 2, 0])], turned)

@@ -239,13 +239,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (25_707, 23_000),
-    "contrib": (4_390, 4_200),
+    "the package without contrib and distillation": (25_699, 23_000),
+    "contrib": (3_397, 4_200),
     "distillation": (2_311, 2_300),
-    "experiments": (7_855, 7_000),
-    "tests": (24_706, 21_500),
-    "ten central files": (1_569, 1_700),
-    "plain AdaEDL, with all it imports": (3_352, 3_100),
+    "experiments": (7_853, 7_000),
+    "tests": (24_485, 21_500),
+    "ten central files": (1_568, 1_700),
+    "plain AdaEDL, with all it imports": (3_351, 3_100),
 }
 
 
@@ -363,7 +363,7 @@ def test_files_and_functions_stay_short():
 
 
 CALLED_ONCE = {  # private functions that are called once, by folder, as a ceiling: most belong inside their caller
-    **{"app": 16, "contrib": 39, "decoding": 12, "distillation": 19, "lossless": 27, "loading": 16, "models": 10},
+    **{"app": 16, "contrib": 28, "decoding": 12, "distillation": 19, "lossless": 27, "loading": 16, "models": 10},
     **{"metrics": 4, "replay": 10, "costs": 1, "drafters": 6, "kernels": 2, "text": 8, "strategy.py": 1},
 }
 

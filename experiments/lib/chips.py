@@ -118,13 +118,11 @@ class Pair(NamedTuple):
     draft_vocabulary: int | None = None
     int8: bool = False  # whether both models' matrices are int8 (models/int8.py)
     siblings: int = 0  # maximum number that `survival` verifies per draft
-    expanded: int = 0  # siblings that a drafter pass also reads
 
 
 PAIRS = {
     "smollm2-reading": Pair(SMOLLM2, READING_DRAFTER, 8192),  # the built-in one as `generate` uses it
     "smollm2-combs": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3),
-    "smollm2-trees": Pair(SMOLLM2, READING_DRAFTER, 8192, siblings=3, expanded=2),
     "smollm2": Pair(SMOLLM2, SMALL_DRAFTER, 8192),
     "smollm2-whole": Pair(SMOLLM2, SMALL_DRAFTER),
     "8b-1b": Pair(LLAMA_8B, LLAMA_1B),
@@ -152,7 +150,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shap
         tokens, whole = np.arange(pair.draft_vocabulary), drafter
         drafter = with_reduced_head(whole)
         drafter_params = jax.eval_shape(lambda tree: reduce_params(whole, tree, tokens), drafter_params)
-    policy = survival_tree(siblings=pair.siblings, expanded=pair.expanded) if pair.siblings else stopping.survival()
+    policy = survival_tree(siblings=pair.siblings) if pair.siblings else stopping.survival()
     decoder = build_decoder(target, drafter_of(drafter, max_draft_length), policy, verification.rejection())
     params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)

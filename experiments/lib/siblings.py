@@ -9,7 +9,7 @@ Expected:  docs/combs.md
 Output:    runs/siblings-<time>/ with manifest.json and table.md
 
 Every position of a text is taken for the beginning of a round, whose first rejected draft counts; 95 % intervals over
-texts. Combs are replayed; trees cannot be, and are decoded: python -m experiments.compare configs/trees.py.
+texts. Combs are replayed.
 """
 
 import itertools

@@ -171,7 +171,7 @@ def replay_rule(
     """
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
-    widest = costs.widths[-1] if policy.rounds is not None else None
+    widest = costs.widths[-1] if policy.tree_hooks is not None else None
     hyperparameters = rule.hyperparameters(chosen, costs, longest)
     return replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest)
 

@@ -125,8 +125,8 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
         for held in sorted({min(width - 1, longest) for width in parts.widths}):
             few = sizes._replace(max_draft_length=held)
             check_verifier(verifier, state.verifier, few, state.monitor, keep_log_q=keep_log_q)
-            if policy.rounds is not None:
-                policy.rounds.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
+            if policy.tree_hooks is not None:
+                policy.tree_hooks.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
     if is_users(parts.monitor):
         check_monitor(parts.monitor, state.monitor, sizes, parts.widths)
 
@@ -152,8 +152,8 @@ def check_policy(
     probe.returns("check", (before, seen, count, context), answer)
     probe.returns("proceed", (before, seen, count, count, context), answer)
     learnt_from: tuple[Any, Any] = draft_shapes(sizes, keep_log_q), result_shapes(sizes)
-    if policy.rounds is not None:
-        learnt_from = policy.rounds.check_answers(probe, policy, sizes, context, keep_log_q)
+    if policy.tree_hooks is not None:
+        learnt_from = policy.tree_hooks.check_answers(probe, policy, sizes, context, keep_log_q)
     probe.returns("update", (before, *learnt_from), before)
     if policy.threshold is not no_threshold:
         probe.must_be("threshold", probe.result("threshold", before), rows(jnp.float32), loose=1)

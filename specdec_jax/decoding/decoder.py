@@ -67,11 +67,6 @@ def default_widths(max_draft_length: int) -> tuple[int, ...]:
     return (*(2**n for n in range(1, 31) if 2**n < full), full)
 
 
-def widest_draft(policy: StoppingPolicy, max_draft_length: int) -> int:
-    """Maximum number of draft tokens in a verification pass with this policy: K unless drafts are not chains."""
-    return max_draft_length if policy.rounds is None else policy.rounds.max_tokens(policy, max_draft_length)
-
-
 def build_decoder(
     target: LanguageModel,
     drafter: Drafter,
@@ -99,11 +94,9 @@ def build_decoder(
             target's context, prefill_chunk below 2, different vocabularies, hidden states or an encoder that the
             drafter needs and the target lacks, or a policy or verifier that needs phases without a monitor of them.
     """
-    widths = tuple(verification_widths or default_widths(widest_draft(policy, drafter.max_draft_length)))
+    widths = tuple(verification_widths or default_widths(policy.max_tokens(drafter.max_draft_length)))
     _check_parts(target, drafter, widths, prefill_chunk)
-    if policy.rounds is not None:
-        policy.rounds.check_parts(target, drafter, policy, widths)
-    play = decode_round if policy.rounds is None else policy.rounds.decode_round
+    play = decode_round if policy.tree_hooks is None else policy.tree_hooks.round_of(target, drafter, policy)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     for kind, part in (("policy", policy), ("verifier", verifier)):
         if part.needs_phases and not (monitor and hasattr(monitor.init(1), "phase")):

@@ -99,7 +99,7 @@ def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: S
         draft = draft_of(to_verify)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, draft.length)
-        branches = [_verification(parts, width) for width in parts.widths]
+        branches = [verification_in(parts, width) for width in parts.widths]
         verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
     return commit(parts, params, state, context, drafted, drafter, draft, verified, choice)
 
@@ -204,7 +204,7 @@ def narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
     return jnp.minimum(jnp.sum(too_narrow.astype(jnp.int32)), len(widths) - 1)
 
 
-def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
+def verification_in(parts: Parts, width: int) -> Callable[..., Verified]:
     """The branch for one verification width: target pass, distributions, acceptance and next token."""
     longest = parts.drafter.max_draft_length
     held = min(width - 1, longest)  # number of drafts that fit this width; no row has more

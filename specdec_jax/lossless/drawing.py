@@ -133,7 +133,7 @@ def constants_of(
     row, constants = answers.distribution_shapes(batch, SIZES.vocab_size), set()
     drafts = answers.draft_shapes(SIZES, True)
     if policy is not None:
-        chain: StoppingPolicy = policy if policy.rounds is None else policy.rounds.as_chain(policy)
+        chain = policy.as_chain()
         state, emitted = chain.init(batch), answers.array(jnp.int32, batch, SIZES.max_draft_length + 1)
         constants |= _of_leaves(state)
         constants |= _traced(chain.begin, state, context) | _traced(chain.check, state, row, whole, context)

@@ -117,17 +117,14 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     text[:, :2] = np.take_along_axis(nodes.tokens, ends, axis=1)
     log_q = np.full((count, longest, vocab), -np.inf, setting.drafter_distributions.log_prob.dtype)
     log_q[1::2] = -np.log(vocab)  # beyond a draft's end the loop leaves nothing, or distributions of earlier rounds
-    none, trees = np.zeros(count, np.int32), None if setting.policy is None else setting.policy.rounds
-    extra = () if trees is None else trees.without_extras(setting, count)
-    branches = Branches(np.arange(count), nodes.request, text, log_q, none, extra, nodes.chance, policy)
+    none = np.zeros(count, np.int32)
+    branches = Branches(np.arange(count), nodes.request, text, log_q, none, nodes.chance, policy)
     has_budget = context.budget > 0
     tally.asks(0, going[has_budget])
     going, finished = going & has_budget, []
     for step in range(longest):
         finished.append(take(branches, ~going))
         branches = take(branches, going)
-        if trees is not None:
-            branches = trees.before_pass(setting, context, branches, step)
         here = drafter_place(setting, branches, step) + pair(branches.text[:, step : step + 2], vocab)
         distributions = take(setting.drafter_distributions, here)
         branches.log_q[:, step] = distributions.log_prob
@@ -179,8 +176,8 @@ class Ends(NamedTuple):
 def ends_of_round(setting: Setting, nodes: Nodes) -> tuple[Branches, Ends]:
     """All drafts of a round and all ways in which it ends."""
     branches = draft_tree(setting, nodes)
-    if setting.policy is not None and setting.policy.rounds is not None:
-        return setting.policy.rounds.ends_of_round(setting, nodes, branches)
+    if setting.policy is not None and setting.policy.tree_hooks is not None:
+        return setting.policy.tree_hooks.ends_of_round(setting, nodes, branches)
     verify = _verification(setting.verifier.bare, setting.batch, setting.longest)
     context, *arguments = verify_arguments(setting, nodes, branches, draft_of(setting, branches))
     log_prob_accepted, weights, state = verify(setting.neighbours, context, *arguments)

@@ -66,7 +66,6 @@ class Branches(NamedTuple):
     text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
     log_q: np.ndarray  # [M, K, V]
     drafted: np.ndarray  # [M] int32
-    extra: Any  # leaves [M, ...], for drafts that are not chains; else ()
     chance: np.ndarray  # [M] float64, probability of node and draft
     policy: Any
 

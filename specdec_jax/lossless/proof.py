@@ -127,7 +127,7 @@ def prove(
                 progress(f"Summing outcomes in float32 of {vocab:,} tokens")
                 result = prove_real_size(verifier, drawing, vocab, monitor=monitor)
                 failed = failed or not sums.add(f"float32, {vocab:,} tokens", result, real_size.ROUNDING)
-        trees = policy.rounds or verifier.rounds
+        trees = policy.tree_hooks or verifier.tree_hooks
         if trees is not None and not failed:
             progress("Enumerating rounds with siblings")
             result, accepted = trees.prove_siblings(policy, verifier, drawing, monitor)
@@ -135,7 +135,7 @@ def prove(
             failed = not sums.add("rounds with siblings", result, rounds.TOLERANCE)
         user, seldom = None if drafter is None else drafter(5, DRAFTER_VOCABULARY), True
         for rule, drafts in ((policy, ""), (law.at_random(), ", drafts of random length")):
-            if not failed and (rule is policy or (seldom and verifier.rounds is None)):
+            if not failed and (rule is policy or (seldom and verifier.tree_hooks is None)):
                 progress(f"Decoding long texts on a toy{drafts}")
                 more: dict[str, Any] = {"monitor": monitor, "drafter": user, "several": passes > 0}
                 result = prove_whole(rule, verifier, drawing, batches=2 if drafts else whole.BATCHES, **more)

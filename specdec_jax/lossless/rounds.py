@@ -48,7 +48,7 @@ def prove_rounds(
     """
     rng, count = drawing.rng, 256 if shape.longest <= 2 else 96 if shape.longest <= 4 else 24
     count = count if rounds <= ROUNDS else 4 * shape.batch
-    chain = policy if policy is None or policy.rounds is None else policy.rounds.as_chain(policy)
+    chain = None if policy is None else policy.as_chain()
     choices = min(shape.vocab_size, max(1.5, (drafts / count) ** (1 / max(shape.longest, 1))))
     toys = [drawn_pair(rng, shape.vocab_size, choices, shape.reads) for _ in range(count)]
     requests = drawing.requests(count, shape, verifier.greedy_only, rounds)

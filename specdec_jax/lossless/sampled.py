@@ -20,7 +20,6 @@ from scipy import stats
 
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
-from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.decoding.state import fresh_state
@@ -104,7 +103,7 @@ def check_on_toy(
     Raises:
         ValueError: one line with the file and line (`answers.check_parts`).
     """
-    widths = (1, *default_widths(widest_draft(policy, longest)))
+    widths = (1, *default_widths(policy.max_tokens(longest)))
     decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, widths=widths, **options)
     warp = make_warp(2, temperature=0.0)
     check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]] * 2, max_new_tokens=0, warp=warp))

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax.decoding import Decoder
-from specdec_jax.decoding.decoder import default_widths, widest_draft
+from specdec_jax.decoding.decoder import default_widths
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
@@ -49,9 +49,9 @@ def prove_whole(
     which needs no parameters and drafts in a vocabulary of 8 tokens, or a model, with `several` also one that reads its
     target, or a lookup and one.
     """
-    rng, widest = drawing.rng, widest_draft(policy, max_draft_length)
+    rng, widest = drawing.rng, policy.max_tokens(max_draft_length)
     vocab = max(8, widest // max(max_draft_length, 1) - 1 + SIBLINGS)
-    kind = int(rng.integers(3)) if several and policy.rounds is None else 0
+    kind = int(rng.integers(3)) if several and policy.tree_hooks is None else 0
     widths = rng.permutation([1, *default_widths(widest)])[: rng.integers(0, 4)]
     decoder, params = toy_decoder(
         policy,

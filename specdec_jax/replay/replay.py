@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.replay.rounds import (
     Counts,
     Texts,
@@ -105,7 +104,7 @@ def replay(
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     limit = most_drafts(trace, max_draft_length)
-    places = widest_draft(policy, limit) if widest is None else max(widest - 1, limit)
+    places = policy.max_tokens(limit) if widest is None else max(widest - 1, limit)
     values, settings = as_settings(hyperparameters or {})
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0

@@ -119,8 +119,8 @@ def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
     """Raises ValueError for a policy that reads other rows, or needs data about trees that the trace lacks."""
     if policy.joins_rows:
         raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
-    if policy.rounds is not None:
-        policy.rounds.check_replay(policy, trace)
+    if policy.tree_hooks is not None:
+        policy.tree_hooks.check_replay(policy, trace)
 
 
 def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
@@ -246,8 +246,8 @@ def _end(
     )
     result = VerificationResult(unrecorded("the emitted tokens", (size, longest + 1)), rows.accepted + 1)
     verified, emitted, most_places = rows.drafted, result.length, counts.by_length.shape[1] - 1
-    if policy.rounds is not None:
-        ended = policy.rounds.end_round(policy, texts, rows, context, draft, most_places)
+    if policy.tree_hooks is not None:
+        ended = policy.tree_hooks.end_round(policy, texts, rows, context, draft, most_places)
         draft, result, verified, emitted = ended
     state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]

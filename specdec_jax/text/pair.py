@@ -17,7 +17,6 @@ from specdec_jax.costs.store import say
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import fresh_request
@@ -233,7 +232,7 @@ def _join(
         built = multi_drafter(tuple(part for part, _ in pairs), sizes)
     longest = built.max_draft_length
     measured_drafts = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
-    widest = max(longest, min(widest_draft(policy, longest), measured_drafts))  # a tree may fill the widest pass
+    widest = max(longest, min(policy.max_tokens(longest), measured_drafts))  # a tree may fill the widest pass
     widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
     decoder = _decoder(big.model, built, policy.bare, verifier.bare, monitor and monitor.bare, widths)
     first_drafter = next((weight for part, weight in pairs if part.model is not None), None)

@@ -122,9 +122,7 @@ class StoppingPolicy(Strategy):
     All functions but `init` have defaults: every round begins, drafts to its budget and leaves the state unchanged.
     """
 
-    rounds: ClassVar[Any] = None
-    """For policies whose drafts are not chains: a module such as `contrib.trees.hooks` with the functions by which the
-    decoder, the proofs and replays run a round."""
+    tree_hooks: ClassVar[Any] = None  # for drafts that are not chains: a module of functions, `contrib.trees.hooks`
     init: Init
     begin: Begin = always_begin
     check: Check = always_draw
@@ -145,6 +143,14 @@ class StoppingPolicy(Strategy):
         """Whether a row's drafts depend on the other rows of its batch."""
         return "rows" in self.reads
 
+    def max_tokens(self, max_draft_length: int) -> int:
+        """Maximum number of draft tokens in a verification pass with this policy: K unless drafts are not chains."""
+        return max_draft_length
+
+    def as_chain(self) -> "StoppingPolicy":
+        """The same policy for rounds whose drafts are chains."""
+        return self
+
 
 NextDistribution = Callable[[Array], Array]
 """(accepted [B] int32) -> weights [B, V], not necessarily normalised, of the token after that many drafts."""
@@ -161,7 +167,7 @@ Verify = Callable[[VerifierState, Draft, Distribution, RoundContext], tuple[Arra
 class Verifier(Strategy):
     """How many drafts are accepted, and the distribution of the token after them."""
 
-    rounds: ClassVar[Any] = None  # as in `StoppingPolicy`, for verifiers of drafts that are not chains
+    tree_hooks: ClassVar[Any] = None  # as in `StoppingPolicy`, for verifiers of drafts that are not chains
     init: Init
     verify: Verify
     lossless: bool  # True: the output distribution is the target's, and a test proves it

@@ -34,7 +34,7 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
     for name, part in (("routine", routine), ("reasoning", reasoning)):
         if not isinstance(part, Verifier):
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
-        if part.rounds is not None:
+        if part.tree_hooks is not None:
             raise ValueError(f"by_phase takes no {part.name}, which decides about trees itself: use block")
     both = routine.hyperparameters.keys() & reasoning.hyperparameters.keys()
     # from the outer names of each verifier's hyperparameters to its own names

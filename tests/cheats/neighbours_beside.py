@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.contrib.trees import Extras, comb
+from specdec_jax.contrib.trees import comb
 
 
 def neighbours_beside():
@@ -12,9 +12,9 @@ def neighbours_beside():
     def init(batch):
         return inner.init(batch, links=2, siblings=(2, 2))
 
-    def beside(state, length, room, context, parent):
+    def beside(state, length, free, context):
         more = jnp.roll(context.emitted, 1) > context.emitted
-        return Extras(jnp.where(more[:, None], state.siblings, 0))
+        return jnp.where(more[:, None], state.siblings, 0)
 
     def begin(state, context):
         return context.emitted % 4 != 3, state

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.app import cli
-from specdec_jax.contrib.trees import Extras, comb, survival_tree, traversal
+from specdec_jax.contrib.trees import comb, survival_tree, traversal
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
@@ -24,7 +24,7 @@ from specdec_jax.verification import rejection
 TOKENS, MOST = 4, 3
 ONE = jnp.array(True)
 INNER, LOOKUP = rejection(), prompt_lookup(MOST, vocab_size=TOKENS)
-COMB, TREE = comb(), survival_tree(siblings=2, expanded=1)
+COMB, TREE = comb(), survival_tree(siblings=2)
 
 
 def verified(place, change):
@@ -82,10 +82,9 @@ WRONG = [
     (INNER, "verify", verified(0, lambda chance: chance > 0), "must return (float32[2,2], .*: [0] is bool[2,2]"),
     (INNER, "verify", lambda state, draft, *seen: draft.log_q + 1, "TypeError: .* 'NoneType'"),  # lookups have no q
     (static(), "init", lambda batch: {"x": jnp.zeros(())}, "init .* leaves are [2,...]; ['x'] is float32[]"),
-    (COMB, "beside", lambda *given: given[1], "must return Extras(siblings int32[2,0], .*), not int32[2]"),
-    (TREE, "beside", lambda *given: Extras(given[1][:, None]), "children int32[2,2]), not Extras("),
+    (COMB, "beside", lambda *given: given[1], "must return int32[2,0], not int32[2]"),
+    (TREE, "beside", lambda *given: given[1][:, None] > 0, "must return int32[2,1], not bool[2,1]"),
     (TREE, "beside", raising, "KeyError: 'lost'"),
-    (TREE, "expand", lambda state, drafted, context: drafted, "must return float32[2,1,2], not int32[2]"),
     (INNER, "verify", lambda state, draft: state, "the verifier's verify .* takes 2 positional arguments"),
     (INNER, "verify", lambda *given: INNER.verify(*given)[:2], "must return (log_prob_accepted,"),
     (INNER, "verify", verified(0, lambda chance: chance[:, 0]), "(float32[2,2], float32[2,4], ()): [0] is float32[2]"),

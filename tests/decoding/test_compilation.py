@@ -115,7 +115,7 @@ def test_a_state_is_donated(name):
 
 
 @pytest.mark.often(1)
-@pytest.mark.parametrize("policy", [adaedl(), comb(), comb(expanded=1)])
+@pytest.mark.parametrize("policy", [adaedl(), comb()])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_a_generation_copies_no_cache(policy, dtype):
     """Rounds, the switch over widths and the draft loop all write in place, and a comb moves one slot a sibling.

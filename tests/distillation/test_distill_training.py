@@ -452,8 +452,8 @@ def test_data_without_labels_needs_the_whole_vocabulary(shard):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Unroll(steps=0), "steps of unrolling"),
-        (lambda: Unroll(share=0.0), "share of unrolling"),
+        (lambda: Unroll(steps=0), r"steps must lie in \[1, inf\)"),
+        (lambda: Unroll(share=0.0), r"share must lie in \(0, 1\]"),
         (lambda: training.Schedule(steps=0), "steps"),
         (lambda: training.Schedule(steps=5, warmup=5), "warmup"),
         (lambda: training.Schedule(steps=5, warmup=0, rate=0.0), "rate"),

@@ -8,7 +8,6 @@ from replayed import decoded, gap, recorded
 from rules import FAST
 
 from specdec_jax.costs.cost_model import cost_model, flat
-from specdec_jax.decoding.decoder import widest_draft
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model
 from specdec_jax.lossless import toys
@@ -28,7 +27,7 @@ PARAMS = ModelParams(*(jnp.asarray(table) for table in PAIR[:2]))
 
 def live(policy, prompts, hyperparameters, *, limit=LIMIT, **options):
     begun = {"policy_hyperparameters": hyperparameters, "record_rounds": limit, "monitor_hyperparameters": WATCH}
-    built = {"verification_widths": (widest_draft(policy, MOST) + 1,), "monitor": phases()}
+    built = {"verification_widths": (policy.max_tokens(MOST) + 1,), "monitor": phases()}
     options |= {"limit": limit, "decoder_options": built, "prefill_options": begun}
     return decoded(TABLE, model(TABLE, MOST, catch_up=4), PARAMS, prompts, policy, **options)
 

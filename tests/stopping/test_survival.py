@@ -318,8 +318,8 @@ def beside(step, room, chances=(0.8, 0.7, 0.6), free=4):
     state = policy.init(1, verification_times=times, greedy_siblings=(0.28, 0.2, 0.17), initial_rate=1.5)
     known = state.policy._replace(predicted=jnp.asarray([[*chances, *[0.9] * 9]], jnp.float32))
     state = state._replace(policy=known)
-    asked = jnp.array([3], jnp.int32), jnp.array([room], jnp.int32), context(1, budget=8), None
-    return np.asarray(policy.beside(state, *asked).siblings)[0, :4].tolist()
+    asked = jnp.array([3], jnp.int32), jnp.array([room], jnp.int32), context(1, budget=8)
+    return np.asarray(policy.beside(state, *asked))[0, :4].tolist()
 
 
 def test_siblings_pay_for_a_step_together_where_one_alone_does_not():

@@ -127,6 +127,6 @@ def test_as_many_rows_as_fit_are_decoded_at_once(tiny, monkeypatch):
     found = list(complete(tiny, requests(tiny), 64))
     assert len(found) == len(NEW) and {done.rows for done in found} == {3}
     monkeypatch.setattr(continuous_batching, "free_memory", lambda: one)
-    monkeypatch.setattr(continuous_batching, "_begun", None)  # nothing is begun
+    monkeypatch.setattr(continuous_batching, "_one_shape", None)  # nothing is begun
     with pytest.raises(ValueError, match=f"{FEWEST_SLOTS} cache slots take .* GB a row.* GB are free"):
         list(complete(tiny, requests(tiny), 1))

@@ -112,16 +112,17 @@ def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
     monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def slow(real, takes):
-        def called(*given):
+        def called(*given, **named):
             now[0] += takes
-            return real(*given)
+            return real(*given, **named)
 
         return called
 
-    for name, takes in {"start": 100.0, "_run": 5.0, "finish": 1000.0}.items():
+    for name, takes in {"start": 100.0, "finish": 1000.0}.items():
         monkeypatch.setattr(generation, name, slow(getattr(generation, name), takes))
-    request = prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)
-    assert decode(scripted, request).results[0].seconds == 5.0
+    pair = scripted._replace(decoder=scripted.decoder._replace(run=slow(scripted.decoder.run, 5.0)))
+    request = prepare(pair, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)
+    assert decode(pair, request).results[0].seconds == 5.0
 
 
 def test_a_second_request_compiles_nothing(scripted):

@@ -162,7 +162,7 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
             for index in range(beside[row, depth]):
                 siblings[row, depth, index] = rng.choice(VOCAB, p=left / left.sum())
                 left[siblings[row, depth, index]] = 0
-    return TreeDraft(*draft)._replace(siblings=siblings, sibling_counts=beside)
+    return TreeDraft(*draft, siblings=siblings, sibling_counts=beside)
 
 
 def decided(verifier, draft, target, temperature=1.0):

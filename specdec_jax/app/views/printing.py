@@ -38,7 +38,7 @@ def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
     print(flush=True)
     console = error_console()
     if colours and statistics:
-        console.print(legend(chunks.pair.policy.rounds is not None))
+        console.print(legend(chunks.pair.policy.tree_hooks is not None))
     if statistics:
         console.print(Text(summary(chunks.result(), chunks.pair.drafter_cost), "dim"))
     return finished

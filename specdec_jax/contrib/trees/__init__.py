@@ -1,7 +1,6 @@
-"""Drafts with siblings: combs, trees of depth two, policies for them and a verifier designed for them."""
+"""Drafts with siblings: policies for them and a verifier designed for them."""
 
-from specdec_jax.contrib.trees.seams import Children as Children
-from specdec_jax.contrib.trees.seams import Extras as Extras
+from specdec_jax.contrib.trees import hooks
 from specdec_jax.contrib.trees.seams import SiblingOutcomes as SiblingOutcomes
 from specdec_jax.contrib.trees.seams import TreeDraft as TreeDraft
 from specdec_jax.contrib.trees.seams import TreePolicy as TreePolicy
@@ -10,3 +9,5 @@ from specdec_jax.contrib.trees.seams import TreeVerifier as TreeVerifier
 from specdec_jax.contrib.trees.stopping import comb as comb
 from specdec_jax.contrib.trees.stopping import survival_tree as survival_tree
 from specdec_jax.contrib.trees.verification import traversal as traversal
+
+TreePolicy.tree_hooks = TreeVerifier.tree_hooks = hooks  # last: the hooks import all other files

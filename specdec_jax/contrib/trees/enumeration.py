@@ -1,23 +1,32 @@
-"""Rounds with siblings in an enumeration: the draft loop's counterpart, all ways of drawing siblings, all outcomes."""
+"""Rounds with siblings, exactly: all ways of drawing siblings, all outcomes, and proofs of drawn rounds.
 
+Drawing is reimplemented here, like the draft loop in lossless/enumeration.py; the number of siblings is decided by the
+policy, and their acceptance by the verifier or `siblings.py`, as in the decoder.
+
+In a proof, shapes, toys and requests are drawn, and rounds are played as in `lossless.rounds`. Policies do not see the
+tokens of siblings, so only their acceptance can be wrong: a verifier's `outcomes`, or its next distribution, by which
+they are tested. A verifier's rounds have up to SIBLINGS siblings at one draft, or one sibling at every draft; a
+policy's have its own shapes. Toys have more tokens than a draft and its siblings.
+"""
+
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.contrib.trees.leaves import (
-    Leaf,
-    beside_of,
-    children_decided,
-    decided,
-    every_order,
-    leaves,
-    to_expand_of,
-)
-from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
+from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
+from specdec_jax.contrib.trees.siblings import outcomes
+from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.hyperparameters import host
-from specdec_jax.lossless.batched import take
-from specdec_jax.lossless.enumeration import Ends, advance, emitted_tokens
+from specdec_jax.lossless.batched import in_batches, joined, take
+from specdec_jax.lossless.counterexample import Result, shortest
+from specdec_jax.lossless.drawing import Drawing, Shape
+from specdec_jax.lossless.enumeration import Ends, advance, emitted_tokens, scaled, setting_of
 from specdec_jax.lossless.nodes import (
+    CHOSEN,
+    DRAWN,
     Branches,
     Nodes,
     Setting,
@@ -28,140 +37,155 @@ from specdec_jax.lossless.nodes import (
     pair,
     verify_arguments,
 )
-from specdec_jax.types import Distribution, RoundContext, VerificationResult
+from specdec_jax.lossless.rounds import play
+from specdec_jax.lossless.toys import drawn_pair
+from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
+
+PLACES = 64  # of the widest verification
+SIBLINGS, DRAFTS, REQUESTS, ROUNDS = 3, 4, 8, 2  # of a proof
 
 
-class CombOutcomes(NamedTuple):
-    """All outcomes of M drafts with siblings."""
+class _Rows(NamedTuple):
+    """Drafts whose siblings are being drawn; [N, ...]."""
 
-    reached: np.ndarray  # [M, K+1] float64, probability of node, draft, siblings and number of accepted drafts
-    several: np.ndarray  # [M, K+1, S+1], then that of accepting no sibling, the first, the second ...
-    rest: np.ndarray  # [M, K+1, V], the next token's distribution if none is accepted
-    draft: TreeDraft
-    distributions: Distribution
-    verifier: Any
+    branch: np.ndarray
+    chance: np.ndarray  # float64, probability of the siblings
+    siblings: np.ndarray  # [N, K, M] int32
+    count: np.ndarray  # [N], number of siblings to draw
+    left: np.ndarray  # [N, V], weights of the remaining candidates
 
 
-def policy_of(setting: Setting) -> TreePolicy:
-    """The setting's policy, a TreePolicy."""
-    assert isinstance(setting.policy, TreePolicy)
-    return setting.policy
+@functools.lru_cache(maxsize=64)
+def _counted(policy: TreePolicy, batch: int) -> Callable[..., Any]:
+    """(context, state, draft) -> the draft with the numbers of siblings that the policy, a bare one, wants."""
+
+    def wanted(context: RoundContext, state: Any, draft: Draft) -> TreeDraft:
+        assert policy.beside is not None
+        siblings, free = jnp.zeros((*draft.tokens.shape, policy.siblings), jnp.int32), PLACES - draft.length
+        return TreeDraft.of(draft, siblings, policy.beside(state, draft.length, free, context), free)
+
+    return in_batches(wanted, batch, "the policy's beside", policy.joins_rows)
 
 
 def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, TreeDraft]:
-    """One branch per way of drawing the siblings that the policy wants."""
-    vocab, draft = setting.vocab_size, TreeDraft(*draft_of(setting, branches))
-    temperature = setting.requests.warp.temperature
+    """One branch per way of drawing the siblings that the policy wants, and their drafts."""
+    policy, temperature = setting.policy, setting.requests.warp.temperature
+    assert isinstance(policy, TreePolicy)
     is_greedy = float(temperature[0]) <= 0
     assert np.all((temperature <= 0) == is_greedy), "rounds with siblings are greedy for all requests or for none"
-    seen = setting.drafter_distributions
-    table = np.exp(np.float64(seen.raw_log_prob if is_greedy else seen.log_prob))
-
-    def place(branch: np.ndarray, depth: Any, token: Any) -> np.ndarray:
-        """The index of the drafter's distribution after `depth` drafts, the last one replaced by a token."""
-        text, depth = branches.text[branch], np.broadcast_to(depth, len(branch))
-        last_two = np.take_along_axis(text, depth[:, None] + np.arange(2), axis=1)
-        last_two[:, 1] = last_two[:, 1] if token is None else token
-        number = np.minimum(depth, setting.longest - 1)  # beyond it nothing is drawn
-        return drafter_place(setting, take(branches, branch), number) + pair(last_two, vocab)
-
-    siblings = host(np.zeros((*draft.tokens.shape, policy_of(setting).siblings), np.int32))
-    draft = draft._replace(siblings=siblings, children=_no_children(setting, branches, draft))
-    context = take(context_of(setting, nodes), branches.node)
-    draft = beside_of(policy_of(setting).bare, setting.batch)(setting.neighbours, context, branches.policy, draft)
-    branch_of, drawn, chance = every_order(draft, is_greedy, lambda *at: table[place(*at)].copy())
-    draft = take(draft, branch_of)._replace(siblings=host(drawn[:, : setting.longest]))
-    if draft.children is not None:
-        before, index = np.divmod(np.maximum(np.asarray(draft.children.parent), 0), siblings.shape[2])
-        tokens = drawn[np.arange(len(drawn))[:, None], before, index]  # the expanded siblings, [N, E]
-        each = [seen.log_prob[place(branch_of, before[:, e] + 1, tokens[:, e])] for e in range(tokens.shape[1])]
-        log_q = None if draft.children.log_q is None else host(np.stack(each, axis=1))
-        draft = draft._replace(children=draft.children._replace(tokens=host(drawn[:, setting.longest :]), log_q=log_q))
-    branches = take(branches, branch_of)
-    return branches._replace(chance=branches.chance * chance), draft
+    seen, context = setting.drafter_distributions, take(context_of(setting, nodes), branches.node)
+    count = _counted(policy.bare, setting.batch)
+    draft = count(setting.neighbours, context, branches.policy, draft_of(setting, branches))
+    tokens, length, counts, siblings = map(
+        np.asarray, (draft.tokens, draft.length, draft.sibling_counts, draft.siblings)
+    )
+    table = np.exp(np.float64(seen.raw_log_prob if is_greedy else seen.log_prob))  # ranks of candidates, or weights
+    rows = _Rows(np.arange(len(tokens)), np.ones(len(tokens)), siblings.copy(), length, table)
+    for depth in range(setting.longest):
+        branch, text = take(branches, rows.branch), tokens[rows.branch, depth]
+        left = table[
+            drafter_place(setting, branch, depth) + pair(branch.text[:, depth : depth + 2], setting.vocab_size)
+        ]
+        left[np.arange(len(left)), text] = 0.0
+        rows = rows._replace(count=np.where(depth < length, counts[:, depth], 0)[rows.branch], left=left)
+        for index in range(siblings.shape[2]):
+            rows = _drawn_next(rows, is_greedy, depth, index)
+    branches = take(branches, rows.branch)
+    branches = branches._replace(chance=branches.chance * rows.chance)
+    return branches, take(draft, rows.branch)._replace(siblings=host(rows.siblings))
 
 
-def _no_children(setting: Setting, branches: Branches, draft: TreeDraft) -> Children | None:
-    """Empty children of expanded siblings, before they are drawn."""
-    count, expansions = branches.extra.shape
-    if not expansions:
-        return None
-    zeros, log_q = np.zeros((count, expansions), np.int32), draft.log_q
-    log_q = None if log_q is None else host(np.zeros((*zeros.shape, log_q.shape[2])))
-    tokens = np.zeros((*zeros.shape, policy_of(setting).siblings), np.int32)
-    return Children(host(branches.extra), host(tokens), log_q, host(zeros))
+def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
+    """Draws sibling `index`: one row per possible token; rows that draw none are unchanged."""
+    total = rows.left.sum(axis=1, keepdims=True)
+    draws = (index < rows.count) & (total[:, 0] > 0)
+    chance = rows.left / np.where(total > 0, total, 1.0)
+    if is_greedy:
+        chance = np.eye(chance.shape[1])[np.argmax(rows.left, axis=1)]
+    chance[~draws] = np.eye(chance.shape[1])[0]  # the one branch of a row that draws nothing
+    row, token = np.nonzero(chance)
+    rows = _Rows(*(column[row] for column in rows))
+    rows.siblings[:, depth, index] = token
+    rows.left[np.arange(len(row)), token] = np.where(draws[row], 0.0, rows.left[np.arange(len(row)), token])
+    return rows._replace(chance=rows.chance * chance[row, token])
 
 
-def verified_combs(setting: Setting, nodes: Nodes, branches: Branches, draft: TreeDraft) -> CombOutcomes:
-    """All outcomes of all drafts with their siblings."""
-    answers = verify_arguments(setting, nodes, branches, draft)  # type: ignore[arg-type]
-    decide = decided(setting.verifier.bare, setting.batch, setting.longest)
-    log_prob_accepted, several, rest, state = decide(setting.neighbours, *answers)
-    lengths = drawn_distribution(np.exp(log_prob_accepted.astype(np.float64)))
-    setting.tally.accepts(branches.drafted, lengths)
-    reached = branches.chance[:, None] * lengths
-    return CombOutcomes(reached, drawn_distribution(several), drawn_distribution(rest), draft, answers[3], state)
+@functools.lru_cache(maxsize=64)
+def decided(verifier: Verifier, batch: int, longest: int) -> Callable[..., Any]:
+    """(context, state, draft, distributions) -> log_prob_accepted [M, K+1], `SiblingOutcomes` [M, K+1, ...], state."""
 
+    def decide(context: RoundContext, state: Any, draft: TreeDraft, distributions: Distribution) -> Any:
+        log_prob_accepted, next_distribution, state = verifier.verify(state, draft, distributions, context)  # type: ignore[arg-type]
+        numbers = [jnp.full(context.length.shape, k, jnp.int32) for k in range(longest + 1)]
+        ends = [outcomes(verifier, next_distribution, draft, distributions, k, context) for k in numbers]
+        chances, rests = (jnp.stack([getattr(end, name) for end in ends], axis=1) for name in ("chance", "rest"))
+        return log_prob_accepted, chances, rests, state
 
-def comb_leaves(
-    setting: Setting, nodes: Nodes, branches: Branches, outcomes: CombOutcomes
-) -> tuple[tuple[np.ndarray, ...], Leaf]:
-    """All outcomes of drafts with siblings, as leaves."""
-    vocab, draft = setting.vocab_size, outcomes.draft
+    def as_used(answers: Any) -> Any:
+        log_prob_accepted, chances, rests, state = answers
+        reached = np.exp(log_prob_accepted)
+        return log_prob_accepted, scaled(chances, reached), scaled(rests, reached * chances[..., 0]), state
 
-    def target(branch: np.ndarray, accepted: np.ndarray, sibling: np.ndarray, child: np.ndarray | None) -> np.ndarray:
-        last = np.take_along_axis(branches.text[branch], 1 + accepted[:, None], axis=1)[:, 0]
-        last, token = (last, sibling) if child is None else (sibling, child)
-        log_prob = setting.target_distributions.log_prob[(branches.request[branch] * vocab + last) * vocab + token]
-        return drawn_distribution(np.exp(log_prob.astype(np.float64)))
-
-    def decided_children(
-        branch: np.ndarray, accepted: np.ndarray, index: int, following: np.ndarray
-    ) -> SiblingOutcomes:
-        assert draft.children is not None and draft.siblings is not None
-        sibling = (accepted * draft.siblings.shape[2] + index).astype(np.int32)
-        context = take(context_of(setting, nodes), branches.node[branch])
-        arguments = following.astype(setting.target_distributions.log_prob.dtype), take(draft.children, branch), sibling
-        outcome = children_decided(setting.batch)(setting.neighbours, context, *arguments)
-        return outcome._replace(chance=drawn_distribution(outcome.chance), rest=drawn_distribution(outcome.rest))
-
-    siblings = np.asarray(draft.siblings)
-    trees = None if draft.children is None else decided_children
-    return leaves(outcomes.reached, outcomes.several, outcomes.rest, siblings, target, trees)
-
-
-def without_extras(setting: Setting, count: int) -> np.ndarray:
-    """[N, E] int32, no expanded siblings for `count` (N) drafts, as `Children.parent`."""
-    return np.full((count, policy_of(setting).expanded * (setting.longest - 1)), -1, np.int32)
-
-
-def before_pass(setting: Setting, context: RoundContext, branches: Branches, step: int) -> Branches:
-    """The branches with the siblings expanded in this step's pass; none in the first."""
-    count = policy_of(setting).expanded
-    if count and step:
-        questions = take(context, branches.node), branches.policy, branches.drafted, branches.extra
-        chosen = to_expand_of(policy_of(setting).bare, setting.batch)(setting.neighbours, *questions)
-        branches.extra[:, (step - 1) * count : step * count] = chosen
-    return branches
+    return in_batches(decide, batch, "the verifier's outcomes", as_used=as_used)
 
 
 def ends_of_round(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[Branches, Ends]:
     """All ways in which a round ends, for all orders of siblings and all outcomes of all drafts."""
     branches, draft = with_siblings(setting, nodes, branches)
-    outcomes = verified_combs(setting, nodes, branches, draft)
-    (branch, accepted, token), leaf = comb_leaves(setting, nodes, branches, outcomes)
+    context, *arguments = verify_arguments(setting, nodes, branches, draft)  # type: ignore[arg-type]
+    decide = decided(setting.verifier.bare, setting.batch, setting.longest)
+    log_prob_accepted, several, rest, state = decide(setting.neighbours, context, *arguments)
+    lengths = drawn_distribution(np.exp(log_prob_accepted.astype(np.float64)))
+    setting.tally.accepts(branches.drafted, lengths)
+    reached, several, rest = branches.chance[:, None] * lengths, drawn_distribution(several), drawn_distribution(rest)
+    branch, accepted = np.nonzero(reached > 0)
+    last, vocab, parts = branches.text[branch, 1 + accepted], setting.vocab_size, []
+    for candidate in range(several.shape[2]):  # 0: no sibling is accepted
+        sibling, following = np.full(len(branch), -1, np.int32), rest[branch, accepted]
+        if candidate:
+            sibling = np.asarray(draft.siblings)[branch, np.minimum(accepted, setting.longest - 1), candidate - 1]
+            place = (branches.request[branch] * vocab + last) * vocab + sibling
+            following = drawn_distribution(np.exp(setting.target_distributions.log_prob[place].astype(np.float64)))
+        each = (reached * several[:, :, candidate])[branch, accepted][:, None] * following
+        row, token = np.nonzero(each)
+        parts.append((branch[row], accepted[row], token, sibling[row], each[row, token]))
+    branch, accepted, token, sibling, chance = joined(parts)
     tokens, index = emitted_tokens(branches, branch, accepted, token), np.arange(setting.longest + 1)[None, :]
-    for step, other in enumerate((leaf.sibling, leaf.child)):
-        here = (other >= 0)[:, None] & (index == accepted[:, None] + step)
-        tokens = np.where(here, other[:, None], tokens)
-    length, extra = accepted + 1, np.add(leaf.sibling >= 0, leaf.child >= 0, dtype=np.int32)
+    tokens = np.where((sibling >= 0)[:, None] & (index == accepted[:, None]), sibling[:, None], tokens)
+    length, extra = (accepted + 1).astype(np.int32), (sibling >= 0).astype(np.int32)
 
-    def following(index: np.ndarray, chance: np.ndarray) -> Nodes:
-        columns = tokens[index], length[index].astype(np.int32), extra[index]
-        result = TreeResult(*map(host, columns))
-        learnt = take((outcomes.draft, outcomes.distributions, outcomes.verifier), branch[index])
+    def following_nodes(index: np.ndarray, chance: np.ndarray) -> Nodes:
+        result = TreeResult(*map(host, (tokens[index], length[index], extra[index])))
+        learnt = take((*arguments[1:], state), branch[index])
         emitted = VerificationResult(result.tokens, result.emitted)
         return advance(setting, nodes, branches, branch[index], chance, learnt, result, emitted)
 
-    setting.tally.siblings += np.bincount(accepted, leaf.chance * (leaf.sibling >= 0), setting.longest + 1)
-    return branches, Ends(branch, tokens, (length + extra).astype(np.int32), leaf.chance, following)
+    setting.tally.siblings += np.bincount(accepted, chance * extra, setting.longest + 1)
+    return branches, Ends(branch, tokens, length + extra, chance, following_nodes)
+
+
+def prove_siblings(
+    policy: StoppingPolicy, verifier: Verifier, drawing: Drawing, monitor: Monitor | None
+) -> tuple[Result, np.ndarray]:
+    """(the results of drawn rounds with siblings, by draft the sum of the probabilities that a sibling is accepted)."""
+    rng, results, accepted = drawing.rng, [], np.zeros(DRAFTS + 1)
+    shapes = [np.eye(DRAFTS, dtype=int)[draft] * SIBLINGS for draft in rng.permutation(DRAFTS)] + [np.ones(DRAFTS, int)]
+    combs = [comb(links=DRAFTS, siblings=tuple(shape.tolist()), most=SIBLINGS) for shape in shapes]
+    batch = int(rng.integers(2, 6))
+    cases = [(each, DRAFTS, 3.2) for each in combs] + ([(policy, 2, 3.0)] * 2 if isinstance(policy, TreePolicy) else [])
+    for index, (rule, longest, choices) in enumerate(cases):
+        vocab = max(SIBLINGS + 3, rule.siblings + 2)
+        for greedy in (True, False) if index == 0 and not verifier.greedy_only else (verifier.greedy_only,):
+            requests = drawing.requests(REQUESTS, Shape(vocab, longest, batch, False, False), greedy, ROUNDS)
+            warmer = np.maximum(requests.warp.temperature, np.float32(0.0 if greedy else 0.3))
+            kind = np.where((requests.kind == CHOSEN) & (np.arange(REQUESTS) < 2), CHOSEN, DRAWN).astype(np.int8)
+            requests = requests._replace(warp=requests.warp._replace(temperature=warmer), kind=kind)
+            toys = [drawn_pair(rng, vocab, float(choices + rng.uniform(-0.8, 0.8))) for _ in range(REQUESTS)]
+            size = {"tokens": ROUNDS * (longest + 1), "batch": batch, "seed": int(rng.integers(2**31))}
+            setting = setting_of(rule, verifier, monitor, longest, requests, toys, **size)
+            prompts = rng.integers(0, vocab, (REQUESTS, 2)).astype(np.int32)
+            results.append(play(setting, ROUNDS, prompts, np.arange(REQUESTS)))
+            accepted[: longest + 1] += setting.tally.siblings
+    counts = {unit: sum(each.counts[unit] for each in results) for unit in ("rounds", "drafts")}
+    error, wrong = max(each.measure for each in results), next(filter(None, [each.wrong for each in results]), "")
+    return Result(error, counts, wrong, shortest([each.counterexample for each in results])), accepted[:DRAFTS]

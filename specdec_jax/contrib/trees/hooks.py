@@ -1,16 +1,77 @@
-"""Functions that the decoder, proofs and replays call for policies and verifiers of trees (`StoppingPolicy.rounds`)."""
+"""Functions that the decoder, proofs and replays call for policies and verifiers of trees (`tree_hooks`)."""
 
-from specdec_jax.contrib.trees.answers import as_chain as as_chain
-from specdec_jax.contrib.trees.answers import check_answers as check_answers
-from specdec_jax.contrib.trees.answers import check_parts as check_parts
-from specdec_jax.contrib.trees.answers import check_verifier as check_verifier
-from specdec_jax.contrib.trees.answers import max_tokens as max_tokens
-from specdec_jax.contrib.trees.answers import needs_one_model as needs_one_model
-from specdec_jax.contrib.trees.answers import shapes_of as shapes_of
-from specdec_jax.contrib.trees.enumeration import before_pass as before_pass
-from specdec_jax.contrib.trees.enumeration import ends_of_round as ends_of_round
-from specdec_jax.contrib.trees.enumeration import without_extras as without_extras
-from specdec_jax.contrib.trees.proof import prove_siblings as prove_siblings
-from specdec_jax.contrib.trees.replaying import check_replay as check_replay
-from specdec_jax.contrib.trees.replaying import end_round as end_round
-from specdec_jax.contrib.trees.rounds import decode_round as decode_round
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import jax.numpy as jnp
+
+from specdec_jax.contrib.trees.rounds import decode_round
+from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
+from specdec_jax.decoding import answers
+from specdec_jax.decoding.answers import Probe, Sizes, array
+from specdec_jax.types import Drafter, LanguageModel, MonitorState, RoundContext, Verifier, VerifierState
+
+ENUMERATED, REPLAYED = ("prove_siblings", "ends_of_round"), ("check_replay", "end_round")  # imported on use
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ENUMERATED + REPLAYED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    file = "enumeration" if name in ENUMERATED else "replaying"
+    return getattr(import_module(f"specdec_jax.contrib.trees.{file}"), name)
+
+
+def round_of(target: LanguageModel, drafter: Drafter, policy: TreePolicy) -> Callable[..., Any]:
+    """The function `decode_round`. Raises ValueError for a policy whose siblings cannot be drawn or verified."""
+    if not policy.siblings or policy.beside is None:
+        raise ValueError(f"{policy.name} must have siblings of 1 or more with `beside`")
+    if not draws_siblings(drafter):
+        raise ValueError(f"{policy.name} wants siblings of drafts, and {drafter.name} draws none")
+    if not target.spec.by_position:
+        raise ValueError(
+            f"{policy.name} wants siblings of drafts, and this target cannot verify them: its attention goes by cache "
+            "slots (sliding windows, ALiBi), it has an encoder, or its passes take no positions "
+            "(`ModelSpec.by_position`)"
+        )
+    return decode_round
+
+
+def draws_siblings(drafter: Drafter) -> bool:
+    """Whether the drafter draws tokens from distributions over the target's vocabulary; lookups have no siblings."""
+    if drafter.call is not None and "drafters" in drafter.call.options:
+        return any(map(draws_siblings, drafter.call.options["drafters"]))
+    return drafter.model is not None and drafter.drafts_from_model
+
+
+def check_answers(
+    probe: Probe, policy: TreePolicy, sizes: Sizes, context: RoundContext, keep_log_q: bool
+) -> tuple[TreeDraft, TreeResult]:
+    """Checks the result of a policy's `beside`; returns the shapes of the arguments of `update`. Raises ValueError."""
+    whole = array(jnp.int32, sizes.batch)
+    wanted = probe.result("beside", probe.state, whole, whole, context)
+    drafts = getattr(wanted, "shape", (sizes.batch, 0))[1:2] or (0,)  # N is the policy's
+    probe.must_be("beside", wanted, array(jnp.int32, sizes.batch, *drafts), loose=1)
+    return _shapes(policy, sizes, keep_log_q), TreeResult(*answers.result_shapes(sizes), whole)
+
+
+def check_verifier(
+    policy: TreePolicy, verifier: Verifier, state: VerifierState, sizes: Sizes, monitor: MonitorState, held: int
+) -> None:
+    """Checks the result of a verifier's `outcomes` for drafts of `held` tokens. Raises ValueError."""
+    if getattr(verifier, "outcomes", None) is None or not held:
+        return
+    batch, vocab, siblings = sizes.batch, sizes.vocab_size, policy.siblings
+    probe = Probe.of("verifier", verifier, state, batch)
+    draft = _shapes(policy, sizes._replace(max_draft_length=held), verifier.needs_log_q)
+    target = answers.distribution_shapes(batch, vocab, held + 1)
+    ends = probe.result("outcomes", draft, target, array(jnp.int32, batch), answers.context_shapes(batch, monitor))
+    chance, tokens = array(jnp.float32, batch, siblings + 1), array(jnp.int32, batch, siblings)
+    probe.must_be("outcomes", ends, SiblingOutcomes(chance, tokens, array(jnp.float32, batch, vocab)), loose=3)
+
+
+def _shapes(policy: TreePolicy, sizes: Sizes, keep_log_q: bool) -> TreeDraft:
+    """The shapes of a draft of at most `sizes.max_draft_length` tokens with its siblings."""
+    counts = array(jnp.int32, sizes.batch, sizes.max_draft_length)
+    siblings = array(jnp.int32, *counts.shape, policy.siblings)
+    return TreeDraft(*answers.draft_shapes(sizes, keep_log_q), siblings, counts)

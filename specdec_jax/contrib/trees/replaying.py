@@ -1,14 +1,10 @@
-"""Replays of policies with siblings, by the recorded candidate of the drafter that is the text's token.
-
-Also the first rejections of a trace, and whether another candidate of the drafter would have been accepted.
-"""
+"""Replays of policies with siblings, by the recorded candidate that is the text's token; rejections of a trace."""
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.contrib.trees.layout import places, truncated
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.replay.chains import CANDIDATES
 from specdec_jax.replay.rounds import Rows, Texts, unrecorded
@@ -22,7 +18,6 @@ class Rejections(NamedTuple):
     """The first rejected draft, within K and the text, of a round from every position; R of them."""
 
     text: np.ndarray  # [R] int64, index of the text
-    begin: np.ndarray  # [R] int64, tokens emitted when the round began
     depth: np.ndarray  # [R] int64, number of drafts accepted before it
     entropy: np.ndarray  # [R] float64, nats, of its distribution
     candidate: np.ndarray  # [R] int64, index of the candidate that is the text's token; 0: none
@@ -53,8 +48,7 @@ def rejections(trace: Trace) -> Rejections:
     at = np.arange(run.shape[1])[None, :]
     text, begin = np.nonzero((run < trace.max_draft_length) & (at + run < trace.length[:, None]))
     depth = run[text, begin]
-    entropy = entropies(trace)[text, begin, depth]
-    return Rejections(text, begin, depth, entropy, right[text, begin])
+    return Rejections(text, depth, entropies(trace)[text, begin, depth], right[text, begin])
 
 
 def entropies(trace: Trace) -> np.ndarray:
@@ -72,8 +66,7 @@ def entropies(trace: Trace) -> np.ndarray:
 def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Number of times that candidate 1, 2 ... was correct, and that it was tested (earlier ones wrong); [N] each.
 
-    Args:
-        right: [R] of Rejections.candidate; text: [R], index of the text of each, below `texts`.
+    `right` and `text` [R] are of Rejections, `texts` (N) is the number of texts.
     """
     rows = []
     for candidate in range(1, CANDIDATES):
@@ -84,10 +77,6 @@ def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, 
 
 def check_replay(policy: TreePolicy, trace: Trace) -> None:
     """Raises ValueError for a policy that needs data about siblings that the trace lacks."""
-    if policy.expanded:
-        raise ValueError(
-            f"a trace does not hold what follows siblings, and {policy.name} wants {policy.expanded} expanded"
-        )
     candidates(trace)
     if policy.siblings >= CANDIDATES:
         raise ValueError(f"a trace has {CANDIDATES - 1} siblings, and {policy.name} wants {policy.siblings}")
@@ -97,23 +86,17 @@ def end_round(
     policy: TreePolicy, texts: Texts, rows: Rows, context: RoundContext, draft: Draft, most_places: int
 ) -> tuple[TreeDraft, TreeResult, Array, Array]:
     """(draft, result, tokens verified [R] after the first, tokens emitted [R]) of rounds that end with their rows."""
-    assert policy.beside is not None  # checked by check_parts
-    size, longest = rows.at.shape[0], draft.one_hot.shape[1]
+    assert policy.beside is not None and texts.candidate is not None  # checked by round_of and check_replay
+    size, longest = draft.one_hot.shape
     siblings = jnp.zeros((size, longest, policy.siblings), jnp.int32)  # their tokens are not read
     free = most_places - rows.drafted
-    wanted = policy.beside(rows.policy, rows.drafted, free, context, None)
-    tree = truncated(TreeDraft(*draft, siblings=siblings), wanted, free)
-    right = _sibling_is_right(texts, rows, tree).astype(jnp.int32)
-    tokens: Any = unrecorded("the emitted tokens", (size, longest + 1))
-    result = TreeResult(tokens, rows.accepted + 1, right)
-    return tree, result, places(tree), result.emitted
-
-
-def _sibling_is_right(texts: Texts, rows: Rows, draft: TreeDraft) -> Array:
-    """[R] bool, whether one of the siblings of the first rejected draft is the text's token."""
-    assert texts.candidate is not None and draft.sibling_counts is not None  # checked by check_replay
+    tree = TreeDraft.of(draft, siblings, policy.beside(rows.policy, rows.drafted, free, context), free)
+    # the text's token is the candidate `right` of the first rejected draft, counted from the draft itself
     at = rows.at if texts.run is not None else rows.at + rows.accepted
     right = texts.candidate[texts.text, jnp.minimum(at, texts.candidate.shape[1] - 1)].astype(jnp.int32)
-    depth = jnp.minimum(rows.accepted, draft.sibling_counts.shape[1] - 1)
-    count = jnp.take_along_axis(draft.sibling_counts, depth[:, None], axis=1)[:, 0]
-    return (rows.accepted < rows.drafted) & (right > 0) & (right <= count)
+    depth = jnp.minimum(rows.accepted, longest - 1)
+    count = jnp.take_along_axis(tree.sibling_counts, depth[:, None], axis=1)[:, 0]
+    is_accepted = (rows.accepted < rows.drafted) & (right > 0) & (right <= count)
+    tokens: Any = unrecorded("the emitted tokens", (size, longest + 1))
+    result = TreeResult(tokens, rows.accepted + 1, is_accepted.astype(jnp.int32))
+    return tree, result, tree.places, result.emitted

@@ -1,44 +1,52 @@
 """Interfaces for drafts with siblings: policies, verifiers, and their values.
 
-A draft is a chain with siblings: further tokens from a draft's distribution, verified in the same pass. Siblings may be
-expanded, which gives them children. docs/combs.md describes both.
+A draft is a chain with siblings: further tokens from a draft's distribution, verified in the same pass (docs/combs.md).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy, Verifier
+import jax.numpy as jnp
 
-
-class Children(NamedTuple):
-    """Candidate tokens after expanded siblings, which were fed to the drafter with the chain; E per round."""
-
-    parent: Array  # [B, E] int32, depth of the sibling * M + its index; -1: none
-    tokens: Array  # [B, E, M] int32, drawn without replacement from the distribution after it
-    log_q: Array | None  # [B, E, V] float32, that distribution; None as in Draft
-    count: Array  # [B, E] int32, 0..M, number of verified children
+from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
 
 class TreeDraft(NamedTuple):
-    """`Draft` with siblings and children."""
+    """`Draft` with siblings."""
 
     tokens: Array  # [B, K] int32
     log_q: Array | None  # [B, K, V] float32
     one_hot: Array  # [B, K] bool
     length: Array  # [B] int32, 0..K
-    siblings: Array | None = None
-    # [B, K, M] int32, drawn without replacement from the same distributions; None: a width without room for drafts
-    sibling_counts: Array | None = None  # [B, K] int32, 0..M, number of verified siblings of each draft
-    children: Children | None = None  # for policies that expand siblings
+    siblings: Array  # [B, K, M] int32, drawn without replacement from the same distributions
+    sibling_counts: Array  # [B, K] int32, 0..M, number of verified siblings of each draft
+
+    @classmethod
+    def of(cls, draft: Draft, siblings: Array, wanted: Array, free: Array) -> "TreeDraft":
+        """A draft with the wanted numbers [B, N] of siblings of its first N tokens, at most `free` [B] in total.
+
+        Chosen tokens have no siblings.
+        """
+        depth = jnp.arange(draft.one_hot.shape[1], dtype=jnp.int32)[None, :]
+        count = jnp.pad(wanted, ((0, 0), (0, max(depth.shape[1] - wanted.shape[1], 0))))[:, : depth.shape[1]]
+        drawn = (depth < draft.length[:, None]) & ~draft.one_hot
+        count = jnp.where(drawn, jnp.clip(count, 0, siblings.shape[2]), 0)
+        count = jnp.clip(free[:, None] - (jnp.cumsum(count, axis=1) - count), 0, count)
+        return cls(*draft, siblings, count)
+
+    @property
+    def places(self) -> Array:
+        """[B] int32, number of places in a target pass, without the token before the draft."""
+        return self.length + jnp.sum(self.sibling_counts, axis=1, dtype=jnp.int32)
 
 
 class TreeResult(NamedTuple):
-    """`VerificationResult` with the accepted siblings and children."""
+    """`VerificationResult` with the accepted sibling."""
 
     tokens: Array  # [B, K+1] int32
     length: Array  # [B] int32, 1..K+1; accepted drafts of the chain = length - 1
-    extra_tokens: Array  # [B] int32, number of further emitted tokens: an accepted sibling, and its child
+    extra_tokens: Array  # [B] int32, 0 or 1: an accepted sibling is emitted too
 
     @property
     def emitted(self) -> Array:
@@ -54,41 +62,19 @@ class SiblingOutcomes(NamedTuple):
     rest: Array  # [B, V], the next token's distribution if none is accepted
 
 
-class Extras(NamedTuple):
-    """The numbers of siblings and children that a policy wants to verify."""
+Beside = Callable[[Any, Array, Array, RoundContext], Array]
+"""How many siblings of each of the first N drafts to verify: (state, length, free, context) -> [B, N] int32.
 
-    siblings: Array  # [B, N] int32, for each of the first N drafts, up to `TreePolicy.siblings`
-    children: Array | None = None  # [B, E] int32, for each expanded sibling
-
-
-Beside = Callable[[PolicyState, Array, Array, RoundContext, Array | None], Extras]
-"""Decides the siblings and children to verify with a complete draft: (state, length, free, context, parent) -> extras.
-
-`length` [B] int32 is its length, `free` [B] int32 the number of further tokens that fit, `parent` as in `Children`,
-None for policies without expansion. The decision does not depend on the tokens.
-"""
-
-
-Expand = Callable[[PolicyState, Array, RoundContext], Array]
-"""The value of expanding each sibling of the first N drafts in the next drafter pass, [B, N, M] float32.
-
-(state, drafted, context), called before every pass; `drafted` [B] int32 is the number of drafts of the round so far.
-The best `expanded` ones above 0 that were not expanded before are fed. Policies never see the distributions after
-expanded siblings, so verification cannot depend on them.
+Called with a complete draft of `length` [B] int32, when `free` [B] int32 further tokens fit; not with its tokens, on
+which the number must not depend. At most `TreePolicy.siblings` count.
 """
 
 
 DecideSiblings = Callable[[TreeDraft, Distribution, Array, RoundContext], SiblingOutcomes]
-"""(draft, distributions, accepted, context) -> the outcomes after `accepted` [B] int32 drafts, drawn by `verify`."""
+"""(draft, distributions, accepted, context) -> the outcomes after `accepted` [B] int32 drafts.
 
-
-class _Hooks:
-    """The module `hooks`, imported on first use because it imports this one."""
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        from specdec_jax.contrib.trees import hooks
-
-        return hooks
+The number was drawn according to `verify`; `distributions` are the target's, with a K+1 axis after B.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,10 +83,22 @@ class TreePolicy(StoppingPolicy):
 
     siblings: int = 0  # M, maximum siblings of a draft
     beside: Beside | None = None
-    expanded: int = 0  # W, number of siblings that a drafter pass expands, so that they have children
-    expand: Expand | None = None  # for policies with expansion
 
-    rounds = _Hooks()
+    def max_tokens(self, max_draft_length: int) -> int:
+        """Maximum tokens of a draft, including all siblings."""
+        return max_draft_length * (1 + self.siblings)
+
+    def as_chain(self) -> StoppingPolicy:
+        """The same policy without siblings; its `update` gets drafts and results as trees without siblings."""
+
+        def update(state: Any, draft: Draft, result: VerificationResult) -> Any:
+            none = jnp.zeros_like(draft.tokens)
+            tree = TreeDraft(*draft, siblings=jnp.zeros((*none.shape, self.siblings), jnp.int32), sibling_counts=none)
+            learnt_from: Any = tree, TreeResult(*result, extra_tokens=jnp.zeros_like(result.length))
+            return self.update(state, *learnt_from)
+
+        decisions = self.begin, self.check, self.proceed
+        return StoppingPolicy(self.init, *decisions, update, self.threshold, self.reads, self.hyperparameters)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,5 +106,3 @@ class TreeVerifier(Verifier):
     """A verifier with its own rule for siblings; for others they are tested with the next distribution."""
 
     outcomes: DecideSiblings | None = None
-
-    rounds = _Hooks()

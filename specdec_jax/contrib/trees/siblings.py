@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.contrib.trees.seams import Children, SiblingOutcomes, TreeDraft
+from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreeVerifier
 from specdec_jax.decoding.sampling import argmax, draw, normalised, without
 from specdec_jax.types import Array, Distribution, RoundContext, Verifier
 
@@ -23,29 +23,24 @@ from specdec_jax.types import Array, Distribution, RoundContext, Verifier
 def further_candidates(
     seen: Distribution, token: Array, is_sampled: Array, count: int, uniform: Callable[[int], Array]
 ) -> Array:
-    """`count` siblings [B, count] int32 of a drawn `token` [B]; meaningless if no token is left.
+    """`count` siblings [B, count] int32 of a `token` [B] drawn from `seen`; meaningless if no token is left.
 
-    Args:
-        seen: the distribution of the draft.
-        is_sampled: [B] bool, True for temperatures above 0.
-        uniform: (candidate, from 1) -> [B] float32 in [0, 1).
+    `uniform`: (candidate, from 1) -> [B] float32 in [0, 1).
     """
 
+    def each(left: Any, instead: float, choice: Callable[[Array, int], Array]) -> list[Array]:
+        last, candidates = token, []
+        for candidate in range(1, count + 1):
+            left = without(left, last, instead)
+            last = choice(left, candidate)
+            candidates.append(last)
+        return candidates
+
     def ranked() -> list[Array]:
-        last, left, ranks = token, seen.raw_log_prob, []
-        for _ in range(count):
-            assert left is not None  # None in replays only
-            left = without(left, last, -jnp.inf)
-            last = argmax(left)
-            ranks.append(last)
-        return ranks
+        return each(seen.raw_log_prob, -jnp.inf, lambda left, _: argmax(left))
 
     def drawn() -> list[Array]:
-        last, left, draws = token, jnp.exp(seen.log_prob), []
-        for candidate in range(1, count + 1):
-            left = without(left, last, 0.0)
-            last = draw(left, uniform(candidate))
-            draws.append(last)
+        draws = each(jnp.exp(seen.log_prob), 0.0, lambda left, candidate: draw(left, uniform(candidate)))
         return [jnp.where(is_sampled, sampled, other) for sampled, other in zip(draws, ranked(), strict=True)]
 
     return jnp.stack(lax.cond(jnp.any(is_sampled), drawn, ranked), axis=1)
@@ -59,56 +54,19 @@ def outcomes(
     accepted: Array,
     context: RoundContext,
 ) -> SiblingOutcomes:
-    """The outcomes after `accepted` [B] drafts, by the verifier or from its `next_distribution` [B, V].
-
-    `distributions` are the target's, with a K+1 axis after B.
-    """
-    decide = getattr(verifier, "outcomes", None)
-    if decide is not None:
-        return decide(draft, distributions, accepted, context)
+    """The outcomes after `accepted` [B] drafts, by the verifier or from its `next_distribution` [B, V]."""
+    if isinstance(verifier, TreeVerifier) and verifier.outcomes is not None:
+        return verifier.outcomes(draft, distributions, accepted, context)
     return sibling_outcomes(next_distribution(accepted), draft, accepted, context.warp.temperature > 0)
 
 
 def sibling_outcomes(following: Array, draft: TreeDraft, accepted: Array, is_sampled: Array) -> SiblingOutcomes:
-    """The outcomes after `accepted` [B] drafts.
+    """The outcomes after `accepted` [B] drafts, from the verifier's `next_distribution(accepted)`, `following` [B, V].
 
-    Args:
-        following: [B, V], the verifier's `next_distribution(accepted)`, at temperature 0 one-hot, else not necessarily
-            normalised.
-        draft: a draft with siblings and their numbers.
+    It is one-hot at temperature 0, else not necessarily normalised.
     """
-    assert draft.siblings is not None and draft.sibling_counts is not None
     token, tokens, sibling_count = at_depth((draft.tokens, draft.siblings, draft.sibling_counts), accepted)
     count = jnp.where(accepted < draft.length, sibling_count, 0)
-
-    def left() -> Array:
-        if draft.log_q is None:  # for verifiers that need no distributions
-            return jnp.ones_like(following)
-        return without(jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype), token, 0.0)
-
-    return _one_of(following, left, tokens, count, is_sampled)
-
-
-def child_outcomes(following: Array, children: Children, expansion: Array, is_sampled: Array) -> SiblingOutcomes:
-    """The outcomes after an accepted sibling, from the target's distribution `following` [B, V] there.
-
-    `expansion` [B] is the sibling's expansion; -1: it has no children, or no sibling was accepted.
-    """
-    index = jnp.maximum(expansion, 0)
-    tokens, count = at_depth((children.tokens, children.count), index)
-
-    def left() -> Array:
-        if children.log_q is None:
-            return jnp.ones_like(following)
-        return jnp.exp(at_depth(children.log_q, index)).astype(following.dtype)
-
-    return _one_of(following, left, tokens, jnp.where(expansion >= 0, count, 0), is_sampled)
-
-
-def _one_of(
-    following: Array, left: Callable[[], Array], tokens: Array, count: Array, is_sampled: Array
-) -> SiblingOutcomes:
-    """One of the first `count` [B] of tokens [B, M], drawn from the weights `left()` [B, V], or none of them."""
     tried = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] < count[:, None]
 
     def greedy() -> tuple[Array, Array]:
@@ -117,7 +75,10 @@ def _one_of(
 
     def sampled() -> tuple[Array, Array]:  # gathers distributions here, because greedy rounds need none
         p, weight = normalised(following), jnp.ones_like(following[:, 0])
-        accepts, _, rest = in_turn(p, weight, left(), tokens, tried, is_sampled)
+        left = jnp.ones_like(following)  # for verifiers that need no distributions
+        if draft.log_q is not None:
+            left = without(jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype), token, 0.0)
+        accepts, _, rest = in_turn(p, weight, left, tokens, tried, is_sampled)
         return by_candidate(accepts), rest
 
     chance, rest = lax.cond(jnp.any(is_sampled & (count > 0)), sampled, greedy)
@@ -169,9 +130,9 @@ def by_candidate(accepts: Array, last: Array | float = 1.0) -> Array:
 
 def at_depth(tree: Any, depth: Array) -> Any:
     """Leaves [B, K, ...] at depth [B], which is clamped to the last."""
+    return jax.tree.map(lambda leaf: entries_at(leaf, jnp.minimum(depth, leaf.shape[1] - 1)[:, None])[:, 0], tree)
 
-    def entry(leaf: Array) -> Array:
-        index = jnp.minimum(depth, leaf.shape[1] - 1)
-        return jnp.take_along_axis(leaf, index.reshape(-1, *[1] * (leaf.ndim - 1)), axis=1)[:, 0]
 
-    return jax.tree.map(entry, tree)
+def entries_at(leaf: Array, index: Array) -> Array:
+    """The entries [B, W, ...] of a leaf [B, T, ...] at index [B, W]."""
+    return jnp.take_along_axis(leaf, index.reshape(*index.shape, *[1] * (leaf.ndim - 2)), axis=1)

@@ -15,7 +15,7 @@ from tokenizers import models
 from specdec_jax import lossless
 from specdec_jax.contrib.retokenized.byte_pairs import BYTES, MORE, is_bpe, retokenize, tables
 from specdec_jax.contrib.retokenized.drafter import aligned, own_length, retokenized
-from specdec_jax.contrib.trees.answers import draws_siblings
+from specdec_jax.contrib.trees.hooks import draws_siblings
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.contrib.trees import Extras, comb, enumeration, leaves, siblings, survival_tree, traversal
+from specdec_jax.contrib.trees import comb, enumeration, hooks, siblings, survival_tree, traversal
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless import enumerate_distribution, toys
 from specdec_jax.verification import block, rejection
@@ -16,8 +16,6 @@ pytestmark = pytest.mark.slow
 
 EXACT = 1e-12
 FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 8}
-
-
 TOYS = (toys.toy_pair(3, 0), toys.with_reading(toys.toy_pair(3, 1)), toys.toy_pair(3, 2, distance=0.0))
 WARPS = (
     {"temperature": 1.0},
@@ -36,98 +34,76 @@ def distance(policy, verifier=rejection, toys=TOYS, warps=WARPS):
     return worst
 
 
-def accepted_in_rounds(monkeypatch, kind):
-    """A list to which every round adds the chance that a sibling, or a child, is accepted."""
-    taken, every = [], leaves.leaves
-
-    def noted(*inputs):
-        chosen, leaf = every(*inputs)
-        taken.append(leaf.chance[getattr(leaf, kind) >= 0].sum())
-        return chosen, leaf
-
-    monkeypatch.setattr(enumeration, "leaves", noted)
-    return taken
-
-
-TREE = {"links": 2, "siblings": (2, 1), "children": 2}
-
-EXACTLY = [  # policy, verifier, what is seen to be accepted, and how likely at least
-    *((comb(links=2, siblings=(1, 2)), verifier, "sibling", 0.1) for verifier in (rejection, block, traversal)),
-    *((comb(2, 1, **TREE), verifier, "child", 0.02) for verifier in (rejection, traversal)),
-    *((survival_tree(siblings=2, **FREE), verifier, "sibling", 0.1) for verifier in (rejection, block, traversal)),
-    *((survival_tree(siblings=2, expanded=1, **FREE), verifier, "child", 0.02) for verifier in (rejection, traversal)),
-]
+COMB, SURVIVAL = comb(links=2, siblings=(1, 2)), survival_tree(siblings=2, **FREE)
 
 
 @pytest.mark.often(5)
-@pytest.mark.parametrize(("policy", "verifier", "kind", "least"), EXACTLY)
-def test_combs_and_trees_are_exact(policy, verifier, kind, least, monkeypatch):
-    taken = accepted_in_rounds(monkeypatch, kind)
-    toys = {} if kind == "sibling" else {"toys": TOYS[:2]}
-    assert distance(policy, verifier, **toys) < EXACT
-    assert max(taken) > least  # siblings, or children, are accepted, and not only allowed
+@pytest.mark.parametrize(("policy", "verifier"), itertools.product((COMB, SURVIVAL), (rejection, block, traversal)))
+def test_combs_are_exact(policy, verifier, monkeypatch):
+    accepted, real = [], enumeration.ends_of_round
+
+    def noted(setting, *round_of):
+        ends = real(setting, *round_of)
+        accepted.append(setting.tally.siblings.sum())
+        return ends
+
+    monkeypatch.setattr(hooks, "ends_of_round", noted)
+    assert distance(policy, verifier) < EXACT
+    assert max(accepted) > 0.1  # siblings are accepted, and not only allowed
 
 
-def by_the_draft(state, length, room, context, parent):
+def by_the_draft(state, length, free, context):
     """A shape that depends on all that the rule may know: how long the draft is, and how far the text."""
-    del state, room
-    children = None if parent is None else 1 + (length + context.emitted)[:, None] % 2 + 0 * parent
-    return Extras(jnp.stack([1 + context.emitted % 2, length % 3], axis=1), children)
+    del state, free
+    return jnp.stack([1 + context.emitted % 2, length % 3], axis=1)
 
 
 @pytest.mark.seldom
-@pytest.mark.parametrize(
-    ("expanded", "verifier", "toys"), [(0, rejection, TOYS[:2]), (0, traversal, TOYS[:2]), (2, rejection, TOYS[1:2])]
-)
-def test_shapes_may_depend_on_the_draft(expanded, verifier, toys):
-    policy = survival_tree(siblings=2, expanded=expanded, **FREE)
-    adaptive = dataclasses.replace(policy, beside=by_the_draft)
-    assert distance(adaptive, verifier, toys=toys) < EXACT
+@pytest.mark.parametrize("verifier", [rejection, traversal])
+def test_shapes_may_depend_on_the_draft(verifier):
+    adaptive = dataclasses.replace(survival_tree(siblings=2, **FREE), beside=by_the_draft)
+    assert distance(adaptive, verifier, toys=TOYS[:2]) < EXACT
 
 
 def test_a_sibling_left_out_by_its_token_is_found_out(monkeypatch):
-    """The negative control: siblings of the first draft are not verified where the expanded one is token 0."""
+    """The negative control: siblings of the first draft are not verified where the first one is token 0."""
     real = enumeration.with_siblings
 
     def choosy(*asked):
         branches, draft = real(*asked)
-        stays = np.asarray(draft.siblings)[:, :1, 0] != 0
-        children = draft.children._replace(count=np.where(stays, draft.children.count, 0))
-        first = np.arange(draft.sibling_counts.shape[1]) == 0
-        return branches, draft._replace(
-            sibling_counts=np.where(first & ~stays, 0, draft.sibling_counts), children=children
-        )
+        left_out = (np.asarray(draft.siblings)[:, :1, 0] == 0) & (np.arange(draft.sibling_counts.shape[1]) == 0)
+        return branches, draft._replace(sibling_counts=np.where(left_out, 0, draft.sibling_counts))
 
     monkeypatch.setattr(enumeration, "with_siblings", choosy)
-    assert distance(comb(1, 1, links=2, siblings=(1, 1)), toys=TOYS[:1]) > 1e-5
+    assert distance(comb(1, links=2, siblings=(1, 1)), toys=TOYS[:1]) > 1e-5
 
 
 def test_traversal_that_forgets_a_rejected_sibling_is_found_out(monkeypatch):
     """The negative control: the prefix keeps its weight and the target's distribution after a sibling is rejected."""
-    leaves.decided.cache_clear()
+    enumeration.decided.cache_clear()
     monkeypatch.setattr(siblings, "after_rejection", lambda p, q, weight: (p, weight))  # the draft's own is traversal's
     found = distance(comb(links=2, siblings=(1, 1), most=1), traversal, toys=TOYS[:1])
-    leaves.decided.cache_clear()
+    enumeration.decided.cache_clear()
     assert found > 1e-3
 
 
 def test_siblings_verified_as_if_drawn_with_replacement_are_found_out(monkeypatch):
     """The negative control: the verifier forgets that a rejected candidate cannot come again."""
     real = siblings.without
-    leaves.decided.cache_clear()
+    enumeration.decided.cache_clear()
     monkeypatch.setattr(siblings, "without", lambda v, token, instead: real(v, token, 1.0) if instead == 1.0 else v)
     assert distance(comb(links=2, siblings=(1, 2)), toys=TOYS[:1]) > 1e-3
-    leaves.decided.cache_clear()
+    enumeration.decided.cache_clear()
 
 
 def test_a_sibling_chosen_after_the_drafts_token_is_seen_is_found_out(monkeypatch):
     """The negative control: what comes beside token 0 is picked, what comes beside others is drawn."""
-    real = leaves._drawn_next
+    real = enumeration._drawn_next
 
     def choosy(rows, is_greedy, depth, index):
         picked = rows.left**8 if index == 0 else rows.left
         sure = rows.left[:, :1] == 0  # the draft was token 0
         return real(rows._replace(left=np.where(sure, picked, rows.left)), is_greedy, depth, index)
 
-    monkeypatch.setattr(leaves, "_drawn_next", choosy)
+    monkeypatch.setattr(enumeration, "_drawn_next", choosy)
     assert distance(comb(links=2, siblings=(1, 1)), toys=TOYS[:1]) > 1e-4

@@ -2,10 +2,8 @@
 
 The draft at depth d is the first rejected one with probability S_d (1 - a_d), and its i-th sibling is then accepted
 with probability (1 - h_1) ... (1 - h_(i-1)) h_i, each a gain of one token. The best n siblings are verified, with the
-n for which their value exceeds R (V(k + n) - V(k)) most. With `expanded` the drafter's next pass also reads the best
-siblings, and their children compete with siblings: by the value of the sibling and the acceptance probability of a
-token with unknown distribution. For the rest see stopping/survival.py (SpecDec++, arXiv 2405.19715), for measurements
-docs/combs.md. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
+n for which their value exceeds R (V(k + n) - V(k)) most. For the rest see stopping/survival.py (SpecDec++, arXiv
+2405.19715), for measurements docs/combs.md. Siblings: arXiv 2402.14160, 2402.12374 (`siblings.py`).
 """
 
 from functools import partial
@@ -13,23 +11,13 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.contrib.trees.layout import places
-from specdec_jax.contrib.trees.seams import Extras, TreeDraft, TreePolicy, TreeResult
-from specdec_jax.contrib.trees.stopping._siblings import marginals, ranks, sums, worths_of_children
+from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.ranges import Between
 from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net_by_row
-from specdec_jax.stopping._survival_state import (
-    LEVELS,
-    SurvivalState,
-    learn_chances,
-    learn_moves,
-    learn_rate,
-    rate_of,
-    time_of,
-)
+from specdec_jax.stopping._survival_state import SurvivalState, learn_chances, learn_moves, learn_rate, rate_of, time_of
 from specdec_jax.stopping.survival import survival, survival_with
 from specdec_jax.strategy import defaults_of, strategy
-from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
+from specdec_jax.types import Array, RoundContext
 
 # h of the second, third and fourth candidate, for smollm2 and smollm2-drafter-reading (docs/combs.md).
 GREEDY_SIBLINGS, SAMPLED_SIBLINGS = (0.28, 0.2, 0.17), (0.23, 0.13, 0.1)
@@ -44,30 +32,17 @@ class SurvivalTreeState(NamedTuple):
 
 @strategy
 def survival_tree(
-    positions: Annotated[int, Between(1)] = 32,
-    siblings: Annotated[int, Between(1, len(GREEDY_SIBLINGS))] = 3,
-    expanded: Annotated[int, Between(0)] = 0,
+    positions: Annotated[int, Between(1)] = 32, siblings: Annotated[int, Between(1, len(GREEDY_SIBLINGS))] = 3
 ) -> TreePolicy:
     """Draft while it pays, and verify the siblings that pay.
 
     Args:
-        positions: maximum tokens of a pass (P): drafts, siblings and children.
+        positions: maximum tokens of a pass (P): drafts and siblings.
         siblings: maximum verified siblings of a draft (M), 1 to 3.
-        expanded: number of siblings that a drafter pass expands (W); 0: no children.
 
     Hyperparameters (`init`): those of `survival`, greedy_siblings and sampled_siblings (h of the second, third and
     fourth candidate).
     """
-
-    def right(state: SurvivalTreeState, context: RoundContext) -> Array:
-        """h [B, M], for sampling or greedy decoding."""
-        is_sampled = (context.warp.temperature > 0)[:, None]
-        return jnp.where(is_sampled, state.sampled_siblings, state.greedy_siblings)[:, :siblings]
-
-    def rule(state: SurvivalTreeState, context: RoundContext) -> StoppingPolicy:
-        """The policy for chains with a gain that includes siblings."""
-        return survival_with(partial(_gain, right(state, context)), positions)
-
     chain = survival(positions)
 
     def init(
@@ -78,46 +53,38 @@ def survival_tree(
     ) -> SurvivalTreeState:
         return SurvivalTreeState(chain.init(batch, **hyperparameters), greedy_siblings, sampled_siblings)
 
-    def begin(state: SurvivalTreeState, context: RoundContext) -> tuple[Array, SurvivalTreeState]:
-        answer, policy = rule(state, context).begin(state.policy, context)
-        return answer, state._replace(policy=policy)
+    def right(state: SurvivalTreeState, context: RoundContext) -> Array:
+        """h [B, M], for sampling or greedy decoding."""
+        is_sampled = (context.warp.temperature > 0)[:, None]
+        return jnp.where(is_sampled, state.sampled_siblings, state.greedy_siblings)[:, :siblings]
 
-    def check(
-        state: SurvivalTreeState, distribution: Distribution, drafted: Array, context: RoundContext
-    ) -> tuple[Array, SurvivalTreeState]:
-        answer, policy = rule(state, context).check(state.policy, distribution, drafted, context)
-        return answer, state._replace(policy=policy)
-
-    def proceed(
-        state: SurvivalTreeState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-    ) -> tuple[Array, SurvivalTreeState]:
-        answer, policy = rule(state, context).proceed(state.policy, distribution, token, drafted, context)
+    def decide(function: str, state: SurvivalTreeState, *arguments: Any) -> tuple[Array, SurvivalTreeState]:
+        """A decision of `survival` with a gain that includes siblings."""
+        rule = survival_with(partial(_gain, right(state, arguments[-1])), positions)
+        answer, policy = getattr(rule, function)(state.policy, *arguments)
         return answer, state._replace(policy=policy)
 
     def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
         policy = learn_moves(learn_chances(state.policy, draft, result, positions), result)  # type: ignore[arg-type]
-        return state._replace(policy=learn_rate(policy, places(draft), result.emitted))
+        return state._replace(policy=learn_rate(policy, draft.places, result.emitted))
 
-    def beside(
-        state: SurvivalTreeState, length: Array, free: Array, context: RoundContext, parent: Array | None
-    ) -> Extras:
-        return _wanted(state.policy, length, free, context, right(state, context), parent)
+    def beside(state: SurvivalTreeState, length: Array, free: Array, context: RoundContext) -> Array:
+        """Numbers [B, P] int32 of the siblings that pay; none is worth more than those before it."""
+        worth, policy = marginals(state.policy.predicted, length, right(state, context)), state.policy
+        (rank, sums), count = ranked(worth), jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, :]
+        time = time_of(policy, length[:, None] + count) - time_of(policy, length[:, None])
+        net = jnp.where(count <= free[:, None], sums - rate_of(policy)[:, None] * time, -jnp.inf)
+        chosen = (rank < jnp.argmax(net, axis=1)[:, None, None]) & (worth > 0)
+        return jnp.sum(chosen, axis=2, dtype=jnp.int32)
 
-    def expand(state: SurvivalTreeState, drafted: Array, context: RoundContext) -> Array:
-        return marginals(state.policy.predicted, drafted, right(state, context))
-
+    functions: Any = {"update": update, **{name: partial(decide, name) for name in ("begin", "check", "proceed")}}
     return TreePolicy(
         init,
-        begin,
-        check,
-        proceed,
-        update,  # type: ignore[arg-type]
-        lambda state: rate_of(state.policy),
+        **functions,
+        threshold=lambda state: rate_of(state.policy),
         hyperparameters={**chain.hyperparameters, **defaults_of(init)},
         siblings=siblings,
         beside=beside,
-        expanded=expanded,
-        expand=expand if expanded else None,
     )
 
 
@@ -139,31 +106,42 @@ def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
     """Expected tokens of siblings of value `worth` [B, P, M] with `drafts` [B, N] minus their verification cost."""
     count = jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, None, :]
     filled = drafts[:, :, None] + count
-    flat = filled.reshape(filled.shape[0], -1)
-    time = time_of(state, flat).reshape(filled.shape) - time_of(state, drafts)[:, :, None]
-    net = sums(worth, ranks(worth), worth.shape[1])[:, None, :] - rate_of(state)[:, None, None] * time
+    time = time_of(state, filled.reshape(len(drafts), -1)).reshape(filled.shape) - time_of(state, drafts)[:, :, None]
+    net = ranked(worth)[1][:, None, :] - rate_of(state)[:, None, None] * time
     return jnp.max(jnp.where(filled <= state.settings.widest[:, None, None], net, 0.0), axis=2)
 
 
-def _wanted(
-    state: SurvivalState, length: Array, free: Array, context: RoundContext, right: Array, parent: Array | None
-) -> Extras:
-    """Numbers of siblings of each draft, [B, P] int32, and of children, that pay.
+def marginals(chance: Array, length: Array, right: Array) -> Array:
+    """Value in tokens of every sibling of the first `length` [B] drafts, [B, P, M]; non-increasing along M.
 
-    A child is never worth more than its sibling, nor a sibling more than earlier ones, so the best ones form a tree.
+    `chance` [B, P]: a_d, conditional acceptance probability of each draft; `right` [B, M]: h of each sibling.
     """
-    worth, siblings_each = marginals(state.predicted, length, right), right.shape[1]
+    depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
+    survives = _of_earlier(chance)
+    missed = jnp.where(depth < length[:, None], survives * (1.0 - chance), 0.0)
+    accepted = right * _of_earlier(1.0 - right)
+    index = jnp.arange(accepted.shape[1], dtype=jnp.int32)
+    upto = (index[None, :] <= index[:, None])[None]
+    falling = jnp.min(jnp.where(upto, accepted[:, None, :], jnp.inf), axis=2)
+    return missed[:, :, None] * falling[:, None, :]
+
+
+def ranked(worth: Array) -> tuple[Array, Array]:
+    """Ranks [B, P, M] int32 from 0 by decreasing worth, and the total worth [B, P+1] of the best 0, 1, 2 ... P.
+
+    Ties are in order of the index. By counting, not sorting.
+    """
     flat = worth.reshape(worth.shape[0], -1)
-    if parent is not None:
-        first = state.forecast[:, LEVELS, 0]  # a child follows a rejected draft, like a round's first token
-        children = worths_of_children(worth, parent, first, right)
-        flat = jnp.concatenate([flat, children.reshape(worth.shape[0], -1)], axis=1)
-    rank, spaces, siblings = ranks(flat), state.predicted.shape[1], worth[0].size
-    count = jnp.arange(spaces + 1, dtype=jnp.int32)[None, :]
-    time = time_of(state, length[:, None] + count) - time_of(state, length[:, None])
-    net = jnp.where(count <= free[:, None], sums(flat, rank, spaces) - rate_of(state)[:, None] * time, -jnp.inf)
-    chosen = (rank < jnp.argmax(net, axis=1)[:, None]) & (flat > 0)
-    counts = jnp.sum(chosen[:, :siblings].reshape(worth.shape), axis=2, dtype=jnp.int32)
-    if parent is None:
-        return Extras(counts)
-    return Extras(counts, jnp.sum(chosen[:, siblings:].reshape(*parent.shape, siblings_each), axis=2, dtype=jnp.int32))
+    index = jnp.arange(flat.shape[1], dtype=jnp.int32)
+    earlier = index[None, None, :] < index[None, :, None]
+    mine, other = flat[:, :, None], flat[:, None, :]
+    rank = jnp.sum((other > mine) | ((other == mine) & earlier), axis=2, dtype=jnp.int32)
+    count = jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, :, None]
+    return rank.reshape(worth.shape), jnp.sum(jnp.where(rank[:, None] < count, flat[:, None], 0.0), axis=2)
+
+
+def _of_earlier(values: Array) -> Array:
+    """Exclusive cumulative product along N of [B, N], as one operation: a cumprod is a dozen on a CPU."""
+    index = jnp.arange(values.shape[1], dtype=jnp.int32)
+    earlier = (index[None, :] < index[:, None])[None]
+    return jnp.prod(jnp.where(earlier, values[:, None, :], 1.0), axis=2)

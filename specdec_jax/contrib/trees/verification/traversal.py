@@ -43,11 +43,10 @@ def traversal() -> TreeVerifier:
         state: tuple[()], draft: TreeDraft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
         lengths, next_distribution, state = chain.verify(state, draft, distributions, context)  # type: ignore[arg-type]
-        if getattr(draft, "sibling_counts", None) is None:
+        if not isinstance(draft, TreeDraft):  # a chain
             return lengths, next_distribution, state
         nodes, weight = _nodes(draft, distributions, context)
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), nodes)
-        accepts, last, _ = _in_turn(flat)
+        accepts, last, _ = _in_turn(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), nodes))
         ends = (1.0 - jnp.prod(1.0 - accepts, axis=1) * (1.0 - last)).reshape(draft.tokens.shape)
         index, length = positions(weight.shape[1])[None, :], draft.length[:, None]
         ends = jnp.pad(ends, ((0, 0), (0, 1)))
@@ -56,8 +55,7 @@ def traversal() -> TreeVerifier:
     def outcomes(
         draft: TreeDraft, distributions: Distribution, accepted: Array, context: RoundContext
     ) -> SiblingOutcomes:
-        nodes, _ = _nodes(draft, distributions, context)
-        node = at_depth(nodes, accepted)
+        node = at_depth(_nodes(draft, distributions, context)[0], accepted)
         accepts, last, rest = _in_turn(node)
         chance = by_candidate(accepts, last)
         none = jnp.zeros_like(chance).at[:, 0].set(1.0)
@@ -71,7 +69,6 @@ def traversal() -> TreeVerifier:
 
 def _nodes(draft: TreeDraft, distributions: Distribution, context: RoundContext) -> tuple[_Node, Array]:
     """The prefixes of 0 .. K-1 drafts, leaves [B, K, ...]; and the weights of all, [B, K+1]."""
-    assert draft.siblings is not None and draft.sibling_counts is not None
     log_p = distributions.log_prob
     log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)  # type: ignore[arg-type]
     weight = prefix_weights(log_p_token - log_q_token)
