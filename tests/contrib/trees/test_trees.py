@@ -200,7 +200,7 @@ def test_survival_verifies_the_siblings_that_pay():
     assert policy.beside(state, 3 * ones, 5 * ones, context)[0, :3].tolist() == [0, 1, 0]  # one place is free
     settings = state.policy.settings._replace(verification=jnp.ones((1, 9)))
     free = state._replace(policy=state.policy._replace(settings=settings))
-    assert policy.beside(free, 3 * ones, 5 * ones, context)[0, :3].tolist() == [1, 2, 2]
+    assert policy.beside(free, 3 * ones, 5 * ones, context)[0, :3].tolist() == [2, 2, 1]
 
 
 @pytest.mark.seldom
