@@ -29,13 +29,11 @@ from typing import Annotated, Any
 
 from rich.console import Console
 
-from experiments.lib.cells import markdown
-from experiments.lib.chip_compile import COMMAND, PATHS, Job, environment
-from experiments.lib.chip_programs import CHIPS, TARGETS
+from experiments.lib.chips import CHIPS, COMMAND, PATHS, TARGETS, Job, environment
 from experiments.lib.commands import exit_codes, parsed, terminal
-from experiments.lib.environments import NoEnvironment, python_of
+from experiments.lib.engines import NoEnvironment, python_of
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.terminal import publish
+from experiments.lib.tables import NONE, markdown, publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.decoding import default_widths
 from specdec_jax.meshes import mesh_sizes
@@ -53,7 +51,7 @@ class Accelerators:
     """Compile for chips that are not here."""
 
     chips: tuple[str, ...] = tuple(CHIPS)
-    """Names of experiments/lib/chip_programs.py."""
+    """Names of experiments/lib/chips.py."""
     pairs: tuple[str, ...] = ("smollm2",)
     """smollm2-reading (the default pair), smollm2 (a drafter that reads nothing), smollm2-whole (without the draft
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
@@ -174,29 +172,44 @@ def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel 
 
 def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
     """Compilation, memory and host round trips; then operations and estimates by part of a round."""
-    parts = ["# Compiled without a device", MEMORY_NOTE, _programs(rows)]
+    programs = []
+    for row in rows:
+        name = f"{_name(row)}: {row['program']}"
+        if row["error"]:
+            programs.append([name, row["error"], *[""] * 6])
+            continue
+        free, thunks = CHIPS[row["chip"]].memory - row["argument"], row.get("thunks", {})
+        donated = f"{row['alias'] / 1e6:.1f} of {row['caches'] / 1e6:.1f} MB" if row["alias"] else NONE
+        memory = f"{row['temp'] / 1e6:.1f} MB of {free / 1e9:.1f} GB"
+        trips = [f"{thunks[kind]} {kind}" for kind in ("whiles", "conditionals") if thunks.get(kind)]
+        graphs = thunks.get("command_buffers", 0)
+        captured = f"none ({graphs} command buffer{'s' * (graphs != 1)})" if thunks else "none"
+        passed = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items()) or "none"
+        sizes = [f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB", donated, memory]
+        programs.append([name, "yes", *sizes, ", ".join(trips) or captured, passed])
     runs = [row for row in rows if row["program"] == "run" and not row["error"]]
     names = list(dict.fromkeys(part for row in runs for part in sorted(row["parts"])))
-    lines = []
+    operations, estimates = [], []
     for row in runs:
         counts = [row["parts"].get(part) for part in names]
-        cells = ["–" if c is None else " / ".join(str(c.get(path, {}).get("ops", 0)) for path in PATHS) for c in counts]
-        total = sum(paths["all"]["ops"] for paths in row["parts"].values())
-        lines.append([_name(row), *cells, str(total)])
-    if runs:
-        parts += ["## A round", PARTS_NOTE, markdown(["chip, pair, batch", *names, "program"], lines)]
-    lines, widths = [], default_widths(max_draft_length)
-    for row in runs:
+        cells = [
+            NONE if c is None else " / ".join(str(c.get(path, {}).get("ops", 0)) for path in PATHS) for c in counts
+        ]
+        operations.append([_name(row), *cells, str(sum(paths["all"]["ops"] for paths in row["parts"].values()))])
         model, bandwidth = estimated_costs(row, max_draft_length), CHIPS[row["chip"]].bandwidth
         if model is not None:
             least = {name: 1e3 * size / bandwidth for name, size in row["weights_read"].items()}
-            step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
             passes = [f"{1e3 * time:.2f} ms" for time in model.target_pass]
             passes[0] += f" ({least['target']:.2f})"
-            lines.append([_name(row), step, *passes, f"{model.ratio:.3f}"])
-    if lines:
-        heads = ["chip, pair, batch", "drafter step", *(f"verifying {width}" for width in widths), "c"]
-        parts += ["## Estimated costs", COST_NOTE, markdown(heads, lines)]
+            step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
+            estimates.append([_name(row), step, *passes, f"{model.ratio:.3f}"])
+    parts = ["# Compiled without a device", MEMORY_NOTE, markdown(PROGRAM_HEADS, programs)]
+    if runs:
+        parts += ["## A round", PARTS_NOTE, markdown(["chip, pair, batch", *names, "program"], operations)]
+    if estimates:
+        widths = [f"verifying {width}" for width in default_widths(max_draft_length)]
+        heads = ["chip, pair, batch", "drafter step", *widths, "c"]
+        parts += ["## Estimated costs", COST_NOTE, markdown(heads, estimates)]
     return "\n\n".join([*parts, ""])
 
 
@@ -204,6 +217,10 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{row['chip']}, {row['pair']}, {row['batch']}"
 
 
+PROGRAM_HEADS = (
+    *("chip, pair, batch: program", "compiles", "seconds", "arguments", "donated", "temporary"),
+    *("host round trips", "between chips"),
+)
 MEMORY_NOTE = (
     "Donated: bytes of arguments that results overwrite, of the bytes of all caches. Temporary memory: what there is "
     "beside arguments and results, of the chip's memory that is free then. Host round trips: whiles and conditionals "
@@ -218,27 +235,6 @@ COST_NOTE = (
     "The compiler's estimate, not measured. Drafter step and verification of the sampled path; in brackets the time "
     "that reading the weights takes at the published bandwidth. c is the drafter step over the narrowest verification."
 )
-
-
-def _programs(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ["chip, pair, batch: program", "compiles", "seconds", "arguments", "donated", "temporary"]
-    head += ["host round trips", "between chips"]
-    lines = []
-    for row in rows:
-        name = f"{_name(row)}: {row['program']}"
-        if row["error"]:
-            lines.append([name, row["error"], *[""] * (len(head) - 2)])
-            continue
-        free, thunks = CHIPS[row["chip"]].memory - row["argument"], row.get("thunks", {})
-        donated = f"{row['alias'] / 1e6:.1f} of {row['caches'] / 1e6:.1f} MB" if row["alias"] else "–"
-        memory = f"{row['temp'] / 1e6:.1f} MB of {free / 1e9:.1f} GB"
-        trips = [f"{thunks[name]} {name}" for name in ("whiles", "conditionals") if thunks.get(name)]
-        graphs = thunks.get("command_buffers", 0)
-        captured = f"none ({graphs} command buffer{'s' * (graphs != 1)})" if thunks else "none"
-        passed = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items()) or "none"
-        seconds, arguments = f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB"
-        lines.append([name, "yes", seconds, arguments, donated, memory, ", ".join(trips) or captured, passed])
-    return markdown(head, lines)
 
 
 def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:

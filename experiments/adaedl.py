@@ -22,19 +22,19 @@ shapes, not values.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from experiments.lib import plots, tables
 from experiments.lib import trace_runs as runs
-from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command, with_studies
 from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, variant, write
+from experiments.lib.tables import NONE, Row, compared, gain, interval, markdown, percent_more, speedup
+from experiments.lib.trace_runs import ALL, Source, TraceOptions, Variant, variant, write
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.update_every import update_every
 
@@ -49,34 +49,24 @@ SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"
 TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
 
 
-class Published(NamedTuple):
-    """tokens/s of plain decoding, and of the three METHODS at each of LENGTHS."""
-
-    plain: float
-    rates: tuple[tuple[float, float, float], ...]
-
-    def ratio(self, length: int, method: str) -> float:
-        """Speed-up over plain decoding."""
-        return self.rates[LENGTHS.index(length)][METHODS.index(method)] / self.plain
-
-    def best(self, method: str) -> float:
-        """At the fastest L, over plain decoding."""
-        return max(self.ratio(length, method) for length in LENGTHS)
+def published(plain: float, *rates: tuple[float, float, float]) -> np.ndarray:
+    """[LENGTHS, METHODS]: ratios of tokens/s to those of plain decoding."""
+    return np.array(rates) / plain
 
 
-PUBLISHED: dict[tuple[str, float], Published] = {
-    ("summarization", 0.7): Published(25.74, ((54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1))),
-    ("instructions", 0.7): Published(29.02, ((54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1))),
-    ("translation", 0.7): Published(29.80, ((40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9))),
-    ("instructions", 1.0): Published(29.1, ((53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4))),
-    ("instructions", 1.3): Published(28.7, ((47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0))),
-    ("instructions", 1.7): Published(29.1, ((28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7))),
-    ("translation", 1.0): Published(29.6, ((40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4))),
-    ("translation", 1.3): Published(29.1, ((40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2))),
-    ("translation", 1.7): Published(29.9, ((30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0))),
-    ("summarization", 1.0): Published(25.9, ((50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8))),
-    ("summarization", 1.3): Published(23.3, ((37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4))),
-    ("summarization", 1.7): Published(25.7, ((23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6))),
+PUBLISHED: dict[tuple[str, float], np.ndarray] = {
+    ("summarization", 0.7): published(25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
+    ("instructions", 0.7): published(29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
+    ("translation", 0.7): published(29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
+    ("instructions", 1.0): published(29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
+    ("instructions", 1.3): published(28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
+    ("instructions", 1.7): published(29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
+    ("translation", 1.0): published(29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
+    ("translation", 1.3): published(29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
+    ("translation", 1.7): published(29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
+    ("summarization", 1.0): published(25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
+    ("summarization", 1.3): published(23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
+    ("summarization", 1.7): published(25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
 }
 
 
@@ -98,22 +88,34 @@ def paper_tables(options: Tables, console: Console) -> None:
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
     run = runs.open_traces("adaedl-tables", options, console, sources=sources)
     starts = [{"threshold": start} for start in TRIED]
-    settings = {f"{method}, {length}": [{"draft_length": length}] if method == "static" else starts
-                for length in LENGTHS for method in OURS}  # fmt: skip
     rows = runs.sweep(run, {
-        setting: variant(rule(setting.split(", ")[0]), tried, max_draft_length=int(setting.split(", ")[1]))
-        for setting, tried in settings.items()
+        f"{method}, {n}": variant(rule(method), [{"draft_length": n}] if method == "static" else starts, n)
+        for n in LENGTHS for method in OURS
     })  # fmt: skip
-    blocks, lines = [tables.about(run)], {}
-    for source, title in tables.sections(run):
+    blocks, lines = [runs.about(run)], {}
+    for source, title in runs.sections(run):
         table, panels = by_length(source, runs.by_source(rows, source), title)
         blocks += [f"## {title}", table] if panels else []
         lines |= panels
-    blocks += ["## What AdaEDL gains", gains_table(run, rows)]
+    head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
+    gains = []
+    for source, title in runs.sections(run):
+        for name, task in tasks_of_sets(source).items():
+            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
+            at_lengths = {method: [here[f"{method}, {length}"] for length in LENGTHS] for method in OURS}
+            best = {method: min(each, key=lambda row: sum(row["seconds"])) for method, each in at_lengths.items()}
+            paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
+            for other in ("static", "max-confidence"):
+                fastest = {} if paper is None else dict(zip(METHODS, paper.max(axis=0), strict=True))
+                theirs = f"{100 * (fastest['adaedl'] / fastest[other] - 1):+.1f} %" if fastest else NONE
+                line += [theirs, percent_more(gain(best["adaedl"], best[other]))]
+            line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
+            gains.append([*line, percent_more(gain(best[KEPT], best["static"]))])
+    blocks += ["## What AdaEDL gains", markdown([*head, "keep over static"], gains)]
     colours = rule_colours(OURS)
     styles = {method: {"color": colours[method], "marker": "o", "ms": 4} for method in OURS}
     styles |= {f"{method}, published": {"color": colours[method], "ls": ":", "marker": "D"} for method in METHODS}
-    figure = tables.lines_figure(lines, ("L, drafts a round", AXES), styles, columns=3, ticks=LENGTHS)
+    figure = plots.lines_figure(lines, ("L, drafts a round", AXES), styles, columns=3, ticks=LENGTHS)
     write(run, "The paper's tables", blocks, NOTE_TABLES, paper=figure)
 
 
@@ -141,42 +143,24 @@ def tasks_of_sets(source: Source) -> dict[str, str]:
     return {name: names[name] for name in SETS if name in names}
 
 
-def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dict[str, dict[str, tables.Line]]]:
+def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dict[str, dict[str, plots.Line]]]:
     """Methods at each length, published and ours: the table of all sets, and lines by length, a panel a set."""
     tasks, cells, panels = tasks_of_sets(source), {}, {}
     for name, task in tasks.items():
         paper, series = PUBLISHED.get((name, source.temperature)), panels.setdefault(f"{name}, {title.lower()}", {})
         for method in OURS:
             here = [runs.find(rows, task=task, what=f"{method}, {length}") for length in LENGTHS]
-            series[method] = LENGTHS, [runs.speedup(row) for row in here]
-            published = [paper.ratio(length, method) for length in LENGTHS] if paper and method in METHODS else []
-            if published:
-                series[f"{method}, published"] = LENGTHS, published
-            texts = [f"{value:.2f}" for value in published] or [NONE] * len(LENGTHS)
+            series[method] = LENGTHS, [speedup(row) for row in here]
+            ratios = [] if paper is None or method not in METHODS else paper[:, METHODS.index(method)].tolist()
+            if ratios:
+                series[f"{method}, published"] = LENGTHS, ratios
+            texts = [f"{value:.2f}" for value in ratios] or [NONE] * len(LENGTHS)
             for length, text, row in zip(LENGTHS, texts, here, strict=True):
-                ours = f"{interval(runs.speedup(row))} ({runs.acceptance(row):.0%})"
+                ours = f"{interval(speedup(row))} ({tables.acceptance(row):.0%})"
                 cells[length, method] = [*cells.get((length, method), ()), text, ours]
     heads = [text for name, task in tasks.items() for text in (f"{SETS[name]}, published", f"{task}, here")]
     lines = [[f"{length}, {method}", *cells[length, method]] for length in LENGTHS for method in OURS if tasks]
     return markdown(["L, method", *heads], lines), panels
-
-
-def gains_table(run: Run, rows: Sequence[Row]) -> str:
-    """AdaEDL at its best L against the best static length of the three, and against max-confidence at its best."""
-    head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
-    lines = []
-    for source, title in tables.sections(run):
-        for name, task in tasks_of_sets(source).items():
-            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
-            at_lengths = {method: [here[f"{method}, {length}"] for length in LENGTHS] for method in OURS}
-            best = {method: min(each, key=lambda row: sum(row["seconds"])) for method, each in at_lengths.items()}
-            paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
-            for other in ("static", "max-confidence"):
-                published = f"{100 * (paper.best('adaedl') / paper.best(other) - 1):+.1f} %" if paper else NONE
-                line += [published, tables.percent_more(runs.gain(best["adaedl"], best[other]))]
-            line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
-            lines.append([*line, tables.percent_more(runs.gain(best[KEPT], best["static"]))])
-    return markdown([*head, "keep over static"], lines)
 
 
 FITTED, PAPER, PAPER_LAMBDA = "fitted", "0.2", 0.7
@@ -189,20 +173,27 @@ def factor(options: TraceOptions, console: Console) -> None:
     rules = {f"{value:g}": (rule("adaedl"), {"entropy_factor": value}) for value in FACTORS}
     rules[FITTED] = rule("adaptive-gamma"), {}
     two = {f"{n}, made up": {1.0: made_up_trace(1.0, boost=boost)} for n, boost in (("worse", 0.0), ("better", 0.7))}
-    run = runs.open_traces("adaedl-factor", options, console, made_up=two)
+    run = runs.open_traces("adaedl-factor", options, console, runs.read_sources(options, two))
     rows = runs.sweep(run, {
         f"{name}, {kind}": variant(entry, [fixed | {"threshold": value} for value in values])
         for name, (entry, fixed) in rules.items() for kind, values in KINDS.items()
     })  # fmt: skip
-    blocks, maps = [tables.about(run)], {}
-    for source, title in tables.sections(run):
+    blocks, maps = [runs.about(run)], {}
+
+    def cutoffs(row: Row) -> str:
+        if "entropy_factor" not in row["settings"][0]:
+            return NONE
+        entropies = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
+        return " / ".join(dict.fromkeys(f"{value:.2g}" for value in entropies))
+
+    for source, title in runs.sections(run):
         here = runs.by_source(rows, source)
         blocks.append(f"## {title}")
         maps[title] = np.array([runs.find(here, what=f"{value:g}, chosen", task=ALL)["curve"] for value in FACTORS])
         for kind in KINDS:
             mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
-            blocks += [f"Lambda {kind}:", tables.compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
-    figure = tables.map_figure(maps, ("lambda", LAMBDAS), ("entropy_factor", FACTORS), AXES)
+            blocks += [f"Lambda {kind}:", compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
+    figure = plots.map_figure(maps, ("lambda", LAMBDAS), ("entropy_factor", FACTORS), AXES)
     write(run, "The entropy factor", blocks, NOTE_FACTOR, factor=figure)
 
 
@@ -212,14 +203,6 @@ NOTE_FACTOR = (
     "where they exclude 0. Chosen: on one half of the prompts / on the other. Cut-off: the entropy in nats above which "
     "a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
-
-
-def cutoffs(row: Row) -> str:
-    """The entropies above which a draft stops, of each setting."""
-    if "entropy_factor" not in row["settings"][0]:
-        return NONE
-    entropies = [(1 - chosen["threshold"]) ** 2 / chosen["entropy_factor"] for chosen in row["settings"]]
-    return " / ".join(dict.fromkeys(f"{value:.2g}" for value in entropies))
 
 
 STARTS = (0.3, 0.5, 0.6, 0.7, 0.9)  # the paper's
@@ -242,20 +225,20 @@ def moving_lambda(options: TraceOptions, console: Console) -> None:
             variants[f"{name} from {start:g}"] = variant(entry, [fixed | {"threshold": start}])
     run = runs.open_traces("adaedl-lambda", options, console)
     rows = runs.sweep(run, variants)
-    blocks = [tables.about(run)]
-    lines, per_text = {}, lambda row: f"{runs.total(row, 'rounds') / len(row['rounds']):.0f}"
-    for source, title in tables.sections(run):
+    blocks = [runs.about(run)]
+    lines, per_text = {}, lambda row: f"{tables.total(row, 'rounds') / len(row['rounds']):.0f}"
+    for source, title in runs.sections(run):
         here = runs.by_source(rows, source)
         whole = {key: runs.find(here, what=key, task=ALL) for key in variants}
         tuned = {key: whole[key] for key in TUNED}
-        blocks += [f"## {title}", tables.compared(tuned, [FIXED], chosen="threshold")]
+        blocks += [f"## {title}", compared(tuned, [FIXED], chosen="threshold")]
         for start in STARTS:
             mine = {key: whole[f"{key} from {start:g}"] for key in MOVES}
-            blocks += [f"From {start:g}:", tables.compared(mine, [FIXED], more={"rounds a text": per_text})]
+            blocks += [f"From {start:g}:", compared(mine, [FIXED], more={"rounds a text": per_text})]
         lines[title] = {key: (LAMBDAS, whole[key]["curve"]) for key in MOVES}
     dashes = zip(MOVES, COLOURS[1:], ("-", "--", ":"), strict=False)
     styles = {key: {"color": colour, "ls": style, "lw": 2} for key, colour, style in dashes}
-    figure = tables.lines_figure(lines, ("lambda, or where it starts", AXES), styles)
+    figure = plots.lines_figure(lines, ("lambda, or where it starts", AXES), styles)
     write(run, "Static against dynamic lambda", blocks, NOTE_LAMBDA, lambdas=figure)
 
 

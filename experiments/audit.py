@@ -39,11 +39,10 @@ from scipy import optimize, stats
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from experiments.lib.cells import NONE, markdown
 from experiments.lib.commands import command
-from experiments.lib.peer_processes import Failed
+from experiments.lib.engines import Failed
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.terminal import publish
+from experiments.lib.tables import NONE, markdown, publish
 from experiments.peers import REQUIREMENTS, Contender, Sided, Sides, export
 from specdec_jax.loading import LoadedModel
 from specdec_jax.loading.gguf.tokenizer import DIGIT_BY_DIGIT, pre_tokenizer
@@ -131,9 +130,10 @@ def audit(config: Audit, console: Console) -> int:
             folder.append(judged(entry, law))
             console.print(f"{engine} {method}: {verdict(folder.rows()[-1])}")
     rows = folder.rows()
-    about = (
-        f"{', '.join(versions())}; float32 on a CPU" if config.url is None else f"{config.url}, model {config.model}"
-    )
+    pinned = (Path(__file__).parents[1] / REQUIREMENTS).read_text(encoding="utf-8").splitlines()
+    versions = [line.replace("==", " ") for line in pinned if "==" in line and not line.startswith("#")]
+    here = f"{', '.join(versions)}; float32 on a CPU"
+    about = here if config.url is None else f"{config.url}, model {config.model}"
     publish(folder, f"{about}.\n\n{table(rows)}\n", console)
     wrong = [row for row in rows if row["biased"] != (row["method"] == CONTROL)]
     for row in wrong:
@@ -257,12 +257,6 @@ def smallest_seen(degrees: int, level: float) -> float:
     """The noncentrality that a test at this level finds in nine of ten runs."""
     limit = stats.chi2.isf(level, degrees)
     return float(optimize.brentq(lambda shift: stats.ncx2.sf(limit, degrees, shift) - 0.9, 1e-3, 1e4))
-
-
-def versions() -> list[str]:
-    """What is compared with, as its requirements pin it."""
-    lines = (Path(__file__).parents[1] / REQUIREMENTS).read_text(encoding="utf-8").splitlines()
-    return [line.replace("==", " ") for line in lines if "==" in line and not line.startswith("#")]
 
 
 def verdict(row: dict[str, Any]) -> str:

@@ -25,12 +25,10 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.cells import at_temperature, interval, markdown
-from experiments.lib.commands import command
-from experiments.lib.options import Models, Output
+from experiments.lib.commands import Models, Output, command
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.terminal import publish
+from experiments.lib.tables import at_temperature, interval, markdown, publish
 from specdec_jax import stopping
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
@@ -51,8 +49,6 @@ METHODS: Mapping[str, StoppingPolicy] = {
     "survival": stopping.survival(),
     "survival-together": stopping.survival(together=True),
 }
-Key = tuple[int, float, str, int]
-Rates = Mapping[Key, float]  # tokens/s
 KEY = ("batch", "temperature", "method", "repeat")
 
 
@@ -102,25 +98,26 @@ def batches(config: Batches, console: Console) -> None:
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
         console.print(f"batch {batch}" + (f": {sentence(costs)}" if costs else ""), style="dim")
         for (temperature, repeat), together in groupby(missing, lambda key: (key[1], key[3])):
+            options = {"max_new_tokens": config.max_new_tokens, "temperature": temperature, "stop_ids": ()}
+            sampling = SamplingParams(**options, seed=1000 * repeat)
+            rows = [prompts[(repeat * batch + row) % len(prompts)] for row in range(batch)]
             with console.status(f"batch {batch}, {at_temperature(temperature)}, repeat {repeat + 1}"):
-                runs = {key: _Run(pairs[key[2]], _request(config, pairs[key[2]], prompts, key)) for key in together}
+                runs = {key: _Run(pairs[key[2]], prepare(pairs[key[2]], rows, sampling)) for key in together}
                 _take_turns(list(runs.values()))
             for key, run in runs.items():
                 folder.append(dict(zip(KEY, key, strict=True)) | run.counts())
-    rates = {
-        tuple(row[name] for name in KEY): row["num_emitted_tokens"] / row["seconds"] for row in folder.rows()
-    }  # tokens/s
-    publish(folder, _table(config, rates, methods), console)
-
-
-def _request(config: Batches, pair: Pair, prompts: list[str], key: Key) -> Request:
-    """A batch of the repeat's prompts."""
-    batch, temperature, _, repeat = key
-    sampling = SamplingParams(
-        max_new_tokens=config.max_new_tokens, temperature=temperature, seed=1000 * repeat, stop_ids=()
-    )
-    rows = [prompts[(repeat * batch + row) % len(prompts)] for row in range(batch)]
-    return prepare(pair, rows, sampling)
+    rates = {tuple(row[key] for key in KEY): row["num_emitted_tokens"] / row["seconds"] for row in folder.rows()}
+    parts = ["Speed-up over plain decoding of the same batch: median of the repeats, and least to most."]
+    for temperature in config.temperatures:
+        lines = []
+        for batch in config.batches:
+            of = {m: np.array([rates[batch, temperature, m, r] for r in range(config.repeats)]) for m in methods}
+            ratios = [of[method] / of[PLAIN] for method in methods[1:]]  # ratios within the same repeat
+            cells = [interval((np.median(each), each.min(), each.max())) for each in ratios]
+            lines.append([str(batch), f"{np.median(of[PLAIN]):.0f}", *cells])
+        heads = ["batch", "plain, tokens/s", *methods[1:]]
+        parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
+    publish(folder, "\n\n".join(parts) + "\n", console)
 
 
 class _Run:
@@ -155,20 +152,6 @@ def _take_turns(runs: list[_Run]) -> None:
     for index in range(SLICES):
         for place in range(len(runs)):
             runs[(index + place) % len(runs)].slice(index)
-
-
-def _table(config: Batches, rates: Rates, methods: list[str]) -> str:
-    parts = ["Speed-up over plain decoding of the same batch: median of the repeats, and least to most."]
-    for temperature in config.temperatures:
-        lines = []
-        for batch in config.batches:
-            of = {m: np.array([rates[batch, temperature, m, r] for r in range(config.repeats)]) for m in methods}
-            ratios = [of[method] / of[PLAIN] for method in methods[1:]]  # ratios within the same repeat
-            cells = [interval((np.median(each), each.min(), each.max())) for each in ratios]
-            lines.append([str(batch), f"{np.median(of[PLAIN]):.0f}", *cells])
-        heads = ["batch", "plain, tokens/s", *methods[1:]]
-        parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
-    return "\n\n".join(parts) + "\n"
 
 
 main = command(Batches, batches, __doc__)

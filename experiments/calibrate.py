@@ -25,25 +25,29 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib.calibrate_hyperparameters import figures_of, hyperparameters_of, variants_of
-from experiments.lib.cells import markdown
-from experiments.lib.commands import command
-from experiments.lib.options import Output, Served
+from experiments.lib.commands import Output, Served, command
 from experiments.lib.plots import panels
 from experiments.lib.prompts import load_prompts
+from experiments.lib.rules import LENGTHS, RULES, Rule
 from experiments.lib.run_folder import RunFolder, package_versions
-from experiments.lib.terminal import publish
-from experiments.lib.trace_runs import costs_or_default
+from experiments.lib.tables import markdown, publish
+from experiments.lib.trace_runs import costs_or_default, replay_rule
 from experiments.record import Record, record
-from specdec_jax.costs.choices import ESTIMATED
+from specdec_jax import stopping
+from specdec_jax.costs.choices import ESTIMATED, weighs_costs
+from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import LoadedModel
 from specdec_jax.metrics.deviation import deviations
+from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
 from specdec_jax.ranges import Between, check_fields
-from specdec_jax.replay.trace import Trace, join, load_trace
+from specdec_jax.replay.phase_path import running_entropy
+from specdec_jax.replay.trace import FEATURES, Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode
 from specdec_jax.text.sampling_params import NewTokens, Seed
+from specdec_jax.text.strategies import build
 
 SETS = tuple(f"configs/prompts/{name}.jsonl" for name in ("code", "math", "summarise", "instructions", "german"))
 LENIENCES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
@@ -84,7 +88,14 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     for source in config.prompts:
         load_prompts(source, split=config.split)
     folder = RunFolder.create("calibrate", config, config.out)
-    traces = _traces(config, folder, console)
+    parts: dict[str, list[Trace]] = {kind: [] for kind in KINDS}
+    for index, source in enumerate(config.prompts):  # a file's trace is recorded once
+        place = folder.path / "traces" / f"{index}-{re.sub(r'[^A-Za-z0-9]+', '-', Path(source).name)}"
+        names = ("target", "drafter", "dtype", "temperatures", "max_new_tokens", "split", "seed")
+        options = {name: getattr(config, name) for name in names}
+        for kind, path in zip(KINDS, record(Record(prompts=source, out=str(place), **options), console), strict=True):
+            parts[kind].append(load_trace(path))
+    traces = {kind: join(each) for kind, each in parts.items()}
     models = config.load(console)
     with console.status("Learning"):
         figures = {kind: figures_of(trace) for kind, trace in traces.items()}
@@ -94,12 +105,10 @@ def calibrate(config: Calibrate, console: Console) -> Path:
             hyperparameters[kind] = hyperparameters_of(kind, trace, lenience[kind]["bound"], costs, longest)
             variants[kind] = variants_of(kind, trace, hyperparameters[kind], costs, longest)
             figures[kind]["lenience"] = lenience[kind]
+    roles = zip(("target", "drafter"), models, strict=True)
     content = {
         "format": FORMAT,
-        **{
-            role: {"name": Path(model.name).name, **fingerprint(model.params)}
-            for role, model in zip(("target", "drafter"), models, strict=True)
-        },
+        **{role: {"name": Path(model.name).name, **fingerprint(model.params)} for role, model in roles},
         "hyperparameters": hyperparameters,
         "variants": variants,
         "any_static_options": ANY_STATIC_OPTIONS,
@@ -111,9 +120,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
             "texts": traces["greedy"].num_texts,
             "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
             "drafter_cost": round(costs.ratio, 4),
-            "costs": "those of two x86 cores and the built-in pair"
-            if config.costs is None
-            else Path(config.costs).name,
+            "costs": Path(config.costs).name if config.costs else "those of two x86 cores and the built-in pair",
             "versions": package_versions(),
         },
     }
@@ -123,36 +130,13 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     return folder.path / FILE
 
 
-def _traces(config: Calibrate, folder: RunFolder, console: Console) -> dict[str, Trace]:
-    """The trace of all files by kind of decoding; a file's is recorded once."""
-    parts: dict[str, list[Trace]] = {kind: [] for kind in KINDS}
-    for index, source in enumerate(config.prompts):
-        place = folder.path / "traces" / f"{index}-{re.sub(r'[^A-Za-z0-9]+', '-', Path(source).name)}"
-        recording = Record(
-            prompts=source,
-            target=config.target,
-            drafter=config.drafter,
-            dtype=config.dtype,
-            temperatures=config.temperatures,
-            max_new_tokens=config.max_new_tokens,
-            split=config.split,
-            seed=config.seed,
-            out=str(place),
-        )
-        for kind, path in zip(KINDS, record(recording, console), strict=True):
-            parts[kind].append(load_trace(path))
-    return {kind: join(traces) for kind, traces in parts.items()}
-
-
 def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:
     """Mean total variation per token by lenience, and the least lenience that keeps it below the given bound."""
     pair = build_pair(*models, costs=ESTIMATED)
     prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
     temperature = float(trace.temperature[0])
-    texts = [
-        encode(models[0], prompt.turns[0]) + trace.tokens[row, : trace.length[row]].tolist()
-        for row, prompt in enumerate(prompts)
-    ]
+    lines = [tokens[:length].tolist() for tokens, length in zip(trace.tokens, trace.length, strict=True)]
+    texts = [encode(models[0], prompt.turns[0]) + line for prompt, line in zip(prompts, lines, strict=True)]
     length = np.array([len(text) for text in texts])
     by_length = np.argsort(length)
     totals = np.zeros(len(LENIENCES))
@@ -162,14 +146,9 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
         padded = np.array([texts[row] + [0] * (size - length[row]) for row in rows], np.int32)
         at, last = np.arange(size - 1)[None, :], length[rows, None] - 1
         judged = (at < last) & (at >= last - trace.length[rows, None])
-        figures = deviations(
-            pair.decoder,
-            pair.params,
-            padded,
-            verifier="lenience",
-            hyperparameters={"lenience": np.float32(LENIENCES)},
-            warp=make_warp(len(rows), temperature),
-        )
+        lenient = {"verifier": "lenience", "hyperparameters": {"lenience": np.float32(LENIENCES)}}
+        warp = make_warp(len(rows), temperature)
+        figures = deviations(pair.decoder, pair.params, padded, **lenient, warp=warp)
         totals += np.sum(np.asarray(figures.total_variation), axis=(1, 2), where=judged[None])
     means = totals / trace.num_positions
     allowed = [value for value, mean in zip(LENIENCES, means, strict=True) if mean <= config.max_deviation]
@@ -196,7 +175,15 @@ def report(content: Mapping[str, Any]) -> str:
     for kind, figures in content["figures"].items():
         phases = content["hyperparameters"][kind]["monitor"]["phases"]
         bounds = f"above a running entropy of {phases['enter']:.2f} nats, routine below {phases['leave']:.2f}"
-        parts += [f"## {kind.capitalize()}", _sentences(figures), f"Phases: reasoning {bounds}."]
+        cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
+        sentences = (
+            f"{figures['acceptance']:.0%} of tokens would be accepted. A drafter entropy above {cut['threshold']:.2f} "
+            f"nats indicates rejected ones best (Youden's J {cut['youden']:.2f}, area {cut['area']:.2f}); the running "
+            f"entropy alone separates less (J {slow['youden']:.2f}, area {slow['area']:.2f}). AdaEDL's factor nearest "
+            f"to what was accepted: {figures['entropy_factor']:.2f}. Lenience down to {bound['bound']:g} keeps the "
+            f"mean total variation a token under {bound['max_deviation']:g}."
+        )
+        parts += [f"## {kind.capitalize()}", sentences, f"Phases: reasoning {bounds}."]
         settings = {
             f"{group} {name}": values
             for group, each in content["hyperparameters"][kind].items()
@@ -212,17 +199,6 @@ def report(content: Mapping[str, Any]) -> str:
             lines.append([name, ", ".join(words) or "the defaults"])
         parts.append(markdown(["strategy", "hyperparameters"], lines).replace("---:", "---"))
     return "\n\n".join(parts) + "\n"
-
-
-def _sentences(figures: Mapping[str, Any]) -> str:
-    cut, slow, bound = figures["rejection"], figures["rejection_by_running_entropy"], figures["lenience"]
-    return (
-        f"{figures['acceptance']:.0%} of tokens would be accepted. A drafter entropy above {cut['threshold']:.2f} nats "
-        f"indicates rejected ones best (Youden's J {cut['youden']:.2f}, area {cut['area']:.2f}); the running entropy "
-        f"alone separates less (J {slow['youden']:.2f}, area {slow['area']:.2f}). AdaEDL's factor nearest to what was "
-        f"accepted: {figures['entropy_factor']:.2f}. Lenience down to {bound['bound']:g} keeps the mean total "
-        f"variation a token under {bound['max_deviation']:g}."
-    )
 
 
 def picture(content: Mapping[str, Any]) -> Figure:
@@ -241,6 +217,109 @@ def picture(content: Mapping[str, Any]) -> Figure:
     right.set(xlabel="nats (shaded: from leave to enter)")
     right.legend(frameon=False, fontsize=8)
     return figure
+
+
+HYSTERESIS = 0.25  # in standard deviations of the running entropy, on either side of the threshold
+UNCERTAIN = 90  # percentile of both entropies above which EASD is uncertain
+PHASE = {"minimum_length": 8, "decay": 0.9}
+CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
+
+
+def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones.
+
+    The first two are those of the distributions as sampled; the last is raw, as the monitor reads it, unless
+    `raw_entropy` is False.
+    """
+    running = running_entropy(trace, PHASE["decay"], raw_entropy)
+    there = np.isfinite(running)
+    drafter = trace.path[..., FEATURES.index("entropy")]
+    return drafter[there], trace.target_entropy[there], trace.accepted[there], running[there]
+
+
+def figures_of(trace: Trace) -> dict[str, Any]:
+    """Diagnostics: percentiles, separation, the map from entropy to acceptance."""
+    drafter, target, accepted, running = positions_of(trace)
+    return {
+        "acceptance": float(accepted.mean()),
+        "drafter_entropy": percentiles(drafter),
+        "target_entropy": percentiles(target),
+        "running_entropy": percentiles(running),
+        "rejection": separate(drafter, accepted)._asdict(),
+        "rejection_by_running_entropy": separate(running, accepted)._asdict(),
+        "entropy_factor": fitted_entropy_factor(drafter, accepted),
+        "acceptance_by_entropy": acceptance_curve(drafter, accepted)._asdict(),
+        "acceptance_by_running_entropy": acceptance_curve(running, accepted)._asdict(),
+    }
+
+
+def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, float]:
+    """enter and leave around the running entropy that best separates rejected tokens, for the monitor `phases`."""
+    _, _, accepted, running = positions_of(trace, raw_entropy)
+    middle, band = separate(running, accepted).threshold, HYSTERESIS * float(running.std())
+    return {"enter": middle + band, "leave": max(middle - band, 0.0), **PHASE}
+
+
+def hyperparameters_of(kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int) -> dict[str, Any]:
+    """Hyperparameters of `init` by policy, verifier and monitor, as they are built by default."""
+    drafter, target, _, _ = positions_of(trace)
+    phases = phase_hyperparameters(trace)
+    policies: dict[str, Any] = {
+        entry.policy.name: best_setting(trace, entry, costs, longest, phases)
+        for entry in _searched()
+        if _by_default(entry)
+    }
+    policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
+    uncertain = {"drafter_entropy": drafter, "target_entropy": target}
+    return {
+        "policy": policies,
+        "verifier": {
+            "lenience": {"lenience": lenience},
+            "by_phase": {"lenience": lenience},
+            "easd": {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()},
+        },
+        "monitor": {"phases": phases},
+    }
+
+
+def variants_of(
+    kind: str, trace: Trace, hyperparameters: dict[str, Any], costs: CostModel, longest: int
+) -> list[dict[str, Any]]:
+    """The same for other static options, after the `hyperparameters` of the default ones."""
+    phases, variants = hyperparameters["monitor"]["phases"], []
+
+    def add(kind: str, name: str, static_options: dict[str, Any], values: dict[str, Any]) -> None:
+        entry = {"kind": kind, "name": name, "static_options": static_options, "hyperparameters": values}
+        variants.append(entry)
+
+    for entry in _searched():
+        if not _by_default(entry):
+            defaults = build("policy", entry.policy.name, {}).options
+            others = {key: value for key, value in entry.policy.options.items() if value != defaults[key]}
+            add("policy", entry.policy.name, others, best_setting(trace, entry, costs, longest, phases))
+    learnt = stopping.survival(**{kind: hyperparameters["policy"]["survival"][kind]})
+    capped = Rule("survival-by-phase", stopping.phase_length(policy=learnt), CAPS)
+    best = best_setting(trace, capped, costs, longest, phases)
+    caps = {name: value for name, value in best.items() if name in CAPS}
+    add("policy", "phase_length", {"policy": "survival"}, caps)
+    add("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False))
+    return variants
+
+
+def _by_default(entry: Rule) -> bool:
+    return entry.policy.bare == build("policy", entry.policy.name, {})
+
+
+def _searched() -> list[Rule]:
+    """The rules whose setting is searched for; those that weigh costs are given them when they run."""
+    return [entry for entry in RULES if entry.grid and not weighs_costs(entry.policy)]
+
+
+def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phases: dict[str, float]) -> dict[str, Any]:
+    """The setting that is fastest in replays over all texts."""
+    settings = entry.settings()
+    seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
+    return settings[int(np.argmin(seconds))]
 
 
 main = command(Calibrate, calibrate, __doc__)

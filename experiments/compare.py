@@ -27,20 +27,29 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
-from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.commands import config_command
-from experiments.lib.plots import RULE_COLOURS
+from experiments.lib.plots import Point, dots_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
-from experiments.lib.summary import MethodSummary, against_table, doubts_of_rows, methods_tables, summarise
-from experiments.lib.terminal import publish
-from experiments.lib.trace_tables import Point, dots_figure
+from experiments.lib.tables import (
+    NONE,
+    Row,
+    against_table,
+    at_temperature,
+    doubts_of_rows,
+    interval,
+    markdown,
+    methods_tables,
+    publish,
+    speedups,
+    summarise,
+)
 from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import look_at, sentence
-from specdec_jax.costs.cost_model import CostModel, decoding_seconds
+from specdec_jax.costs.cost_model import decoding_seconds
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import download
@@ -53,6 +62,7 @@ from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Verifier
 
+Result = dict[str, Any]
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
 BOUNDS = "[{}, {}]"  # some are negative
 MEANS = ("log_likelihood", "total_variation", "divergence", "first_choice")
@@ -64,7 +74,6 @@ NOTE_QUALITY = (
     "share of tokens that are the target's most probable one. Before diverging: share of tokens before the first one "
     "that differs from plain decoding."
 )
-Row = dict[str, Any]
 
 
 class Job(NamedTuple):
@@ -89,7 +98,9 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     """
     prompts = load_prompts(config.prompts, config.limit, config.split)
     cache = enable()
-    download(config.target, *_drafters(config))
+    named = [config.drafter, *(method.drafter for method in config.chosen_methods())]
+    each = [drafter for some in named for drafter in (some if isinstance(some, (list, tuple)) else [some])]
+    download(config.target, *(name for entry in each if isinstance(entry, str) for name in split_drafters(entry)))
     with console.status("Loading the models"):
         pairs = load_pairs(config)
     slots = _slots(config, pairs, prompts)
@@ -122,7 +133,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                         look_at(cost, counts, decoded.results[0].seconds)
             bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
             plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
-            row, generation = _measure(job, pair, request, plain, _costs_of(pairs, name, slots))
+            row, generation = _measure(job, pairs, request, plain, slots)
             if judge is not None:
                 row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
             measured[job.key] = row
@@ -137,40 +148,17 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
-    plain = measured_pair(config.target, None, dtype=config.dtype, costs=config.costs)
+    options = {"dtype": config.dtype, "costs": config.costs}
+    plain = measured_pair(config.target, None, **options)
+    options["verification_widths"] = config.verification_widths
     pairs = {}
     for method in config.chosen_methods():
-        pairs[method.name] = plain
-        if method.policy is None:
-            continue
-        pairs[method.name] = measured_pair(
-            plain.target,
-            config.drafter if method.drafter is None else method.drafter,
-            dtype=config.dtype,
-            policy=method.policy,
-            verifier=method.verifier,
-            max_draft_length=method.max_draft_length or config.max_draft_length,
-            verification_widths=config.verification_widths,
-            costs=config.costs,
-        )
+        drafter = config.drafter if method.drafter is None else method.drafter
+        longest = method.max_draft_length or config.max_draft_length
+        rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest}
+        drafts = method.policy is not None
+        pairs[method.name] = measured_pair(plain.target, drafter, **rules, **options) if drafts else plain
     return pairs
-
-
-def _drafters(config: CompareConfig) -> list[str]:
-    """The drafters of all methods that are given by name."""
-    drafters = [config.drafter, *(method.drafter for method in config.chosen_methods())]
-    each = [drafter for some in drafters for drafter in (some if isinstance(some, (list, tuple)) else [some])]
-    return [name for drafter in each if isinstance(drafter, str) for name in split_drafters(drafter)]
-
-
-def _costs_of(pairs: Mapping[str, Pair], name: str, slots: int) -> CostModel | None:
-    """The measured costs that predict a method's rounds: of a model that drafts alone, or of no drafts."""
-    drafter, costs = pairs[name].decoder.parts.drafter, pairs[name].costs
-    if drafter.max_draft_length == 0:
-        costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
-    elif drafter.model is None or (costs is not None and not costs.ratio):
-        return None
-    return costs if costs is not None and slots <= costs.slots else None
 
 
 def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
@@ -221,9 +209,17 @@ def _warm_up(
 
 
 def _measure(
-    job: Job, pair: Pair, request: Request, plain: Row | None, costs: CostModel | None
-) -> tuple[Row, Generation]:
-    """One row: a timed generation, what `costs` predict of it and, under greedy, whether it equals plain decoding."""
+    job: Job, pairs: Mapping[str, Pair], request: Request, plain: Result | None, slots: int
+) -> tuple[Result, Generation]:
+    """One row: a timed generation, what costs predict of it and, under greedy, whether it equals plain decoding."""
+    pair = pairs[job.method.name]
+    drafter, costs = pair.decoder.parts.drafter, pair.costs  # they predict a model that drafts alone, or no drafts
+    if drafter.max_draft_length == 0:
+        costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
+    elif drafter.model is None or (costs is not None and not costs.ratio):
+        costs = None
+    if costs is not None and slots > costs.slots:
+        costs = None
     (result,), state = decode(pair, request)
     counts = {
         name: value
@@ -231,7 +227,7 @@ def _measure(
         if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
     }
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
-    equality: Row = {"equals_plain": None, "first_difference": None}
+    equality: Result = {"equals_plain": None, "first_difference": None}
     if job.temperature == 0 and plain is not None:
         texts = plain["tokens"], result.tokens
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
@@ -261,10 +257,17 @@ def _measure(
 
 
 def _report(
-    config: CompareConfig, folder: RunFolder, rows: list[dict[str, Any]], pairs: Mapping[str, Pair], console: Console
+    config: CompareConfig, folder: RunFolder, rows: list[Result], pairs: Mapping[str, Pair], console: Console
 ) -> None:
     summaries = summarise(rows)
-    equality, dtype = equality_summary(rows), next(iter(pairs.values())).target.dtype
+    compared = [row["equals_plain"] for row in rows if row["equals_plain"] is not None]
+    equality = [f"Greedy: {sum(compared)} of {len(compared)} outputs equal plain decoding token for token."]
+    for row in rows:
+        if row["equals_plain"] is False:
+            position, gap = row["first_difference"]["position"], row["first_difference"]["logit_gap"]
+            why = "one of them had ended" if gap is None else f"logit gap {gap:.3f}"
+            kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
+            equality.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {position}, {why}{kind}")
     path = folder.path / "costs.json"
     began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
@@ -274,46 +277,43 @@ def _report(
     drafting = {row["method"] for row in rows if row["num_draft_tokens"] or not row["drafter_passes"]}
     idle = [f"{name} drafted nothing: try a lower threshold." for name in pairs if name not in drafting]
     doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
-    about = f"The target's weights are in {dtype}."
+    about = f"The target's weights are in {next(iter(pairs.values())).target.dtype}."
     blocks = [f"# {config.name}", *methods_tables(summaries)]
-    if config.against in {summary.method for summary in summaries}:
+    if config.against in {summary["what"] for summary in summaries}:
         blocks.append(against_table(summarise(rows, config.against), config.against))
     if config.quality:
         names = [method.name for method in config.chosen_methods()]
-        blocks += quality_tables(rows, config.against if config.against in names else names[0])
+        reference = config.against if config.against in names else names[0]
+        for temperature in dict.fromkeys(row["temperature"] for row in rows):
+            figures, lines = by_method([row for row in rows if row["temperature"] == temperature]), []
+            for method, means in figures.items():
+                likelihood, *distances, first_choice = (means[name].mean() for name in MEANS)
+                difference = mean_interval(means["log_likelihood"] - figures[reference]["log_likelihood"])
+                cells = [f"{likelihood:.3f}", interval(difference, "+.3f", BOUNDS)]
+                cells += [NONE if np.isnan(value) else f"{value:.4f}" for value in distances]
+                cells += [f"{first_choice:.1%}", NONE if means["before"] is None else f"{means['before']:.1%}"]
+                lines.append([method, *cells])
+            heads = ["method", "log-likelihood", "difference", "TV", "KL", "first choice", "before diverging"]
+            blocks += [f"## Quality, {at_temperature(temperature)}", markdown(heads, lines)]
+        blocks.append(NOTE_QUALITY)
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
-    text = "\n\n".join([*blocks, *idle, *doubtful, about, equality, ""])
+    equal = "\n".join(equality) if compared else "No greedy outputs to compare."
+    text = "\n\n".join([*blocks, *idle, *doubtful, about, equal, ""])
     publish(folder, text, console, speedup=picture(summaries, title))
 
 
-def picture(summaries: Iterable[MethodSummary], title: str) -> Figure:
+def picture(summaries: Iterable[Row], title: str) -> Figure:
     """The mean speed-up of every method with its interval, a panel a temperature."""
     panels: dict[str, list[Point]] = {}
-    for summary in summaries:
-        points = panels.setdefault(at_temperature(summary.temperature), [])
-        points.append((summary.method, *summary.speedup.mean))
-    figure = dots_figure(panels, "mean speed-up over plain decoding, with its 95 % interval over prompts", RULE_COLOURS)
+    for row in summaries:
+        points = panels.setdefault(at_temperature(row["temperature"]), [])
+        points.append((row["what"], *mean_interval(speedups(row))))
+    figure = dots_figure(panels, "mean speed-up over plain decoding, with its 95 % interval over prompts")
     figure.suptitle(title, fontsize=10)
     return figure
 
 
-def equality_summary(rows: Iterable[dict[str, Any]]) -> str:
-    """One sentence on greedy equality, and a line for every output that differs."""
-    compared = [row for row in rows if row["equals_plain"] is not None]
-    different = [row for row in compared if not row["equals_plain"]]
-    if not compared:
-        return "No greedy outputs to compare."
-    equal = f"{len(compared) - len(different)} of {len(compared)} outputs equal"
-    lines = [f"Greedy: {equal} plain decoding token for token."]
-    for row in different:
-        position, gap = row["first_difference"]["position"], row["first_difference"]["logit_gap"]
-        why = "one of them had ended" if gap is None else f"logit gap {gap:.3f}"
-        kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
-        lines.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {position}, {why}{kind}")
-    return "\n".join(lines)
-
-
-def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature: float, size: int) -> dict[str, Any]:
+def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature: float, size: int) -> Result:
     """Means over a text's tokens, by passes of both models over it, padded to `size` so that all share one program.
 
     `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have.
@@ -337,28 +337,10 @@ def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature
     return means if exact else means | {"total_variation": None, "divergence": None}
 
 
-def quality_tables(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
-    """Blocks of Markdown: one table per temperature, one row per method, and a note; others differ from `reference`."""
-    blocks = []
-    for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        figures = by_method([row for row in rows if row["temperature"] == temperature])
-        lines = []
-        for method, means in figures.items():
-            likelihood, variation, divergence, first_choice = (means[name].mean() for name in MEANS)
-            difference = mean_interval(means["log_likelihood"] - figures[reference]["log_likelihood"])
-            cells = [f"{likelihood:.3f}", interval(difference, "+.3f", BOUNDS)]
-            cells += [NONE if np.isnan(value) else f"{value:.4f}" for value in (variation, divergence)]
-            cells += [f"{first_choice:.1%}", NONE if means["before"] is None else f"{means['before']:.1%}"]
-            lines.append([method, *cells])
-        heads = ["method", "log-likelihood", "difference", "TV", "KL", "first choice", "before diverging"]
-        blocks += [f"## Quality, {at_temperature(temperature)}", markdown(heads, lines)]
-    return [*blocks, NOTE_QUALITY]
-
-
-def by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, Result]:
     """MEANS of each method, [prompts] float64 averaged over repeats, and `before`, the share of its tokens that stand
     before the first difference to plain decoding, None where no row was compared."""
-    figures: dict[str, dict[str, Any]] = {}
+    figures: dict[str, Result] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         prompts: dict[str, list[list[float]]] = {}
         same = compared = 0

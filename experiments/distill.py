@@ -26,7 +26,7 @@ from rich.console import Console
 
 from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
-from experiments.lib import distill_judge, distill_train, distill_variants, distill_write, judged, token_ranking
+from experiments.lib import distill_judge, distill_train, distill_variants, token_ranking
 from experiments.lib.commands import config_words, exit_codes, terminal, with_studies
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.initial import drafter_config
@@ -39,8 +39,8 @@ from specdec_jax.processes import Share, join, together
 SMOKE = "--smoke"
 DISTRIBUTED = "--distributed"
 STAGES: dict[str, Callable[..., None]] = {
-    "write": distill_write.write,
-    "label": distill_write.label,
+    "write": distill_train.write,
+    "label": distill_train.label,
     "train": distill_train.train,
     "judge": distill_judge.judge_and_export,
 }
@@ -51,7 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the config given first on the command line; 2 on invalid input."""
     words = config_words("distill", __doc__, arguments)
     if words:
-        stages, rest = _stages(words[1:])
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--stage", action="append", nargs="?", const="", default=[])
+        options, rest = parser.parse_known_args(words[1:])
+        for stage in options.stage:
+            if stage not in STAGES:
+                raise ValueError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
+        stages = [stage for stage in STAGES if stage in options.stage] or list(STAGES)
         share = join() if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
         console = terminal() if share is None or share.index == 0 else Console(quiet=True)
         distill(_config(words[0], rest), stages, console, share)
@@ -100,18 +106,7 @@ def _config(path: str, arguments: list[str]) -> DistillConfig:
     return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 
 
-def _stages(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The selected stages (all without --stage), and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--stage", action="append", nargs="?", const="", default=[])
-    options, rest = parser.parse_known_args(arguments)
-    for stage in options.stage:
-        if stage not in STAGES:
-            raise ValueError(f"unknown stage {stage!r}; there are {', '.join(STAGES)}")
-    return [stage for stage in STAGES if stage in options.stage] or list(STAGES), rest
-
-
-main = with_studies(main, judge=judged.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
+main = with_studies(main, judge=distill_judge.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
 
 if __name__ == "__main__":
     sys.exit(main())

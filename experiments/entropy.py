@@ -23,7 +23,7 @@ acceptance. The factor is fitted to the tokens it is then judged on, which favou
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -31,15 +31,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import siblings
+from experiments.lib import plots, siblings
 from experiments.lib import trace_runs as runs
-from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, at_temperature, interval, markdown
 from experiments.lib.commands import command, with_studies
-from experiments.lib.plots import COLOURS
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import ALL, Row, Run, Source, TraceOptions, Variant, drafter_of, variant, write
+from experiments.lib.tables import NONE, Row, at_temperature, gain, interval, markdown, number, percent_more, speedup
+from experiments.lib.trace_runs import ALL, Run, Source, TraceOptions, Variant, drafter_of, variant
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
 from specdec_jax.ranges import Between
@@ -79,17 +77,37 @@ def study(options: Entropy, console: Console) -> None:
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
 
-    def compared(source: Source, setting: str) -> Mapping[str, Row]:
-        del setting
-        return {task: measured(source, texts, options) for task, texts in source.tasks.items()}
-
-    comparisons = runs.fill(run, (BOUND,), compared)
+    nothing = {BOUND: Variant(lambda *_: None)}  # replays nothing
+    comparisons = runs.sweep(run, nothing, lambda source, texts, *_: measured(source, texts, options))
     rows = runs.sweep(run, variants())
-    blocks = [tables.about(run), *pairs_tables(run, rows, comparisons)]
+    lines, bins = [], []
+    for source, title in titled(run):  # the fits and their worth; and the share accepted in equally large bins
+        here = {name: runs.find(runs.by_source(rows, source, ALL), what=name) for name in variants()}
+        (comparison,) = runs.by_source(comparisons, source, ALL)
+        shared = source.trace.about.get("probability_shared")
+        about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
+        speed = [interval(speedup(row)) for row in here.values()]
+        more = [percent_more(gain(here[first], here[other])) for first, other in GAINS]
+        lines.append([title, *about, interval(comparison["factor"], ".3f"), *speed, *more])
+        bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in comparison["fine"])])
+    words = [f"{first} over {other}".replace("adaedl, ", "") for first, other in GAINS]
+    fine = ["pair", *(f"bin {at}" for at in range(1, max(map(len, bins))))]
+    blocks = [runs.about(run), markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines)]
+    blocks += ["Mean entropy in nats: the share accepted:", markdown(fine, bins)]
+    head = ["task", "positions", "bound", "acceptance", "below", "by", "factor"]
+    head += [f"CE/H ({number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
     for source, title in titled(run):
-        here = {row["task"]: row for row in runs.by_source(comparisons, source)}
-        blocks += [f"## {title}", fits_table(here)]
-    write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
+        lines = []  # by task: bound against acceptance, the factor that fits, and the stable-entropy assumption
+        for row in runs.by_source(comparisons, source):
+            whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 4
+            if ratio is not None:
+                q = [f"{value:.2f}" for value in ratio["quantiles"]]
+                spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
+            cells = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"])]
+            cells += [f"{whole['below']:.0%}", f"{whole['by']:.2f}", interval(row["factor"])]
+            lines.append([row["task"], *cells, *spread])
+        blocks += [f"## {title}", markdown(head, lines)]
+    runs.write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
 
 NOTES = (
@@ -140,85 +158,48 @@ def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
     """A row: bins by entropy of equally many tokens, all positions, the fitted factor, ratio of entropies."""
     seen, warp = positions_of(source, texts), source.trace.about.get("warp") or {}
     whole = not warp.get("top_k") and warp.get("top_p", 1.0) >= 1.0 and not warp.get("min_p")
-    known_cross = source.temperature in (0.0, 1.0) and whole  # at one temperature, nothing cut off
+    ratio = None
+    if source.temperature in (0.0, 1.0) and whole:  # at one temperature, nothing cut off
+        top, bottom = (np.bincount(seen.text, values) for values in (seen.cross, seen.entropy))
+        some = seen.entropy >= LEAST
+        quantiles = np.quantile(seen.cross[some] / seen.entropy[some], (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
+        ratio = {"total": list(ratio_of_totals(top[bottom > 0], bottom[bottom > 0])), "quantiles": quantiles}
     order = np.array_split(np.argsort(seen.entropy, kind="stable"), min(options.bins, len(seen.text)))
     return {
         "positions": len(seen.text),
         "fine": [described(Positions(*(column[indices] for column in seen))) for indices in order],
         "whole": described(seen),
         "factor": list(entropy_factor_interval(seen.entropy, seen.accepted, seen.text)),
-        "ratio": ratios(seen) if known_cross else None,
+        "ratio": ratio,  # cross-entropy over entropy: of the totals, and its spread over positions with some entropy
     }
 
 
 def described(seen: Positions) -> dict[str, Any]:
     """Statistics of a bin: bound, acceptance, and how often and how far acceptance is below the bound."""
+    texts, index = np.unique(seen.text, return_inverse=True)
+    count = np.bincount(index, minlength=len(texts))
+    means = {  # over positions, with an interval over texts
+        name: list(ratio_of_totals(np.bincount(index, getattr(seen, name), len(texts)), count))
+        for name in ("acceptance", "accepted")
+    }
     bound = np.maximum(1.0 - np.sqrt(FACTOR * seen.entropy), 0.0)
     below = seen.acceptance < bound - 1e-6
     return {
         "entropy": seen.entropy.mean(),
         "bound": bound.mean(),
-        "acceptance": list(mean_over_texts(seen, seen.acceptance)),
-        "accepted": list(mean_over_texts(seen, seen.accepted)),
+        **means,
         "below": below.mean(),
         "by": float((bound - seen.acceptance)[below].mean()) if below.any() else 0.0,
     }
-
-
-def mean_over_texts(seen: Positions, values: np.ndarray) -> Interval:
-    """The mean over positions, its interval over texts."""
-    texts, index = np.unique(seen.text, return_inverse=True)
-    return ratio_of_totals(np.bincount(index, values, len(texts)), np.bincount(index, minlength=len(texts)))
-
-
-def ratios(seen: Positions) -> dict[str, Any]:
-    """Cross-entropy over entropy: of the totals, and its spread over positions with some entropy."""
-    top, bottom = (np.bincount(seen.text, values) for values in (seen.cross, seen.entropy))
-    some = seen.entropy >= LEAST
-    quantiles = np.quantile(seen.cross[some] / seen.entropy[some], (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
-    return {"total": list(ratio_of_totals(top[bottom > 0], bottom[bottom > 0])), "quantiles": quantiles}
-
-
-def pairs_tables(run: Run, rows: Sequence[Row], comparisons: Sequence[Row]) -> list[str]:
-    """One row per pair and temperature: the fits and their worth; and the share accepted in equally large bins."""
-    words = (f"{first} over {other}".replace("adaedl, ", "") for first, other in GAINS)
-    lines, bins = [], []
-    for source, title in titled(run):
-        here = {name: runs.find(runs.by_source(rows, source, ALL), what=name) for name in variants()}
-        (comparison,) = runs.by_source(comparisons, source, ALL)
-        shared = source.trace.about.get("probability_shared")
-        about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
-        speed = [interval(runs.speedup(row)) for row in here.values()]
-        more = [tables.percent_more(runs.gain(here[first], here[other])) for first, other in GAINS]
-        lines.append([title, *about, interval(comparison["factor"], ".3f"), *speed, *more])
-        bins.append([title, *(f"{bin_['entropy']:.2f}: {interval(bin_['accepted'])}" for bin_ in comparison["fine"])])
-    return [
-        markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines),
-        "Mean entropy in nats: the share accepted:",
-        markdown(["pair", *(f"bin {at}" for at in range(1, max(map(len, bins))))], bins),
-    ]
-
-
-def fits_table(rows: Mapping[str, Row]) -> str:
-    """By task: bound against acceptance, the factor that fits, and the stable-entropy assumption."""
-    head = ["task", "positions", "bound", "acceptance", "below", "by", "factor"]
-    head += [f"CE/H ({tables.number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
-    lines = []
-    for task, row in rows.items():
-        whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 4
-        if ratio is not None:
-            q = [f"{value:.2f}" for value in ratio["quantiles"]]
-            spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
-        values = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"])]
-        lines.append([task, *values, f"{whole['below']:.0%}", f"{whole['by']:.2f}", interval(row["factor"]), *spread])
-    return markdown(head, lines)
 
 
 def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     """Acceptance by entropy, and AdaEDL's bound with both factors."""
     names = ("accepted", f"1 - sqrt({FACTOR:g} H)", "1 - sqrt(factor H), fitted")
     looks = ({"marker": "o"}, {"ls": "--"}, {"ls": ":"})
-    styles = {name: {"color": COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))}
+    styles = {
+        name: {"color": plots.COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))
+    }
     lines = {}
     for source, title in titled(run):
         (comparison,) = runs.by_source(comparisons, source, ALL)
@@ -229,7 +210,7 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
         columns = taken, *((smooth.tolist(), bound.tolist()) for bound in bounds)
         lines[title.replace(", ", "\n")] = dict(zip(names, columns, strict=True))
     axes = "the drafter's entropy, nats", "accepted"
-    return tables.lines_figure(lines, axes, styles, columns=min(PANELS, len(lines)))
+    return plots.lines_figure(lines, axes, styles, columns=min(PANELS, len(lines)))
 
 
 main = with_studies(command(Entropy, study, __doc__, "python -m experiments.entropy"), siblings=siblings.main)

@@ -28,14 +28,12 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from experiments.lib.cells import PARENTHESES, interval, markdown
-from experiments.lib.chip_programs import LLAMA_1B, LLAMA_8B, weights_read
-from experiments.lib.chip_programs import Pair as Shapes
-from experiments.lib.commands import command
-from experiments.lib.options import LoadedPair, Output, Served, Smoke
+from experiments.lib.chips import LLAMA_1B, LLAMA_8B, weights_read
+from experiments.lib.chips import Pair as Shapes
+from experiments.lib.commands import LoadedPair, Output, Served, Smoke, command
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
-from experiments.lib.terminal import publish
+from experiments.lib.tables import PARENTHESES, interval, markdown, publish
 from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
@@ -105,13 +103,22 @@ def suite(config: Suite, console: Console) -> None:
             console.print(f"{row['what']}: {row['value']:.4g} {row['unit']} {row['note']}")
         for row in rows:
             folder.append(row)
-    publish(folder, report(folder.rows()), console)
+    rows = folder.rows()
+    lines = [
+        [row["what"], interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES), row["unit"], row["note"]]
+        for row in rows
+    ]
+    values = {row["what"]: row["value"] for row in rows}
+    read, copied = values.get("ballast: weights read by plain passes"), values.get("bandwidth of a copy")
+    if read and copied:
+        lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
+    about = f"{device()}, jax {jax.__version__}; medians (quartiles)."
+    publish(folder, f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n", console)
 
 
 def bandwidth(config: Suite) -> Iterator[Measurement]:
     """Bandwidth of a copy: bytes read and written over its time."""
-    size = (2**20 if config.smoke else COPIED) // 4
-    array = jnp.arange(size, dtype=jnp.float32)
+    array = jnp.arange((2**20 if config.smoke else COPIED) // 4, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
     times = alternate({"copy": lambda: copy(array).block_until_ready()}, 3 * config.repeats, {})["copy"]
     yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(times)], "GB/s")
@@ -221,15 +228,11 @@ def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Conso
 
 
 class BallastCache(NamedTuple):
-    """Both caches; they have one length."""
+    """Both caches; they have one length, [B] int32."""
 
     real: Any
     ballast: Any
-
-    @property
-    def length(self) -> Array:
-        """[B] int32."""
-        return self.real.length
+    length = property(lambda self: self.real.length)
 
 
 def with_ballast(loaded: LoadedModel, config: llama.LlamaConfig, dtype: Any) -> LoadedModel:
@@ -287,20 +290,6 @@ def measurement(name: str, values: list[float], unit: str, note: str = "") -> Me
     """A row: the median, the quartiles, and when."""
     median, low, high = summary(values)
     return {"what": name, "value": median, "low": low, "high": high, "unit": unit, "note": note, "at": time.time()}
-
-
-def report(rows: list[Measurement]) -> str:
-    """The table, with the share of a copy's bandwidth that plain decoding reaches."""
-    values = {row["what"]: row["value"] for row in rows}
-    lines = [
-        [row["what"], interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES), row["unit"], row["note"]]
-        for row in rows
-    ]
-    read, copied = values.get("ballast: weights read by plain passes"), values.get("bandwidth of a copy")
-    if read and copied:
-        lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
-    about = f"{device()}, jax {jax.__version__}; medians (quartiles)."
-    return f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n"
 
 
 main = command(Suite, suite, __doc__)

@@ -27,12 +27,11 @@ import numpy as np
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from experiments.lib.cells import markdown
-from experiments.lib.commands import command
-from experiments.lib.environments import BesideTorch, run_script
+from experiments.lib.commands import Output, command
+from experiments.lib.engines import NoEnvironment, python_of
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.terminal import Whole, publish
+from experiments.lib.tables import Whole, markdown, publish
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.trace import Trace, load_trace
@@ -54,7 +53,7 @@ SHARED = ("path", "overlap", "cross_entropy", "target_entropy", "raw_target_entr
 
 
 @dataclass(frozen=True)
-class Parity(BesideTorch):
+class Parity(Output):
     """Compare logits with those of transformers."""
 
     models: tuple[str, ...] = ()
@@ -63,6 +62,10 @@ class Parity(BesideTorch):
     """Also write the logits of the small models to this file, as tests/data/family_logits.json has them."""
     recorder: bool = False
     """Compare traces of --models TARGET DRAFTER instead of logits."""
+    environments: str = "runs/environments"
+    """Folder of the environment with torch."""
+    install_seconds: float = 3600.0
+    """Most time for making it."""
 
     def __post_init__(self) -> None:
         if self.recorder and len(self.models) != 2:
@@ -73,7 +76,12 @@ class Parity(BesideTorch):
 
 def parity(config: Parity, console: Console) -> int:
     """Compares what is missing and writes the run folder; 1 where logits differ."""
-    if (python := config.python(console, "compared")) is None:
+    where, names = Path(config.environments), ("torch", "transformers")
+    try:
+        with console.status("The environment with torch"):
+            python = python_of("requirements-peers.txt", where, seconds=config.install_seconds, packages=names)
+    except NoEnvironment as error:
+        console.print(f"Nothing is compared: {error}", style="yellow")
         return 0
     folder = RunFolder.create("parity", config, config.out)
     if config.recorder:
@@ -107,6 +115,14 @@ def parity(config: Parity, console: Console) -> int:
     noisy = {n: a + rng.normal(0, 0.15 * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
     save_file(noisy, drafter / "model.safetensors", metadata={"format": "pt"})
     return max(_report_traces(folder, python, (str(target), str(drafter)), console), int(bool(far)))
+
+
+def run_script(python: Path, script: Path, *words: str) -> None:
+    """Runs a script in another environment. Raises OSError with the last line that it printed where it fails."""
+    done = subprocess.run([str(python), str(script), *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise OSError(f"{script.name}: {last[-1]}")
 
 
 def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], console: Console) -> int:
@@ -205,7 +221,7 @@ def apart(first: Trace, other: Trace) -> dict[str, float]:
     "bits" is the distance of their sum from the overlaps' in standard deviations.
     """
     worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
-    here = _rejected(first)
+    here = np.nonzero(~first.accepted & (np.arange(first.accepted.shape[1]) <= first.length[:, None]))
     if float(first.temperature.max()) == 0:
         worst |= {name: float(np.max(getattr(first, name) != getattr(other, name))) for name in CHOICES}
         worst["tails"] = _largest(first.tails[first.tail_of[here]], other.tails[other.tail_of[here]])
@@ -216,10 +232,6 @@ def apart(first: Trace, other: Trace) -> dict[str, float]:
         spread = np.sqrt((chance * (1 - chance)).sum())
         worst["bits"] = float(abs(first.accepted[within].sum() - chance.sum()) / max(spread, 1e-9))
     return worst
-
-
-def _rejected(trace: Trace) -> tuple[np.ndarray, ...]:
-    return np.nonzero(~trace.accepted & (np.arange(trace.accepted.shape[1]) <= trace.length[:, None]))
 
 
 def _largest(first: np.ndarray, other: np.ndarray) -> float:

@@ -28,14 +28,11 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.cells import PARENTHESES, at_temperature, interval, markdown
-from experiments.lib.commands import command
-from experiments.lib.environments import NoEnvironment, llama_cpp, python_of
-from experiments.lib.options import Models, Output
-from experiments.lib.peer_processes import SIDES, Failed, LlamaCpp, Process
+from experiments.lib.commands import Models, Output, command
+from experiments.lib.engines import SIDES, Failed, LlamaCpp, NoEnvironment, Process, llama_cpp, python_of
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.terminal import publish
+from experiments.lib.tables import NONE, PARENTHESES, at_temperature, interval, markdown, publish
 from specdec_jax.app.views.printing import progress
 from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.costs.machine import device
@@ -238,7 +235,8 @@ def measure(
     """
     failed: dict[str, str] = {}
     decoded = {(row["prompt_id"], row["temperature"], row["name"], row["dtype"]) for row in folder.rows()}
-    ids = [encode(target, prompt.turns[0]) for prompt in prompts]
+    ids, ends = [encode(target, prompt.turns[0]) for prompt in prompts], {*target.model.spec.eos_ids}
+    ends |= {*target.tokenizer.eos_ids}
     slots = slots_for(max(map(len, ids)), config.max_new_tokens, WIDEST)
     warm: set[tuple[Contender, bool]] = set()
     jobs = [(p, t, contender) for t in config.temperatures for p in range(len(prompts)) for contender in wanted]
@@ -262,32 +260,24 @@ def measure(
                 warm = {(other, sampled) for other, sampled in warm if other[1:3] != contender[1:3]}  # it starts anew
                 console.print(f"{label}: {error}")
                 continue
-            fields = {name: getattr(contender, name) for name in ("name", "dtype", "peer", "mode")}
-            row = {"prompt_id": prompts[index].id, "temperature": temperature, **fields, **_plain(answer, text, target)}
+            tokens = answer.get("tokens")
+            if tokens is None:  # printed text, from the prompt on where that is printed
+                words, count = answer["text"].rpartition(text[-20:])[2], answer["count"]
+            else:
+                end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+                words, count = target.tokenizer.decode(tokens[:end]), len(tokens)
+            row = {"prompt_id": prompts[index].id, "temperature": temperature}
+            row |= {name: getattr(contender, name) for name in ("name", "dtype", "peer", "mode")}
+            row |= {"text": words, "num_emitted_tokens": count}
+            row |= {name: answer[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
             folder.append(row)
             where = f"{prompts[index].id:16s} temperature {temperature:<4g}"
             console.print(f"{label:46s} {where} {row['num_emitted_tokens'] / row['seconds']:6.1f} tokens/s")
     return failed
 
 
-def _plain(answer: Mapping[str, Any], prompt: str, target: LoadedModel) -> dict[str, Any]:
-    """Fields of an answer that a row keeps: text up to an end of sequence, counts and times."""
-    if "tokens" in answer:
-        ends = {*target.model.spec.eos_ids, *target.tokenizer.eos_ids}
-        tokens = answer["tokens"]
-        end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
-        text, count = target.tokenizer.decode(tokens[:end]), len(tokens)
-    else:
-        printed, tail = answer["text"], prompt[-20:]
-        text, count = printed.rpartition(tail)[2] if tail in printed else printed, answer["count"]
-    figures = {name: answer[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
-    return {"text": text, "num_emitted_tokens": count, **figures}
-
-
-HEADS = [
-    "contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token", "agreement",
-    "peak memory, MB", "over weights",
-]  # fmt: skip
+HEADS = ["contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token"]
+HEADS += ["agreement", "peak memory, MB", "over weights"]
 OURS = f"{OWN} plain", f"{OWN} survival"  # what contenders are compared with
 
 
@@ -308,61 +298,52 @@ def report(
         "process before it loaded models, over the weights that the process holds."
     ]
     for temperature in config.temperatures:
-        here = [row for row in rows if row["temperature"] == temperature]
-        lines = [_line(contender, here, failed, sizes, config.dtype) for contender in wanted]
+        here: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}  # by contender and dtype, by prompt
+        for row in rows:
+            if row["temperature"] == temperature:
+                here.setdefault((row["name"], row["dtype"]), {})[row["prompt_id"]] = row
+        lines = []
+        for each in wanted:
+            ended, mine = failed.get(f"{each.name}, {each.dtype}"), here.get((each.name, each.dtype), {})
+            if mine:
+                name = each.name + (f" (then: {ended})" if ended else "")
+                lines.append([name, each.dtype, *_figures(each, mine, here, sizes, config.dtype, temperature == 0)])
+            else:
+                lines.append(
+                    [each.name, each.dtype, (ended or "not run").replace("|", "/"), *[NONE] * (len(HEADS) - 3)]
+                )
         parts += [f"**{at_temperature(temperature)}**", markdown(HEADS, lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def _line(
-    contender: Contender, rows: Sequence[Mapping[str, Any]], failed: Mapping[str, str], sizes: Sequence[int], dtype: str
+def _figures(
+    contender: Contender,
+    mine: Mapping[str, Mapping[str, Any]],
+    others: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]],
+    sizes: Sequence[int],
+    dtype: str,
+    greedy: bool,
 ) -> list[str]:
-    mine = by_prompt(rows, contender.name, contender.dtype)
-    if not mine:
-        why = failed.get(f"{contender.name}, {contender.dtype}", "not run")
-        return [contender.name, contender.dtype, why.replace("|", "/"), *["–"] * (len(HEADS) - 3)]
-    plain = by_prompt(rows, f"{contender.peer} plain", contender.dtype)
-    ours = by_prompt(rows, OURS[contender.mode != "plain"], dtype)
-    reference = by_prompt(rows, OURS[0], dtype)
-    speeds = summary([_speed(row) for row in mine.values()])
+    plain, reference = (others.get(key, {}) for key in ((f"{contender.peer} plain", contender.dtype), (OURS[0], dtype)))
+    ours = others.get((OURS[contender.mode != "plain"], dtype), {})
+    speed = lambda row: row["num_emitted_tokens"] / row["seconds"]  # noqa: E731
+    over = [speed(row) / speed(plain[prompt]) for prompt, row in mine.items() if prompt in plain]
+    under = [speed(row) / speed(mine[prompt]) for prompt, row in ours.items() if prompt in mine]
+    ratios = [interval(summary(each), bounds=PARENTHESES) if each else NONE for each in (over, under)]
     peak, base = (max(row[name] for row in mine.values()) / 1e3 for name in ("peak_kb", "base_kb"))
     models = 1 if contender.mode == "plain" and contender.peer != "transformers" else 2
     held = sum(sizes[:models]) / 1e6 * (1 + (contender.dtype != dtype))
     passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in mine.values()])
-    greedy = all(row["temperature"] == 0 for row in mine.values())
     shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in mine.items() if prompt in reference]
-    ended = failed.get(f"{contender.name}, {contender.dtype}")
-    return [
-        contender.name + (f" (then: {ended})" if ended else ""),
-        contender.dtype,
-        interval(speeds, ".1f", PARENTHESES),
-        _ratio(mine, plain),
-        _ratio(ours, mine),
-        f"{passes:.2f}",
-        f"{np.mean(shares):.0%}" if greedy and shares else "–",
-        f"{peak:.0f}",
-        f"{(peak - base) / held:.1f}",
-    ]
-
-
-def by_prompt(rows: Sequence[Mapping[str, Any]], name: str, dtype: str) -> dict[str, Mapping[str, Any]]:
-    """A contender's rows."""
-    return {row["prompt_id"]: row for row in rows if row["name"] == name and row["dtype"] == dtype}
+    agreed = f"{np.mean(shares):.0%}" if greedy and shares else NONE
+    speeds = interval(summary([speed(row) for row in mine.values()]), ".1f", PARENTHESES)
+    return [speeds, *ratios, f"{passes:.2f}", agreed, f"{peak:.0f}", f"{(peak - base) / held:.1f}"]
 
 
 def agreement(text: str, reference: str) -> float:
     """The share of the reference before the first difference."""
     reference = reference.strip()
     return len(commonprefix([text.strip(), reference])) / max(len(reference), 1)
-
-
-def _speed(row: Mapping[str, Any]) -> float:
-    return row["num_emitted_tokens"] / row["seconds"]
-
-
-def _ratio(rows: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]) -> str:
-    both = [_speed(rows[prompt]) / _speed(other[prompt]) for prompt in rows if prompt in other]
-    return interval(summary(both), bounds=PARENTHESES) if both else "–"
 
 
 main = command(Peers, peers, __doc__)

@@ -31,46 +31,33 @@ of --costs.
 
 import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import headroom, pairs
+from experiments.lib import headroom, plots, tables
 from experiments.lib import trace_runs as runs
-from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, PARENTHESES, at_temperature, interval, markdown
 from experiments.lib.commands import command, with_studies
-from experiments.lib.plots import INK, RULE_COLOURS
-from experiments.lib.rules import COMPARED, RULES, STATIC, Rule, headings, rule
-from experiments.lib.trace_runs import (
-    ALL,
-    FORESIGHT,
-    ORACLE,
-    REFERENCES,
-    Row,
-    Run,
-    Source,
-    TraceOptions,
-    Variant,
-    variant,
-    write,
-)
-from experiments.lib.trace_tables import number
+from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule
+from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
+from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, TraceOptions, Variant, variant
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
 from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.replay.trace import Trace
+from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.replay.replay import Replay
+from specdec_jax.replay.trace import Trace, select
+from specdec_jax.stopping import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.strategies import choose, name_in, names
 
-HEAD = ("rule", "publ.", "chosen", "{over}", "head-room", "rank", "acc.", "tokens", "drafted", "discarded", "wasted")
 MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out of a table of their own
 
 
@@ -125,28 +112,38 @@ def study(options: Policies, console: Console) -> None:
         every = [name for name in every if replays_lengths(rule(name))]
     variants = over | variants_of((STATIC,), ()) | variants_of(options.rules or every, options.settings)
     rows = runs.sweep(run, variants | references)
-    shown = [shown_of(run, source, runs.by_source(rows, source)) for source in run.sources]
-    points = {
-        title: [(name, *runs.speedup(row)) for name, row in entry.whole.items()]
-        for entry, (_, title) in zip(shown, tables.sections(run), strict=True)
-    }
+    blocks, points = [runs.about(run)], {}
+    for source, title in runs.sections(run):
+        whole, tasks = shown_of(run, source, runs.by_source(rows, source))
+        points[title] = [(name, *speedup(row)) for name, row in whole.items()]
+        repeated = np.average(source.repeated, weights=source.trace.length)
+        about = f"{source.trace.num_texts} texts, {repeated:.0%} of their tokens repeat earlier ones:"
+        blocks += [f"## {title}", about, rules_table(whole, tasks, list(over))]
+        clean = source.repeated <= MOST_REPEATED
+        if clean.any() and not clean.all():
+            about = f"The {clean.sum()} texts with at most {MOST_REPEATED:.0%} repeated tokens:"
+            without = {task: rest for task, mine in tasks.items() if (rest := _without_repeats(mine))}
+            blocks += [about, rules_table(ordered(_without_repeats(whole)), without, list(over))]
+        if tasks:
+            blocks += [f"By task, over {', then over '.join(SHORT_NAMES.get(name, name) for name in over)}:"]
+            blocks += [tasks_table(tasks, name) for name in over]
     label = "speed-up over plain decoding, setting chosen on other prompts"
-    pictures = {"policies": tables.dots_figure(points, label, RULE_COLOURS)} | heat_map(run, rows)
-    write(run, "Stopping rules", report(run, shown, list(over)), NOTES, **pictures)
+    pictures = {"policies": plots.dots_figure(points, label)} | heat_map(run, rows)
+    runs.write(run, "Stopping rules", blocks, NOTES, **pictures)
 
 
 def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
     """settings.png, if --set gives several values to two hyperparameters: their speed-ups, a panel a rule and trace."""
     knobs = [(key, values) for key, values in map(parse_values, run.options.settings) if len(values) > 1]
     maps: dict[str, np.ndarray] = {}
-    for source, title in tables.sections(run) if len(knobs) == 2 else ():
+    for source, title in runs.sections(run) if len(knobs) == 2 else ():
         (across, columns), (up, lines) = knobs
         for row in runs.by_source(rows, source, ALL):
             for chosen in row["settings"] if {across, up} <= row["settings"][0].keys() else ():
                 name = f"{row['what'].partition(f' {across}=')[0]}\n{title}"
                 cells = maps.setdefault(name, np.full((len(lines), len(columns)), np.nan))
                 cells[lines.index(chosen[up]), columns.index(chosen[across])] = row["curve"][0]
-    return {"settings": tables.map_figure(maps, *knobs, "speed-up over plain decoding")} if maps else {}
+    return {"settings": plots.map_figure(maps, *knobs, "speed-up over plain decoding")} if maps else {}
 
 
 def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
@@ -169,7 +166,7 @@ def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Vari
             entry.policy.init(len(values), **{key: np.array(values)})  # raises for values out of range
         for values in itertools.product(*grid.values()) if grid else ():
             chosen = dict(zip(grid, values, strict=True))
-            label = " ".join([entry.name, *(f"{key}={number(value)}" for key, value in chosen.items())])
+            label = " ".join([entry.name, *(f"{key}={tables.number(value)}" for key, value in chosen.items())])
             variants[label] = variant(entry, [dict(entry.policy.given) | chosen])
         if not grid:
             variants[entry.name] = variant(entry)
@@ -226,31 +223,21 @@ def _value(text: str) -> Any:
     return text.strip()
 
 
-class Shown(NamedTuple):
-    """The rows of a trace by rule."""
-
-    whole: dict[str, Row]  # over all texts, fastest first and reference lines last
-    tasks: dict[str, dict[str, Row]]  # by task; {} where there is one only
-
-
-def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> Shown:
-    """The rows of a trace, each task at its setting with --tuning task, all at one with --tuning all."""
+def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> tuple[dict[str, Row], dict[str, dict[str, Row]]]:
+    """The rows of a trace by rule, and by task where there are several: each task at its setting with --tuning task,
+    all at one with --tuning all. The fastest rule over all texts is first, reference lines last."""
     together = {row["what"]: row for row in rows if row["task"] == ALL}
     texts = {task: indices for task, indices in source.tasks.items() if task != ALL}
     if run.options.tuning == "all" or not texts:
-        whole = together
         tasks = {task: {name: part(row, at) for name, row in together.items()} for task, at in texts.items()}
-    else:
-        tasks = {task: {name: runs.find(rows, what=name, task=task) for name in together} for task in texts}
-        order = np.argsort(np.concatenate(list(texts.values())))  # texts as the trace has them
-        whole = {name: part(joined(tasks[task][name] for task in texts), order) for name in together}
-    return Shown(ordered(whole), tasks)
-
-
-def joined(rows: Iterable[Row]) -> Row:
-    """Rows of several tasks as one of all their texts."""
-    rows = list(rows)
-    return {name: [value for row in rows for value in row[name]] for name in runs.COLUMNS}
+        return ordered(together), tasks
+    tasks = {task: {name: runs.find(rows, what=name, task=task) for name in together} for task in texts}
+    order = np.argsort(np.concatenate(list(texts.values())))  # texts as the trace has them
+    columns = {
+        name: {key: [value for task in texts for value in tasks[task][name][key]] for key in runs.COLUMNS}
+        for name in together
+    }
+    return ordered({name: part(row, order) for name, row in columns.items()}), tasks
 
 
 def part(row: Row, texts: np.ndarray) -> Row:
@@ -260,35 +247,12 @@ def part(row: Row, texts: np.ndarray) -> Row:
 
 def ordered(rows: Mapping[str, Row]) -> dict[str, Row]:
     """The fastest rule first, reference lines last."""
-    return dict(sorted(rows.items(), key=lambda item: (item[0] in REFERENCES, runs.total(item[1], "seconds"))))
+    return dict(sorted(rows.items(), key=lambda item: (item[0] in REFERENCES, total(item[1], "seconds"))))
 
 
-def without_repeats(shown: Shown) -> Shown:
-    """Without the texts that repeat themselves, and without tasks that have no other."""
-
-    def clean(rows: Mapping[str, Row]) -> dict[str, Row]:
-        keep = np.array(next(iter(rows.values()))["repeated"]) <= MOST_REPEATED
-        return {name: part(row, keep) for name, row in rows.items()} if keep.any() else {}
-
-    tasks = {task: rest for task, rows in shown.tasks.items() if (rest := clean(rows))}
-    return Shown(ordered(clean(shown.whole)), tasks)
-
-
-def report(run: Run, shown: Sequence[Shown], over: Sequence[str]) -> list[str]:
-    """The tables of every trace: over all texts, over those that do not repeat themselves, and by task."""
-    blocks = [tables.about(run)]
-    for entry, (source, title) in zip(shown, tables.sections(run), strict=True):
-        repeated = np.average(source.repeated, weights=source.trace.length)
-        about = f"{source.trace.num_texts} texts, {repeated:.0%} of their tokens repeat earlier ones:"
-        blocks += [f"## {title}", about, rules_table(entry, over)]
-        clean = source.repeated <= MOST_REPEATED
-        if clean.any() and not clean.all():
-            about = f"The {clean.sum()} texts with at most {MOST_REPEATED:.0%} repeated tokens:"
-            blocks += [about, rules_table(without_repeats(entry), over)]
-        if entry.tasks:
-            blocks += [f"By task, over {', then over '.join(headings(over))}:"]
-            blocks += [tables.tasks_table(entry.tasks, name, (FORESIGHT,)) for name in over]
-    return blocks
+def _without_repeats(rows: Mapping[str, Row]) -> dict[str, Row]:
+    keep = np.array(next(iter(rows.values()))["repeated"]) <= MOST_REPEATED
+    return {name: part(row, keep) for name, row in rows.items()} if keep.any() else {}
 
 
 NOTES = (
@@ -302,39 +266,43 @@ NOTES = (
 )
 
 
-def rules_table(shown: Shown, over: Sequence[str]) -> str:
-    """One row per rule."""
-    rows, places = shown.whole, ranks(shown.tasks or {ALL: shown.whole})
-    fast = {name: runs.speedup(row).estimate for name, row in rows.items()}
+def rules_table(rows: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]], over: Sequence[str]) -> str:
+    """One line per rule; ranks are by task."""
+    ranks: dict[str, list[int]] = {}  # 1 the fastest, without the reference lines
+    for here in (tasks or {ALL: rows}).values():
+        totals = {name: total(row, "seconds") for name, row in here.items() if name not in REFERENCES}
+        for place, name in enumerate(sorted(totals, key=totals.__getitem__), start=1):
+            ranks.setdefault(name, []).append(place)
+    fast = {name: speedup(row).estimate for name, row in rows.items()}
     least, limit = fast[STATIC], fast.get(FORESIGHT, fast[ORACLE])
     lines = []
     for name, row in rows.items():
-        published = runs.total(row, "plain_seconds") / runs.total(row, "first_seconds")
-        gains = [NONE if name == other else interval(runs.gain(row, rows[other]), ".3f", PARENTHESES) for other in over]
+        published = total(row, "plain_seconds") / total(row, "first_seconds")
+        gains = [
+            NONE if name == other else interval(gain(row, rows[other]), ".3f", tables.PARENTHESES) for other in over
+        ]
         gained = f"{(fast[name] - least) / (limit - least):.0%}" if limit > least else NONE
-        drafts = [f"{runs.acceptance(row):.2f}", *(f"{runs.per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
-        rank = f"{places[name]:.1f}" if name in places else NONE
-        speeds = [f"{published:.2f}", f"{fast[name]:.3f}", *gains, gained, rank]
-        passes = runs.total(row, "passes")
-        unused = [f"{1 - runs.total(row, key) / passes if passes else 0.0:.0%}" for key in ("drafted", "accepted")]
-        lines.append([name, *speeds, *drafts, *unused])
-    return markdown(heads(over), lines)
+        drafts = [f"{tables.acceptance(row):.2f}", *(f"{per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
+        rank = f"{np.mean(ranks[name]):.1f}" if name in ranks else NONE
+        passes = total(row, "passes")
+        unused = [f"{1 - total(row, key) / passes if passes else 0.0:.0%}" for key in ("drafted", "accepted")]
+        lines.append([name, f"{published:.2f}", f"{fast[name]:.3f}", *gains, gained, rank, *drafts, *unused])
+    heads = ["rule", "publ.", "chosen", *(f"over {name} (95 %)" for name in over), "head-room", "rank"]
+    return markdown([*heads, "acc.", "tokens", "drafted", "discarded", "wasted"], lines)
 
 
-def heads(over: Sequence[str]) -> list[str]:
-    """The columns, with one for every rule that the others are compared with."""
-    compared = [f"over {name} (95 %)" for name in over]
-    return [text for head in HEAD for text in (compared if head == "{over}" else [head])]
-
-
-def ranks(tasks: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
-    """Mean rank over tasks, 1 the fastest, without the reference lines."""
-    places: dict[str, list[int]] = {}
-    for rows in tasks.values():
-        totals = {name: runs.total(row, "seconds") for name, row in rows.items() if name not in REFERENCES}
-        for place, name in enumerate(sorted(totals, key=totals.__getitem__), start=1):
-            places.setdefault(name, []).append(place)
-    return {name: float(np.mean(each)) for name, each in places.items()}
+def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
+    """Rules down, tasks across: gains over one of them, whose own line is its speed-up over plain decoding."""
+    lines = [[over, *(f"{speedup(rows[over]).estimate:.2f}" for rows in tasks.values())]]
+    for name in next(iter(tasks.values())):
+        if name not in (over, FORESIGHT):
+            gains = [gain(rows[name], rows[over]) for rows in tasks.values()]
+            marks = ["**" if tables.excludes_one(each) else "" for each in gains]
+            lines.append(
+                [name, *(f"{mark}{tables.plus_minus(each)}{mark}" for mark, each in zip(marks, gains, strict=True))]
+            )
+    heads = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
+    return markdown(["rule", *heads], lines)
 
 
 LONG = "static-7"  # tokens per pass at one fixed length compare drafters independently of cost
@@ -350,47 +318,40 @@ NOTE_MACHINES = (
 
 def by_machine(options: Policies, console: Console) -> None:
     """Speed-ups by rule of machines of several c, or of several drafters: a table a temperature and kind of machine."""
-    sources = grouped(options) if options.groups else on_machines(options)
+    sources = grouped(options) if options.groups else []
+    costs = options.machine()
+    for source in of_one_drafter(runs.read_sources(options)) if options.ratios else ():
+        for kind, ratio in itertools.product(KINDS, options.ratios):
+            step = costs._replace(drafter_step=ratio * costs.plain_pass)
+            machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
+            group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
+            sources.append(source._replace(group=group, costs=machine, tasks=tasks))
     run = runs.open_traces("policies", options, console, sources=sources)
-    played = variants_of(tuple(dict.fromkeys((STATIC, *(options.rules or COMPARED)))), options.settings)
+    played = variants_of((STATIC, *(options.rules or COMPARED)), options.settings)
     references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
     if options.groups and "survival" in played:
-        played |= {pairs.LEFT_OUT: pairs.left_out(sources), pairs.SAME_PAIR: pairs.same_pair(options.seed)}
+        played |= {LEFT_OUT: left_out(sources), SAME_PAIR: same_pair(options.seed)}
     rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | references)
     sections: dict[str, list[Source]] = {}
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
         kind = KINDS.get(source.group.partition(", c = ")[0])
-        title = at_temperature(source.temperature) + (f", {kind}" if kind else "")
+        title = tables.at_temperature(source.temperature) + (f", {kind}" if kind else "")
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
-    blocks, lines = [tables.about_traces(run)], {}
+    blocks, lines = [runs.about_traces(run)], {}
     for title, mine in sections.items():
         here = [{row["what"]: row for row in runs.by_source(rows, source, ALL)} for source in mine]
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
         ratios = [source.costs.ratio for source in mine]
-        lines[title] = {name: (ratios, [runs.speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
+        lines[title] = {name: (ratios, [speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
     if options.groups:
         cells = [(source, {row["what"]: row for row in runs.by_source(rows, source, ALL)}) for source in sources]
-        blocks += ["## All pairs", pairs.NOTE, pairs.pairs_table(cells, list(played))]
+        blocks += ["## All pairs", NOTE_PAIRS, pairs_table(cells, list(played))]
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
-    styles, columns = (
-        {ORACLE: {"color": INK, "ls": "--", "marker": "."}},
-        len({source.temperature for source in sources}),
-    )
-    figure = tables.lines_figure(lines, axes, styles, columns=columns, ticks=TICKS, log=True)
-    write(run, "Speed-ups by machine" if options.ratios else "Drafters", blocks, NOTE_MACHINES, speedups=figure)
-
-
-def on_machines(options: Policies) -> list[Source]:
-    """The traces of one drafter on a machine of every kind and c."""
-    costs, sources = options.machine(), []
-    for source in of_one_drafter(runs.read_sources(options)):
-        for kind in KINDS:
-            for ratio in options.ratios:
-                step = costs._replace(drafter_step=ratio * costs.plain_pass)
-                machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
-                group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
-                sources.append(source._replace(group=group, costs=machine, tasks=tasks))
-    return sources
+    styles = {ORACLE: {"color": plots.INK, "ls": "--", "marker": "."}}
+    columns = len({source.temperature for source in sources})
+    figure = plots.lines_figure(lines, axes, styles, columns=columns, ticks=TICKS, log=True)
+    title = "Speed-ups by machine" if options.ratios else "Drafters"
+    runs.write(run, title, blocks, NOTE_MACHINES, speedups=figure)
 
 
 def of_one_drafter(sources: list[Source]) -> list[Source]:
@@ -437,15 +398,99 @@ def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]],
     """Machines or drafters down, rules across; the oracle takes no part in the contest."""
     lines = []
     for source, here in zip(sources, rows, strict=True):
-        taken, fast = overlap(source.trace), {name: runs.speedup(row).estimate for name, row in here.items()}
-        texts = {name: f"{fast[name]:.2f} ({runs.acceptance(here[name]):.0%})" for name in names}
+        taken, fast = overlap(source.trace), {name: speedup(row).estimate for name, row in here.items()}
+        texts = {name: f"{fast[name]:.2f} ({tables.acceptance(here[name]):.0%})" for name in names}
         best = max(names, key=lambda name: fast[name])
-        emitted = f"{runs.per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"
+        emitted = f"{per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"
         figures = [f"{source.costs.ratio:.3f}", tables.plus_minus(taken, 3), emitted]
         limits = [f"{fast[name]:.2f}" for name in (FORESIGHT, ORACLE) if name in fast]
         lines.append([source.group, *figures, *(texts | {best: f"**{texts[best]}**"}).values(), *limits])
     heads = [*names, *(name for name in (FORESIGHT, ORACLE) if name in rows[0])]
-    return markdown(["group", "c", "a", "tokens a pass", *headings(heads)], lines)
+    return markdown(["group", "c", "a", "tokens a pass", *(SHORT_NAMES.get(name, name) for name in heads)], lines)
+
+
+LEFT_OUT = "survival, left out"  # its prior fitted on the other pairs
+SAME_PAIR = "survival, prior of the pair"  # fitted on the other half of the prompts
+HEAD_PAIRS = ("rule", "here: over static", "worst", "rank", "bound", "elsewhere: over static", "worst", "rank")
+NOTE_PAIRS = (
+    "Over all pairs and temperatures, by geometric mean over the best static length, whose length is chosen on other "
+    "prompts of the same pair. Worst: the largest loss against a cell's fastest rule. Bound: the share of the way from "
+    "that static length to foresight, both summed over cells. *Here*: settings chosen on other prompts of the pair. "
+    "*Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is all "
+    "that is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, its "
+    "prior is fitted on the other pairs alone; *prior of the pair*: on other prompts of the same pair and temperature."
+)
+Cells = Sequence[tuple[Source, Mapping[str, Row]]]
+
+
+def left_out(sources: Sequence[Source]) -> Variant:
+    """`survival` with a prior of the other pairs' traces, greedy or sampled as the judged one."""
+
+    def replayed(source: Source, longest: int) -> Replay:
+        is_sampled = source.temperature > 0
+        others = [
+            other.trace
+            for other in sources
+            if other.group != source.group and (other.temperature > 0) == is_sampled and not other.trace.lengths_only
+        ]
+        prior = {("sampled" if is_sampled else "greedy"): list(fit_prior(*others))} if others else {}
+        return runs.replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
+
+    return Variant(replayed)
+
+
+def same_pair(seed: int) -> Variant:
+    """`survival` with a prior of the same trace: each half of the prompts has that of the other half."""
+
+    def replayed(source: Source, longest: int) -> Replay:
+        kind = "sampled" if source.temperature > 0 else "greedy"
+        first = runs.half_of(source.trace.num_texts, seed)
+        priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
+        rule = Rule(SAME_PAIR, survival())
+        both = runs.replay_rule(source.trace, rule, source.costs, longest, [{kind: prior} for prior in priors])
+        at = np.where(first, 0, 1), np.arange(len(first))
+        return Replay(*(None if counts is None else counts[at][None] for counts in both))
+
+    return Variant(replayed)
+
+
+def elsewhere(cells: Cells, source: Source, name: str) -> float | None:
+    """A rule's speed-up at the setting that was fastest on the other pairs; None where there are none."""
+    others = [
+        np.log(rows[name]["curve"])
+        for other, rows in cells
+        if other.group != source.group and other.temperature == source.temperature and name in rows
+    ]
+    curve = next(rows for other, rows in cells if other is source)[name]["curve"]
+    return float(curve[int(np.argmax(np.sum(others, axis=0)))]) if others else None
+
+
+def pairs_table(cells: Cells, names: Sequence[str]) -> str:
+    """One row per rule; rules that some trace cannot replay are left out."""
+    names = [name for name in names if all(name in rows for _, rows in cells)]
+    here = {name: [speedup(rows[name]).estimate for _, rows in cells] for name in names}
+    there = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}
+    moved = {name: values for name, values in there.items() if None not in values}
+    static = np.array(here[STATIC])
+    limit = np.array([speedup(rows.get(FORESIGHT, rows[ORACLE])).estimate for _, rows in cells])
+    lines = {}
+    for name in names:
+        fast = np.array(here[name])
+        share = f"{(fast - static).sum() / (limit - static).sum():.0%}"
+        lines[name] = [name, *summary(here, name, static), share]
+        lines[name] += summary(moved, name, static) if name in moved else [NONE] * 3
+    return markdown(
+        list(HEAD_PAIRS), [lines[name] for name in sorted(names, key=lambda name: -np.mean(np.log(here[name])))]
+    )
+
+
+def summary(speeds: Mapping[str, Sequence[float | None]], name: str, static: np.ndarray) -> list[str]:
+    """(over static, the worst loss against a cell's fastest, mean rank) of a rule among others."""
+    table = np.array([list(values) for values in speeds.values()], float)
+    fast = np.array(speeds[name], float)
+    ranks = (table > fast).sum(axis=0) + 1
+    worst = (fast / table.max(axis=0)).min() - 1
+    return [f"{np.exp(np.mean(np.log(fast / static))):.3f}", f"{100 * worst:+.1f} %", f"{ranks.mean():.1f}"]
 
 
 main = with_studies(command(Policies, study, __doc__), headroom=headroom.main)

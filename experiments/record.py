@@ -12,19 +12,16 @@ Processes with the same --out, on any hosts that see it, share the batches: star
 import hashlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import command
-from experiments.lib.distill_write import bar
-from experiments.lib.judged import task_of
-from experiments.lib.options import LoadedPair, Output, Served
-from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.commands import LoadedPair, Output, Served, bar, command
+from experiments.lib.prompts import Prompt, load_prompts, task_of
 from experiments.lib.run_folder import RunFolder, package_versions
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
@@ -73,23 +70,16 @@ class Record(Output, Served):
         check_fields(self)
 
 
-class Asked(NamedTuple):
-    """A prompt and its token ids."""
-
-    prompt: Prompt
-    tokens: list[int]
-
-
 def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     pair = config.load(console)
     chat_options = {"chat": config.chat, "system": config.system}
-    encoded = [Asked(prompt, encode(pair[0], prompt.turns[0], **chat_options)) for prompt in prompts]
+    tokens = [encode(pair[0], prompt.turns[0], **chat_options) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
     paths = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures]
     for path, temperature in zip(paths, config.temperatures, strict=True):
-        _record_one(config, pair, encoded, temperature, path, console)
+        _record_one(config, pair, prompts, tokens, temperature, path, console)
         trace = load_trace(path)
         accepted = trace.accepted.sum() / trace.num_positions
         console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
@@ -98,13 +88,22 @@ def record(config: Record, console: Console) -> list[Path]:
 
 
 def _record_one(
-    config: Record, pair: LoadedPair, encoded: Sequence[Asked], temperature: float, path: Path, console: Console
+    config: Record,
+    pair: LoadedPair,
+    prompts: Sequence[Prompt],
+    tokens: Sequence[list[int]],
+    temperature: float,
+    path: Path,
+    console: Console,
 ) -> None:
     """Writes the trace of one temperature, in the prompts' order; similar lengths form a batch."""
-    count, where = len(encoded), path.parent / PARTS
-    order = sorted(range(count), key=lambda index: len(encoded[index].tokens))
-    groups = [order[first : first + config.batch] for first in range(0, count, config.batch)]
-    parts = {_name(encoded, members, temperature): members for members in groups}
+    count, where = len(prompts), path.parent / PARTS
+    order = sorted(range(count), key=lambda index: len(tokens[index]))
+    parts = {}  # the members of a batch by its file
+    for first in range(0, count, config.batch):
+        members = order[first : first + config.batch]
+        digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
+        parts[f"{temperature:g}-{digest}.npz"] = members
 
     def missing() -> list[str]:
         if path.exists():
@@ -116,26 +115,20 @@ def _record_one(
             if name == path.name:
                 save_trace(path, select(join([load_trace(where / part) for part in parts]), np.argsort(order)))
             else:
-                save_trace(where / name, _batch(config, pair, encoded, parts[name], temperature))
+                here = {member: (prompts[member], tokens[member]) for member in parts[name]}
+                save_trace(where / name, _batch(config, pair, here, temperature))
                 update(sum(len(members) for part, members in parts.items() if (where / part).exists()))
 
 
-def _name(encoded: Sequence[Asked], members: Sequence[int], temperature: float) -> str:
-    """The file of a part."""
-    content = repr([(member, encoded[member].tokens) for member in members])
-    return f"{temperature:g}-{hashlib.sha256(content.encode()).hexdigest()[:12]}.npz"
-
-
 def _batch(
-    config: Record, pair: LoadedPair, encoded: Sequence[Asked], members: Sequence[int], temperature: float
+    config: Record, pair: LoadedPair, prompts: Mapping[int, tuple[Prompt, list[int]]], temperature: float
 ) -> Trace:
     """Answers of some prompts, by index, and their trace."""
     target, drafter = pair
-    in_batch = [encoded[member] for member in members]
-    tokens = [entry.tokens for entry in in_batch]
+    tokens = [each for _, each in prompts.values()]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
-    seeds = [(config.seed + member) % 2**32 for member in members]
-    texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(members))
+    seeds = [(config.seed + member) % 2**32 for member in prompts]
+    texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
     shared = probability_shared(target, drafter.params)
     about = {
         "target": target.name,
@@ -145,8 +138,8 @@ def _batch(
         "seed": config.seed,
         "prompts": Path(config.prompts).name,
         "versions": package_versions(),
-        "ids": [entry.prompt.id for entry in in_batch],
-        "tasks": [task_of(entry.prompt) for entry in in_batch],
+        "ids": [prompt.id for prompt, _ in prompts.values()],
+        "tasks": [task_of(prompt) for prompt, _ in prompts.values()],
         **({} if shared is None else {"probability_shared": shared}),
     }
     return trace_texts(

@@ -17,7 +17,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,13 +27,11 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from experiments.lib.cells import NONE, markdown
 from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows
-from experiments.lib.terminal import Whole
+from experiments.lib.tables import NONE, Whole, markdown
 from specdec_jax.contrib.engine_logs.rounds import aiperf_summary, write_lines
-from specdec_jax.loading.new_folder import write_text
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.text.json_lines import json_lines
 
@@ -98,10 +96,15 @@ def spec_bench(config: SpecBench, console: Console) -> None:
     baseline, *methods = map(read_answers, config.paths)
     tokenizer = tokenizer_from_folder(config.retokenise) if config.retokenise else None
     count = None if tokenizer is None else lambda text: len(tokenizer.encode(text))
+    heads = ["task", "n", "mean accepted", "baseline tokens/s", "method tokens/s"]
     for path, method in zip(config.paths[1:], methods, strict=True):
-        text = table(speeds(baseline, method, count))
+        lines = []
+        for row in speeds(baseline, method, count):
+            accepted = NONE if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
+            speed = [f"{value:.1f}" for value in (row.baseline_tokens_per_second, row.tokens_per_second)]
+            lines.append([row.task, str(row.questions), accepted, *speed, *(f"{ratio:.3f}" for ratio in row[5:])])
         console.print(f"Speed-ups of {path.name} against {config.paths[0].name}", style="bold")
-        console.print(Whole(text))
+        console.print(Whole(markdown([*heads, "ratio of means", "mean of ratios", "total"], lines)))
 
 
 def task_of(category: str) -> str:
@@ -127,26 +130,16 @@ def speeds(
     for answer in method:
         by_task[task_of(answer.category)].append(answer)
     order = [*(task for task in TASKS if task in by_task), *sorted(task for task in by_task if task not in TASKS)]
-    return [_speed(task, by_task[task], plain, fast) for task in order] + [_speed(OVERALL, method, plain, fast)]
-
-
-Cost = Mapping[int | str, tuple[int, float]]  # tokens and seconds by question
-
-
-def _speed(task: str, answers: Sequence[Answer], plain: Cost, fast: Cost) -> TaskSpeed:
-    before, after = (np.array([cost[answer.question_id] for answer in answers], float).T for cost in (plain, fast))
-    slow, quick = before[0] / before[1], after[0] / after[1]  # tokens/s of the questions
-    accepted = [n for answer in answers for choice in answer.choices for n in choice.accept_lengths]
-    return TaskSpeed(
-        task=task,
-        questions=len(answers),
-        mean_accepted_tokens=float(np.mean(accepted)) if accepted else None,
-        baseline_tokens_per_second=float(slow.mean()),
-        tokens_per_second=float(quick.mean()),
-        speedup_ratio_of_means=float(quick.mean() / slow.mean()),
-        speedup_mean_of_ratios=float(np.mean(quick / slow)),
-        speedup_total=float(after[0].sum() / after[1].sum() / (before[0].sum() / before[1].sum())),
-    )
+    rows = []
+    for task, answers in [*((task, by_task[task]) for task in order), (OVERALL, method)]:
+        before, after = (np.array([cost[answer.question_id] for answer in answers], float).T for cost in (plain, fast))
+        slow, quick = before[0] / before[1], after[0] / after[1]  # tokens/s of the questions
+        accepted = [n for answer in answers for choice in answer.choices for n in choice.accept_lengths]
+        ratios = quick.mean() / slow.mean(), (quick / slow).mean()
+        totals = after[0].sum() / after[1].sum() / (before[0].sum() / before[1].sum())
+        taken = float(np.mean(accepted)) if accepted else None
+        rows.append(TaskSpeed(task, len(answers), taken, *map(float, (slow.mean(), quick.mean(), *ratios, totals))))
+    return rows
 
 
 def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = None) -> tuple[int, float]:
@@ -156,23 +149,6 @@ def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = Non
     if tokens <= 0 or not seconds > 0:
         raise ValueError(f"question {answer.question_id!r} of {answer.model_id!r}: {tokens} tokens in {seconds} s")
     return tokens, seconds
-
-
-def table(rows: Iterable[TaskSpeed]) -> str:
-    """As Markdown."""
-    heads = ["task", "n", "mean accepted", "baseline tokens/s", "method tokens/s"]
-    lines = []
-    for row in rows:
-        accepted = NONE if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
-        speed = [f"{value:.1f}" for value in (row.baseline_tokens_per_second, row.tokens_per_second)]
-        lines.append([row.task, str(row.questions), accepted, *speed, *(f"{ratio:.3f}" for ratio in row[5:])])
-    return markdown([*heads, "ratio of means", "mean of ratios", "total"], lines)
-
-
-def write_answers(path: Path, answers: Iterable[Answer]) -> None:
-    """Writes an answer file atomically."""
-    entries = [answer._asdict() | {"choices": [choice._asdict() for choice in answer.choices]} for answer in answers]
-    write_text(path, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
 
 
 def read_answers(path: str | Path) -> list[Answer]:
@@ -187,28 +163,24 @@ def read_answers(path: str | Path) -> list[Answer]:
         raise FileNotFoundError(f"no answer file {str(path)!r}")
     answers: dict[int | str, Answer] = {}
     for number, entry in json_lines(path):
-        answer = _parse(entry, f"{path}:{number}")
+        where = f"{path}:{number}"
+        try:
+            choices = [Choice(*(choice[field] for field in Choice._fields)) for choice in entry["choices"]]
+            answer = Answer(**{field: entry[field] for field in Answer._fields if field != "choices"}, choices=choices)
+            lengths = {(len(c.turns), len(c.new_tokens), len(c.wall_time), len(c.decoding_steps)) for c in choices}
+            sum(number for c in choices for number in (*c.new_tokens, *c.wall_time, *c.accept_lengths))  # are numbers
+        except KeyError as error:
+            raise ValueError(f"{where}: no {error} in this answer") from None
+        except TypeError:
+            raise ValueError(f"{where}: not an answer of Spec-Bench: {json.dumps(entry)[:60]}") from None
+        if not choices or any(len(set(numbers)) > 1 for numbers in lengths):
+            raise ValueError(f"{where}: question {answer.question_id!r} needs as many numbers as turns, got {lengths}")
         if answer.question_id in answers:
-            raise ValueError(f"{path}:{number}: question {answer.question_id!r} is answered a second time")
+            raise ValueError(f"{where}: question {answer.question_id!r} is answered a second time")
         answers[answer.question_id] = answer
     if not answers:
         raise ValueError(f"{path}: no answers in it")
     return list(answers.values())
-
-
-def _parse(entry: Any, where: str) -> Answer:
-    try:
-        choices = [Choice(*(choice[field] for field in Choice._fields)) for choice in entry["choices"]]
-        answer = Answer(**{field: entry[field] for field in Answer._fields if field != "choices"}, choices=choices)
-        lengths = {(len(c.turns), len(c.new_tokens), len(c.wall_time), len(c.decoding_steps)) for c in choices}
-        sum(number for c in choices for number in (*c.new_tokens, *c.wall_time, *c.accept_lengths))  # all are numbers
-    except KeyError as error:
-        raise ValueError(f"{where}: no {error} in this answer") from None
-    except TypeError:
-        raise ValueError(f"{where}: not an answer of Spec-Bench: {json.dumps(entry)[:60]}") from None
-    if not choices or any(len(set(numbers)) > 1 for numbers in lengths):
-        raise ValueError(f"{where}: question {answer.question_id!r} needs as many numbers as turns, got {lengths}")
-    return answer
 
 
 def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
@@ -248,7 +220,8 @@ def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
         raise ValueError(f"{str(folder)!r} has no results")
     out.mkdir(parents=True, exist_ok=True)
     for name, answers in files.items():
-        write_answers(out / f"{name}.jsonl", answers.values())
+        entries = [each._asdict() | {"choices": [c._asdict() for c in each.choices]} for each in answers.values()]
+        write_lines(out / f"{name}.jsonl", entries)
         write_lines(out / f"{name}.aiperf.jsonl", records[name])
     return [out / f"{name}.jsonl" for name in files]
 

@@ -31,12 +31,10 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib import precision_study
-from experiments.lib.cells import PARENTHESES, WORDS, interval, markdown
-from experiments.lib.commands import command, with_studies
-from experiments.lib.options import Models, Output, Smoke
+from experiments.lib.commands import Models, Output, Smoke, command, with_studies
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
-from experiments.lib.terminal import publish
+from experiments.lib.tables import PARENTHESES, WORDS, interval, markdown, publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
@@ -55,16 +53,8 @@ from specdec_jax.text.sampling_params import SamplingParams
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 PRODUCT = 2048  # rows and columns of the large product
 COSTS, COST_MODEL = "costs.json", "cost_model.json"
-TINY: dict[str, Any] = {
-    "target": "tiny",
-    "drafter": "tiny",
-    "dtypes": ("float32",),
-    "widths": (1, 2, 4, 8),
-    "draft_length": 3,
-    "prompt": 64,
-    "max_new_tokens": 8,
-    "repeats": 3,
-}
+TINY: dict[str, Any] = {"target": "tiny", "drafter": "tiny", "dtypes": ("float32",), "widths": (1, 2, 4, 8)}
+TINY |= {"draft_length": 3, "prompt": 64, "max_new_tokens": 8, "repeats": 3}
 
 
 @dataclass(frozen=True)
@@ -112,8 +102,18 @@ def measure(config: StepCost, console: Console) -> None:
         with console.status("Measuring the entropy check"):
             checks = measure_check(config, targets[config.dtypes[0]], drafter) if config.max_new_tokens else {}
         machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
-        with console.status("Measuring a prompt"):
-            prompt = measure_prompt(config, targets[config.dtypes[0]]) if config.prompt else {}
+        prompt = {}
+        if config.prompt:  # needs every matrix but embedding and head, and causal attention
+            target, size, length = targets[config.dtypes[0]], 64 if config.smoke else PRODUCT, config.prompt
+            product = large_product(precision(config.dtypes[0]).dtype, size)
+            programs = {"prompt": prompt_pass(target.model, target.params, length), "product": product}
+            with console.status("Measuring a prompt"):
+                seconds = {name: cost._asdict() for name, cost in alternate(programs, config.repeats, {}).items()}
+            layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
+            matrices, c = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2), target.config
+            attention = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * length**2
+            operations = {"prompt": 2 * matrices * length + attention, "product": 2 * size**3}
+            prompt = {"seconds": seconds, "operations": operations}
         plain = {name: cost._asdict() for name, cost in passes.items()}
         folder.write_json(COSTS, {"device": machine, "passes": plain, "checks": checks, "prompt": prompt})
     measured = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
@@ -141,14 +141,9 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
             per[name] = 4
     for temperature in (0.0, 0.8):
         name = f"drafter {temperature:g}"
-        programs[name] = draft_round(
-            drafter_of(drafter.model, config.draft_length),
-            drafter.params,
-            static(draft_length=config.draft_length),
-            batch=config.batch,
-            slots=config.slots,
-            temperature=temperature,
-        )
+        models = drafter_of(drafter.model, config.draft_length), drafter.params
+        rows = {"batch": config.batch, "slots": config.slots, "temperature": temperature}
+        programs[name] = draft_round(*models, static(draft_length=config.draft_length), **rows)
         per[name] = config.draft_length
     return alternate(programs, config.repeats, per)
 
@@ -167,10 +162,8 @@ def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -
     checks: dict[str, dict[str, Any]] = {}
     for rule, (policy, monitor) in work.items():
         options = {"max_draft_length": config.draft_length, "costs": ESTIMATED}
-        pairs = (
-            build_pair(target, drafter, policy=fixed, **options),
-            build_pair(target, drafter, policy=policy, monitor=monitor, **options),
-        )
+        rules = {"policy": fixed}, {"policy": policy, "monitor": monitor}
+        pairs = [build_pair(target, drafter, **each, **options) for each in rules]
         for temperature in (0.0, 0.8):
             sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
             requests = [prepare(pair, [PROMPT] * config.batch, sampling) for pair in pairs]
@@ -185,29 +178,10 @@ def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -
             if (passes[0] != passes[1]).any():
                 raise AssertionError(f"{rule} drafted other tokens than a static length: more than its check differs")
             added = summary((seconds[1] / seconds[0] - 1).tolist())
-            checks[f"{rule}, {temperature:g}"] = {
-                "without": summary(seconds[0].tolist())._asdict(),
-                "added": added._asdict(),
-                "passes": int(passes[0, 0]),
-            }
+            without = summary(seconds[0].tolist())._asdict()
+            entry = {"without": without, "added": added._asdict(), "passes": int(passes[0, 0])}
+            checks[f"{rule}, {temperature:g}"] = entry
     return checks
-
-
-def measure_prompt(config: StepCost, target: LoadedModel) -> dict[str, Any]:
-    """Seconds of a prompt and of a large product, in turns, and the multiplications and additions of both.
-
-    A prompt needs every matrix but embedding and head, and causal attention.
-    """
-    size, length, c = 64 if config.smoke else PRODUCT, config.prompt, target.config
-    programs = {
-        "prompt": prompt_pass(target.model, target.params, length),
-        "product": large_product(precision(config.dtypes[0]).dtype, size),
-    }
-    seconds = {name: cost._asdict() for name, cost in alternate(programs, config.repeats, {}).items()}
-    layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
-    matrices = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2)
-    attention = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * length**2
-    return {"seconds": seconds, "operations": {"prompt": 2 * matrices * length + attention, "product": 2 * size**3}}
 
 
 def report(
@@ -251,9 +225,8 @@ def _ms(cost: Cost) -> str:
     return interval([1e3 * seconds for seconds in cost], bounds=PARENTHESES)
 
 
-main = with_studies(
-    command(StepCost, measure, __doc__, "python -m experiments.step_cost"), precision=precision_study.main
-)
+mine = command(StepCost, measure, __doc__, "python -m experiments.step_cost")
+main = with_studies(mine, precision=precision_study.main)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,11 +1,18 @@
-"""An experiment's command line: its help, and how it ends: one line on invalid input, and an exit code."""
+"""An experiment's command line: its help, the options that several experiments take, and how it ends: one line on
+invalid input, and an exit code.
+
+Options are dataclasses to inherit from: each is called and explained alike everywhere. What an experiment inherits
+stands before its own options in its help; one of another default is set again there.
+"""
 
 import functools
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 from rich.console import Console
@@ -13,8 +20,13 @@ from rich.console import Console
 from configs.base import load_config
 from experiments.lib.run_folder import opened
 from specdec_jax.app.views.escapes import error_line
+from specdec_jax.app.views.printing import progress
+from specdec_jax.compilation_cache import enable
+from specdec_jax.costs.store import say
+from specdec_jax.decoding.cache_feed import check_reads
+from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
 from specdec_jax.meshes import use_mesh
-from specdec_jax.text.options import OPTIONAL, parse_options
+from specdec_jax.text.options import OPTIONAL, ModelNames, parse_options
 
 P = ParamSpec("P")
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
@@ -140,3 +152,68 @@ def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | No
     if not words or words[0].startswith("-"):
         raise ValueError(f"name a config first: {usage}")
     return words
+
+
+@contextmanager
+def bar(console: Console, title: str, total: int, done: int, unit: str = "tokens") -> Iterator[Callable[[int], None]]:
+    """A progress bar with its rate; gives the function that moves it."""
+    with progress(console) as shown:
+        task = shown.add_task(title, total=total, completed=done)
+
+        def update(now: int) -> None:
+            speed = shown.tasks[0].speed
+            rate = "" if not speed else f", {speed:,.{0 if speed >= 10 else 1}f} {unit}/s"
+            shown.update(task, completed=min(now, total), description=f"{title}{rate}")
+
+        yield update
+
+
+LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where it writes."""
+
+    out: str | None = None
+    """Run folder; none: runs/<experiment>-<time>."""
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """Whether it is a trial."""
+
+    smoke: bool = False
+    """Made-up traces or tiny random models, and little of them: shows that it runs, nothing more."""
+
+
+@dataclass(frozen=True)
+class Models(ModelNames):
+    """A pair of models by name."""
+
+    drafter: str = "smollm2-drafter"
+    """As target."""
+
+
+@dataclass(frozen=True)
+class Served(Models):
+    """A pair of models as served."""
+
+    dtype: str = "bfloat16"
+    """Dtype of both models: bfloat16, float16, float32 or int8."""
+
+    def load(self, console: Console, encoders: bool = False) -> LoadedPair:
+        """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.
+
+        Raises:
+            ValueError, FileNotFoundError: no such model, vocabularies that cannot be joined, or an encoder.
+        """
+        if not encoders:
+            refuse_encoders("this experiment", self.target, self.drafter)
+        enable()
+        download(self.target, self.drafter)
+        with console.status("Loading the models"):
+            target, drafter = load_pair(self.target, self.drafter, self.dtype)
+        drafter = for_target(target, drafter, say)
+        check_reads(target.model, drafter.model)
+        return target, drafter

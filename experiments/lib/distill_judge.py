@@ -1,8 +1,19 @@
-"""Stage 4 of a distillation: the drafter is judged along the target's own answers, and exported."""
+"""How good is a drafter? Judged along the target's own answers, without training or exporting anything.
 
+Question:  At how many positions would this drafter's token be the target's, and what does that promise?
+Command:   python -m experiments.distill judge --drafter FOLDER [--prompts demo.jsonl spec_bench.jsonl:4]
+Time:      about 3 s a prompt and temperature on 2 cores
+Expected:  the built-in drafter on the demo: 0.67 greedy; docs/drafters.md has a table
+Output:    runs/judge-<time>/ with manifest.json, results.jsonl (a line a file, temperature and task) and table.md
+"""
+
+import itertools
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -10,34 +21,152 @@ from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from experiments.lib.cells import markdown
+from experiments.lib.commands import LoadedPair, Output, Served, bar, command
 from experiments.lib.distill_train import as_model, by_draft, corpora, initial_state
-from experiments.lib.judged import as_json, encoded, figures_along, report, step_cost, task_of, written
-from experiments.lib.options import LoadedPair
-from experiments.lib.prompts import every_nth, load_prompts
-from experiments.lib.run_folder import write_text
-from experiments.lib.terminal import Whole
+from experiments.lib.prompts import every_nth, load_prompts, task_of
+from experiments.lib.run_folder import RunFolder, write_text
+from experiments.lib.tables import WORDS, Whole, interval, markdown, publish
+from experiments.step_cost import StepCost, measure_passes
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.exporting import export, model_card
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading import LoadedModel, load_model
-from specdec_jax.metrics.acceptance import TaskFigures
+from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
+from specdec_jax.metrics.judging import answers, judge
+from specdec_jax.ranges import Between, check_fields
+from specdec_jax.text.generation import encode
+from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
+
+
+@dataclass(frozen=True)
+class Judge(Output, Served):
+    """Judge a drafter."""
+
+    prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
+    """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
+    temperatures: Temperatures = (0.0, 0.7)
+    """Temperatures of the answers."""
+    max_new_tokens: NewTokens = 128
+    """Most tokens of an answer."""
+    seed: Seed = 0
+    """Prompt i is answered with seed + i."""
+    span: Annotated[int | None, Between(1)] = None
+    """Judge by output position instead of by task, in spans of so many tokens."""
+    past_end: bool = False
+    """Answers go on when the target would end them."""
+
+
+def judge_drafter(config: Judge, console: Console) -> None:
+    """Judges and writes the run folder."""
+    check_fields(config)
+    sources = {source: load_prompts(source) for source in config.prompts}
+    target, drafter = config.load(console)
+    folder = RunFolder.create("judge", config, config.out)
+    ratio = step_cost(target, drafter, console)["ratio"]
+    figures = {}
+    for source, prompts in sources.items():
+        prompt_tokens, tasks = [encode(target, prompt.turns[0]) for prompt in prompts], list(map(task_of, prompts))
+        for temperature in config.temperatures:
+            past = " past their end" if config.past_end else ""
+            name = f"{source.rpartition('/')[2]}, answers at {temperature:g}{past}"
+            options = temperature, config.max_new_tokens, config.seed, console, config.past_end
+            texts = list(zip(prompt_tokens, written(target, prompt_tokens, *options), strict=True))
+            parts = tasks
+            if config.span is not None:  # (everything before, the span) each
+                cuts = [(start, *text) for text in texts for start in range(0, len(text[1]), config.span)]
+                cuts.sort(key=lambda cut: cut[0])
+                texts = [([*prompt, *answer[:n]], answer[n : n + config.span]) for n, prompt, answer in cuts]
+                parts = [f"from {start}" for start, *_ in cuts]
+            figures[name] = figures_along((target, drafter), texts, parts, f"Judging at {temperature:g}", console)
+            if config.span is not None:
+                del figures[name][MACRO]  # spans of one answer are no tasks
+            for task, entry in figures[name].items():
+                fields = {name: value for name, value in as_json(entry).items() if name in ("agreement", "acceptance")}
+                folder.append({"source": name, "task": task, "texts": entry.texts} | fields | {"ratio": ratio})
+    publish(folder, report(figures, ratio), console)
+
+
+def written(
+    target: LoadedModel,
+    prompts: Sequence[list[int]],
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+    console: Console,
+    past_end: bool = False,
+) -> list[list[int]]:
+    """The target's own answers; prompt i is answered with seed + i."""
+    with bar(console, f"Answers at {temperature:g}", len(prompts), 0, unit="prompts") as update:
+        options = {"max_new_tokens": max_new_tokens, "warp": {"temperature": temperature}, "past_end": past_end}
+        return answers(target, prompts, seed=seed, progress=lambda done, _: update(done), **options)
+
+
+def figures_along(
+    models: LoadedPair, texts: Sequence[tuple[list[int], list[int]]], tasks: Sequence[str], title: str, console: Console
+) -> dict[str, TaskFigures]:
+    """Figures by task of (target, drafter) along texts, (prompt, answer) each; the title is the progress bar's."""
+    with bar(console, title, len(texts), 0, unit="prompts") as update:
+        return by_task(judge(models[0], models[1], texts, progress=lambda done, _: update(done)), tasks)
+
+
+def as_json(figures: TaskFigures) -> dict[str, Any]:
+    """The figures of a task."""
+    acceptance = {f"{temperature:g}": list(interval) for temperature, interval in figures.acceptance.items()}
+    return figures._asdict() | {"agreement": list(figures.agreement), "acceptance": acceptance}
+
+
+def step_cost(target: LoadedModel, drafter: LoadedModel, console: Console) -> dict[str, Any]:
+    """Milliseconds of a target pass over one token and of a drafter step, greedy, and their ratio c."""
+    with console.status("Measuring a drafter step against a target pass"):
+        costs = measure_passes(StepCost(dtypes=("served",), widths=(1,)), {"served": target}, drafter)
+    pass_ms, step_ms = 1e3 * costs["target served 1"].median, 1e3 * costs["drafter 0"].median
+    return {"pass_ms": pass_ms, "step_ms": step_ms, "ratio": step_ms / pass_ms}
+
+
+def report(figures: dict[str, dict[str, TaskFigures]], ratio: float) -> str:
+    """A table of every file and temperature, with the speed-up the acceptance predicts at its best static length."""
+    parts = []
+    for name, tasks in figures.items():
+        temperatures = list(next(iter(tasks.values())).acceptance)
+        heads = ["task", "texts", "greedy agreement", *(f"acceptance at {t:g}" for t in temperatures)]
+        rows = []
+        for task, entry in tasks.items():
+            best = best_draft_length(entry.agreement.estimate, ratio)
+            speed = float(expected_speedup(entry.agreement.estimate, best, ratio))
+            shares = [interval(value, ".3f", WORDS) for value in (entry.agreement, *entry.acceptance.values())]
+            task = "mean of tasks" if task == MACRO else task
+            rows.append([task, str(entry.texts), *shares, str(best), f"{speed:.2f}"])
+        parts += [f"**{name}** (c = {ratio:.3f})", markdown([*heads, "best k", "predicted"], rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Judges the newest checkpoint, exports it to drafter/ and drafter-orbax/, and prints the table."""
-    drafter, step = trained(config, folder, target)
+    checkpoints = Checkpoints(folder / "train" / "checkpoints", by_itself=True)
+    try:
+        if (step := checkpoints.latest()) is None:
+            raise ValueError(f"{folder / 'train'} holds no checkpoint: run --stage train first")
+        like, shape = initial_state(config, target, np.zeros(target.model.spec.vocab_size))
+        drafter = as_model(config, target, checkpoints.restore(step, like), shape, config.name)
+    finally:
+        checkpoints.close()
     cost = step_cost(target, drafter, console)
-    where = folder / "judge"
+    where, figures = folder / "judge", {}
     where.mkdir(exist_ok=True)
-    figures = {
-        f"{Path(every_nth(path)[0]).stem}, answers at {temperature:g}": judge_file(
-            config, where, (target, drafter), path, temperature, console
-        )
-        for path in config.judge
-        for temperature in config.judge_temperatures
-    }
+    for path, temperature in itertools.product(config.judge, config.judge_temperatures):
+        stem, prompts = Path(every_nth(path)[0]).stem, load_prompts(path)
+        tokens = [encode(target, prompt.turns[0]) for prompt in prompts]
+        cache = where / f"answers-{stem}-{temperature:g}.json"
+        settings = {"prompts": tokens, "tokens": config.judge_tokens, "target": config.target, "seed": config.seed}
+        cached = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
+        if cached.get("told") != settings:
+            written_now = written(target, tokens, temperature, config.judge_tokens, config.seed, console)
+            cached = {"told": settings, "answers": written_now}
+            write_text(cache, json.dumps(cached) + "\n")
+        texts, tasks = list(zip(tokens, cached["answers"], strict=True)), list(map(task_of, prompts))
+        title = f"Judging at {temperature:g}"
+        figures[f"{stem}, answers at {temperature:g}"] = figures_along((target, drafter), texts, tasks, title, console)
     table = report(figures, cost["ratio"]) + drafts_table(config, folder, target, drafter)
     write_text(where / "table.md", table)
     plain = {name: {task: as_json(entry) for task, entry in tasks.items()} for name, tasks in figures.items()}
@@ -80,31 +209,4 @@ def drafts_table(config: DistillConfig, folder: Path, target: LoadedModel, draft
     return "\n" + markdown(heads, lines) + "\n"
 
 
-def trained(config: DistillConfig, folder: Path, target: LoadedModel) -> tuple[LoadedModel, int]:
-    """The newest checkpoint as a model in the config's dtype, and its step. Raises ValueError without one."""
-    checkpoints = Checkpoints(folder / "train" / "checkpoints", by_itself=True)
-    try:
-        step = checkpoints.latest()
-        if step is None:
-            raise ValueError(f"{folder / 'train'} holds no checkpoint: run --stage train first")
-        like, drafter = initial_state(config, target, np.zeros(target.model.spec.vocab_size))
-        return as_model(config, target, checkpoints.restore(step, like), drafter, config.name), step
-    finally:
-        checkpoints.close()
-
-
-def judge_file(
-    config: DistillConfig, where: Path, models: LoadedPair, path: str, temperature: float, console: Console
-) -> dict[str, TaskFigures]:
-    """Figures by task of (target, drafter) along the target's answers to a file's prompts, which `where` keeps."""
-    prompts = load_prompts(path)
-    tokens = encoded(models[0], prompts)
-    cache = where / f"answers-{Path(every_nth(path)[0]).stem}-{temperature:g}.json"
-    settings = {"prompts": tokens, "tokens": config.judge_tokens, "target": config.target, "seed": config.seed}
-    cached = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
-    if cached.get("told") != settings:
-        answers = written(models[0], tokens, temperature, config.judge_tokens, config.seed, console)
-        cached = {"told": settings, "answers": answers}
-        write_text(cache, json.dumps(cached) + "\n")
-    texts = list(zip(tokens, cached["answers"], strict=True))
-    return figures_along(models, texts, [task_of(prompt) for prompt in prompts], f"Judging at {temperature:g}", console)
+main = command(Judge, judge_drafter, __doc__, "python -m experiments.distill judge")

@@ -1,9 +1,11 @@
-"""Stage 3 of a distillation: the drafter learns the target's distributions."""
+"""Stages 1 to 3 of a distillation: the target writes, labels what has no labels, and the drafter learns from both."""
 
 import dataclasses
+import hashlib
+import importlib.metadata
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +17,17 @@ from rich.console import Console
 
 from configs.base import describe
 from configs.base_distillation import DistillConfig
-from experiments.lib.distill_write import bar, layers_of
+from experiments.lib.commands import bar
 from experiments.lib.plots import panels
 from experiments.lib.run_folder import environment, write_text
 from specdec_jax.contrib.block.llama_block import LlamaBlockConfig, block_config, with_block
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.distillation import loop
 from specdec_jax.distillation.batches import BatchOrder, Corpus
+from specdec_jax.distillation.conversations import Author, Pool
 from specdec_jax.distillation.initial import drafter_config, initial_params
+from specdec_jax.distillation.labelling import build_labeller, label_shard
+from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource, read_openings, read_texts
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import TrainState, build_step, build_validation, init_state, judged_params
 from specdec_jax.distillation.unrolled import Unroll
@@ -31,9 +36,134 @@ from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig, 
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
+from specdec_jax.locks import claimed
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
+
+DOCUMENTS = "documents"
+# What the manifest says by itself:
+OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")
+LEAST_WORDS = 40  # minimum length of a paragraph of a package's description
+
+
+def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
+    """Writes blocks until there are enough tokens. A block that was cut short is written again, to the same tokens."""
+    openings, pools = read_requests(config)
+    fields = ("target", "held_out", "short", "long", "cycle", "temperatures", "labels", "label_dtype", "seed", "dtype")
+    about = {name: describe(getattr(config, name)) for name in fields}
+    requests = json.dumps(describe((openings, pools)), sort_keys=True)
+    about["requests"] = hashlib.sha256(requests.encode()).hexdigest()[:12]
+    data = ShardFolder(folder / "data", about)  # refuses shards that other settings wrote
+    if data.num_tokens >= config.tokens:
+        console.print(f"Data: {data.num_tokens:,} tokens are there")
+        return
+    held_out = HeldOut(text for path in config.held_out for text in read_texts(path))
+    source = RequestSource(openings, pools, pools[DOCUMENTS])
+    author = Author(
+        target.model,
+        target.params,
+        target.tokenizer,
+        source,
+        held_out,
+        temperatures=config.temperatures,
+        labels=config.labels,
+        label_dtype=config.label_dtype,
+        layers=config.hidden_layers,
+        seed=config.seed,
+    )
+    if config.hidden_layers and target.model.hidden.streams is not None:
+        size = config.tokens * len(config.hidden_layers) * target.model.hidden.width * 2
+        states = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
+        console.print(f"Data: {states} will take {size / 1e9:.1f} GB")
+    with bar(console, "Writing", config.tokens, data.num_tokens) as update:
+        for name in claimed(data.path, lambda: _blocks_missing(config, data)):
+            number, before = int(name), data.num_tokens
+            kind, pool = _kind(config, number)
+            shard, facts = author.block(
+                number, pool, long=kind == "long", progress=lambda done, _, before=before: update(before + done)
+            )
+            data.add(name, shard, rows=kind, layers=list(config.hidden_layers), **facts)
+    console.print(f"Data: {data.num_tokens:,} tokens in {len(data.entries)} shards, {data.path}")
+
+
+def _kind(config: DistillConfig, number: int) -> tuple[str, Pool]:
+    """Whether a block is "long" or "short", and its rows."""
+    kind = config.cycle[number % len(config.cycle)]
+    return kind, config.long if kind == "long" else config.short
+
+
+def _blocks_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
+    """Blocks that are surely needed, whichever process writes them: those before may have as many tokens as fit."""
+    data.refresh()
+    there = {entry["file"]: entry["tokens"] for entry in data.entries}
+    tokens, number, missing = 0, 0, []
+    while tokens < config.tokens:
+        name = f"{number:05d}"
+        _, pool = _kind(config, number)
+        if f"{name}.safetensors" not in there:
+            missing.append(name)
+        tokens += there.get(f"{name}.safetensors", pool.most_tokens)
+        number += 1
+    return missing
+
+
+def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
+    """Labels the shards that other settings labelled, or that lack hidden states."""
+    data = ShardFolder(folder / "data")
+    if not data.entries:
+        raise ValueError(f"{data.path} holds no shards: run --stage write first")
+    if not config.labels:
+        console.print("Labels: computed while training")
+        return
+    layers, vocab = list(config.hidden_layers), target.model.spec.vocab_size
+    labeller = build_labeller(target.model, config.labels, layers=config.hidden_layers)
+    with bar(console, "Labelling", data.num_tokens, 0) as update:
+        for name in claimed(data.path, lambda: _labels_missing(config, data)):
+            index = [Path(entry["file"]).stem for entry in data.entries].index(name)
+            entry, shard = data.entries[index], data.load(index, hidden=False)
+            labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
+            facts = {key: entry[key] for key in entry if key not in OWN_FACTS}
+            data.add(name, labelled, **facts | {"layers": layers})
+            missing = set(_labels_missing(config, data))
+            update(sum(entry["tokens"] for entry in data.entries if Path(entry["file"]).stem not in missing))
+    console.print(f"Labels: {config.labels} a position")
+
+
+def _labels_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
+    """Shards with another number of labels than configured, or without hidden states."""
+    data.refresh()
+    layers = list(config.hidden_layers)
+    return [
+        Path(entry["file"]).stem
+        for index, entry in enumerate(data.entries)
+        if data.labels_of(index) != config.labels or (layers and layers != layers_of(entry))
+    ]
+
+
+def layers_of(entry: Mapping[str, Any]) -> list[int]:
+    """The layers whose hidden states a shard of the manifest holds."""
+    return entry["layers"] if "hidden" in entry else []
+
+
+def read_requests(config: DistillConfig) -> tuple[tuple[Openings, ...], dict[str, list[str]]]:
+    """Kinds of requests, whole prompts as one of them, and what stands for each name in braces, documents among it."""
+    openings, pools = read_openings(config.openings)
+    pools |= {path.stem: read_texts(path) for path in sorted(Path(config.texts).glob("*.jsonl"))}
+    if DOCUMENTS not in pools:
+        texts = set()  # paragraphs of prose from the descriptions of installed packages
+        for package in importlib.metadata.distributions():
+            description = package.metadata.get_payload() or package.metadata.get("Description") or ""
+            for words in map(str.split, str(description).split("\n\n")):
+                if len(words) >= LEAST_WORDS and sum(word.isalpha() for word in words) > 0.7 * len(words):
+                    texts.add(" ".join(words))
+        pools[DOCUMENTS] = sorted(texts)
+    prompts = [text for path in config.prompts for text in read_texts(path)]
+    if prompts:  # braces in them are no pools
+        texts = tuple(text.replace("{", "(").replace("}", ")") for text in prompts)
+        openings = (*openings, Openings("prompts", texts, sum(entry.weight for entry in openings) / 2))
+    return openings, pools
+
 
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
@@ -54,14 +184,28 @@ class Begun(NamedTuple):
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Trains to the last step of the schedule, from the newest checkpoint there is."""
     state, drafter, step, order, held_out = begin(config, target, ShardFolder(folder / "data"))
-    validate = None if held_out is None else _validation(config, target, drafter, held_out)
+    measure: Any = None if held_out is None else _by_draft(config, target, drafter, held_out, config.unroll)
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
     if is_first():
-        _write_settings(where, config)
+        fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
+        settings = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
+        path = where / SETTINGS
+        earlier = json.loads(path.read_text(encoding="utf-8"))["config"] if path.is_file() else settings
+        changed = sorted(key for key in {*settings, *earlier} if settings.get(key) != earlier.get(key))
+        if changed:  # weights trained half this way and half that have no recipe
+            other = ", ".join(changed)
+            raise ValueError(f"{where} was begun with another {other}: move it away, or choose another --out")
+        if not path.is_file():
+            write_text(path, json.dumps({"config": settings, **environment()}, indent=2) + "\n")
     if config.start_from is not None:
         console.print(f"Starting from the exported weights of {config.start_from}, with a fresh optimiser")
     with bar(console, "Training", config.schedule.steps * config.packing.tokens, 0) as update:
+
+        def validate(state: TrainState) -> dict[str, float]:
+            first, *later = measure(judged_params(state))
+            means = {f"validation_{name}": value for name, value in first.items()}
+            return means | {"validation_last_agreement": (later or [first])[-1]["agreement"]}
 
         def report(step: int, means: dict[str, float]) -> None:
             update(step * config.packing.tokens)
@@ -72,7 +216,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
                     f"greedy agreement {means['validation_agreement']:.3f}"
                 )
 
-        loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, validate)
+        loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, measure and validate)
     if is_first():
         with replacing(where / "curve.png") as path:
             curve(where).savefig(path)
@@ -178,17 +322,6 @@ def curve(where: Path) -> Figure:
     return figure
 
 
-def _validation(config: DistillConfig, target: LoadedModel, drafter: Any, held_out: Corpus) -> Any:
-    measure = _by_draft(config, target, drafter, held_out, config.unroll)
-
-    def validate(state: TrainState) -> dict[str, float]:
-        first, *later = measure(judged_params(state))
-        means = {f"validation_{name}": value for name, value in first.items()}
-        return means | {"validation_last_agreement": (later or [first])[-1]["agreement"]}
-
-    return validate
-
-
 def by_draft(config: DistillConfig, target: LoadedModel, model: LoadedModel, held_out: Corpus | None) -> list[Figures]:
     """Figures of each draft of a round along the text held out, if the drafts before it were accepted."""
     if held_out is None:
@@ -209,19 +342,3 @@ def _by_draft(config: DistillConfig, target: LoadedModel, drafter: Any, held_out
         return [{name: getattr(each, name) / each.weight for name in names} for each in whole]
 
     return figures
-
-
-def _write_settings(where: Path, config: DistillConfig) -> None:
-    """Refuses to go on with other settings: weights trained half this way and half that have no recipe."""
-    fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
-    settings = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
-    path = where / SETTINGS
-    if path.is_file():
-        earlier = json.loads(path.read_text(encoding="utf-8"))["config"]
-        changed = sorted(key for key in {*settings, *earlier} if settings.get(key) != earlier.get(key))
-        if changed:
-            raise ValueError(
-                f"{where} was begun with another {', '.join(changed)}: move it away, or choose another --out"
-            )
-        return
-    write_text(path, json.dumps({"config": settings, **environment()}, indent=2) + "\n")

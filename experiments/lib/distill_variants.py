@@ -23,12 +23,10 @@ import numpy as np
 from rich.console import Console
 
 from configs.base_distillation import DistillConfig, VariantsConfig
-from experiments.lib.cells import WORDS, interval, markdown
-from experiments.lib.commands import config_command
+from experiments.lib.commands import bar, config_command
 from experiments.lib.distill_train import as_model, begin, by_draft
-from experiments.lib.distill_write import bar
 from experiments.lib.run_folder import write_text
-from experiments.lib.terminal import Whole
+from experiments.lib.tables import WORDS, Whole, interval, markdown
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.batches import Corpus
 from specdec_jax.distillation.shards import Shard, ShardFolder
@@ -80,7 +78,12 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
             rows.append({"variant": name, **facts})
             with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
-    table = report(rows)
+    heads, cells = ["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0", "by draft"], []
+    for row in rows:  # by draft: agreement of each draft of a round on the text of all writers, if it reads
+        shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
+        shares.append(", ".join(f"{draft['agreement']:.3f}" for draft in row.get("by_draft", ())))
+        cells.append([row["variant"], f"{row['parameters'] / 1e6:.1f} M", str(row["steps"]), *shares])
+    table = markdown(heads, cells)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
     console.print(Whole(table))
     return rows
@@ -150,16 +153,6 @@ def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[tuple[list
     each = -(-count // len(by_kind))
     picked = [(text, kind) for kind, texts in sorted(by_kind.items()) for text in texts[:each]]
     return [text for text, _ in picked], [kind for _, kind in picked]
-
-
-def report(rows: Sequence[dict[str, Any]]) -> str:
-    """One row per variant; `by draft`: agreement of each draft of a round on the text of all writers, if it reads."""
-    heads, cells = ["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0", "by draft"], []
-    for row in rows:
-        shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
-        shares.append(", ".join(f"{draft['agreement']:.3f}" for draft in row.get("by_draft", ())))
-        cells.append([row["variant"], f"{row['parameters'] / 1e6:.1f} M", str(row["steps"]), *shares])
-    return markdown(heads, cells)
 
 
 main = config_command("distill compare", compare, __doc__)

@@ -15,29 +15,28 @@ each of its drafts the slope. Settings of rules are chosen on the other half of 
 hold accepted lengths alone, rules that read distributions are left out.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments.lib import trace_runs as runs
-from experiments.lib.cells import at_temperature, markdown
 from experiments.lib.commands import command
-from experiments.lib.plots import INK, plain_axes
+from experiments.lib.plots import INK, panels
 from experiments.lib.rules import STATIC, rule
+from experiments.lib.tables import Row, at_temperature, gain, markdown, speedup
 from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, Source, TraceFiles, drafter_of, variant
 from specdec_jax.contrib.engine_logs import costs_named
 from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_exact
-from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.metrics.intervals import Interval
 
 LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
 READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")
 LOOKUP = "n-gram lookup"
+Gains = tuple[Interval, Interval]  # over the best static length, paired: the oracle's and the fastest rule's
 
 
 @dataclass(frozen=True)
@@ -54,22 +53,8 @@ class Headroom(TraceFiles):
 
 def headroom(options: Headroom, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    sources = sources_of(options)
-    run = runs.open_traces("headroom", options, console, sources=sources)
-    rows: list[runs.Row] = []
-    for lengths_only in (True, False):
-        mine = [source for source in sources if source.trace.lengths_only == lengths_only]
-        names = (STATIC, *LENGTH_RULES) if lengths_only else (STATIC, *LENGTH_RULES, *READING_RULES)
-        variants = {name: variant(rule(name)) for name in names} | {ORACLE: REFERENCES[ORACLE]}
-        rows += runs.sweep(run._replace(sources=mine), variants)
-    lines = [line for source in sources for line in lines_of(source, rows)]
-    runs.write(run, "Head-room", [table(lines)], headroom=picture(lines))
-
-
-def sources_of(options: Headroom) -> list[Source]:
-    """Every log on every machine; SpecDecode-Bench's once per drafter."""
     options.check()
-    sources = []
+    sources = []  # every log on every machine; SpecDecode-Bench's once per drafter
     for path in map(Path, options.traces):
         drafters = list(DRAFTERS) if path.exists() and kind_of(path) == "SpecDecode-Bench" else [None]
         for drafter in drafters:
@@ -79,76 +64,52 @@ def sources_of(options: Headroom) -> list[Source]:
             for word in words:
                 costs = costs_named(word, longest=options.max_draft_length)
                 sources.append(runs.source_of(f"{name}: {word}", temperature, trace, costs))
-    return sources
-
-
-class Line(NamedTuple):
-    """A data set with a drafter on a machine."""
-
-    drafter: str
-    temperature: float
-    task: str
-    texts: int
-    costs: CostModel
-    length: float  # the best static one, over all texts
-    speedup: dict[str, runs.Interval]  # by rule, over plain decoding
-    over: dict[str, runs.Interval]  # over the best static length, paired
-    public: bool  # a log of accepted lengths, not a trace
-
-    @property
-    def machine(self) -> str:
-        """c, or the slope where drafting is free."""
-        if self.costs.ratio:
-            return f"c = {self.costs.ratio:g}"
-        return f"slope {self.costs.pass_times(1)[1] - 1:.2g}"
-
-
-def lines_of(source: Source, rows: Sequence[runs.Row]) -> list[Line]:
-    """One row per data set of a public log, and one per own trace."""
-    lines, several = [], len(source.tasks) > 1 and source.trace.lengths_only
-    for task, texts in source.tasks.items():
-        if (task == ALL) == several:
-            continue
-        here = {row["what"]: row for row in runs.by_source(rows, source, task)}
-        static = here[STATIC]
-        length = rule(STATIC).settings()[int(np.argmax(static["curve"]))]["draft_length"]
-        over = {name: runs.gain(row, static) for name, row in here.items() if name != STATIC}
-        speedup = {name: runs.speedup(row) for name, row in here.items()}
-        name, public = source.group.rpartition(": ")[0], source.trace.lengths_only
-        lines.append(Line(name, source.temperature, task, len(texts), source.costs, length, speedup, over, public))
-    return lines
-
-
-def table(lines: Sequence[Line]) -> str:
-    """One row per data set and machine: the best rule is the fastest one."""
-    cells = []
-    for line in lines:
-        best = max((name for name in line.over if name != ORACLE), key=lambda name: line.over[name].estimate)
-        numbers = [f"{line.speedup[STATIC].estimate:.2f} ({line.length:g})", f"{line.speedup[ORACLE].estimate:.2f}"]
-        gains = [f"{i.estimate:.2f} ({i.low:.2f}–{i.high:.2f})" for i in (line.over[ORACLE], line.over[best])]
-        where = [line.drafter, at_temperature(line.temperature), line.task, str(line.texts), line.machine]
-        cells.append([*where, *numbers, gains[0], f"{best}: {gains[1]}"])
+    run = runs.open_traces("headroom", options, console, sources)
+    rows: list[Row] = []
+    for lengths_only in (True, False):
+        mine = [source for source in sources if source.trace.lengths_only == lengths_only]
+        names = (STATIC, *LENGTH_RULES) if lengths_only else (STATIC, *LENGTH_RULES, *READING_RULES)
+        variants = {name: variant(rule(name)) for name in names} | {ORACLE: REFERENCES[ORACLE]}
+        rows += runs.sweep(run._replace(sources=mine), variants)
+    lines, gains = report(sources, rows)
     heads = ["drafter", "decoding", "data set", "texts", "machine", "best static (drafts)", "oracle"]
-    return markdown([*heads, "oracle over static", "best rule over static"], cells)
+    table = markdown([*heads, "oracle over static", "best rule over static"], lines)
+    runs.write(run, "Head-room", [table], headroom=picture(gains))
 
 
-def picture(lines: Sequence[Line]) -> Figure:
+def report(sources: Sequence[Source], rows: Sequence[Row]) -> tuple[list[list[str]], dict[str, dict[str, Gains]]]:
+    """The table's lines, one per machine and trace, or data set of a public log; and their gains, by panel and name."""
+    lines: list[list[str]] = []
+    gains: dict[str, dict[str, Gains]] = {}
+    for source in sources:
+        public = source.trace.lengths_only
+        several = public and len(source.tasks) > 1
+        for task in [task for task in source.tasks if (task != ALL) == several]:
+            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
+            static, drafter, decoding = (
+                here[STATIC],
+                source.group.rpartition(": ")[0],
+                at_temperature(source.temperature),
+            )
+            over = {name: gain(row, static) for name, row in here.items() if name != STATIC}
+            best = max((name for name in over if name != ORACLE), key=lambda name: over[name].estimate)
+            costs = source.costs
+            machine = f"c = {costs.ratio:g}" if costs.ratio else f"slope {costs.pass_times(1)[1] - 1:.2g}"
+            length = rule(STATIC).settings()[int(np.argmax(static["curve"]))]["draft_length"]  # over all texts
+            speeds = [f"{speedup(static).estimate:.2f} ({length:g})", f"{speedup(here[ORACLE]).estimate:.2f}"]
+            more = [f"{i.estimate:.2f} ({i.low:.2f}–{i.high:.2f})" for i in (over[ORACLE], over[best])]
+            where = [drafter, decoding, task, str(len(static["emitted"])), machine]
+            lines.append([*where, *speeds, more[0], f"{best}: {more[1]}"])
+            name = f"{task}, {machine}" if public else f"{drafter}, {decoding}, {machine}"
+            gains.setdefault(drafter if public else "traces", {})[name] = over[ORACLE], over[best]
+    return lines, gains
+
+
+def picture(gains: Mapping[str, Mapping[str, Gains]]) -> Figure:
     """Oracle (rings) and the best rule (dots) over the best static length: a panel a public drafter, one for traces."""
-    panels: dict[str, dict[str, Line]] = defaultdict(dict)
-    for line in lines:
-        if line.public:
-            panels[line.drafter][f"{line.task}, {line.machine}"] = line
-        else:
-            panels["traces"][f"{line.drafter}, {at_temperature(line.temperature)}, {line.machine}"] = line
-    figure = Figure(figsize=(4.6 * len(panels), 1.2 + 0.27 * max(map(len, panels.values()))), dpi=110)
-    figure.set_layout_engine("constrained")
-    for axes, (title, mine) in zip(
-        figure.subplots(1, len(panels), squeeze=False, sharex=True)[0], panels.items(), strict=True
-    ):
-        for place, line in enumerate(mine.values()):
-            ceiling = line.over[ORACLE]
-            rules = [interval for name, interval in line.over.items() if name != ORACLE]
-            best = max(rules, key=lambda interval: interval.estimate)
+    figure, grid = panels(list(gains), 1.2 + 0.27 * max(map(len, gains.values())), width=4.6, sharex=True)
+    for axes, mine in zip(grid[0], gains.values(), strict=True):
+        for place, (ceiling, best) in enumerate(mine.values()):
             axes.plot([1, ceiling.estimate], [place, place], color="#cccccc", lw=3, zorder=0)
             axes.plot([ceiling.estimate], [place], "o", mfc="white", mec=INK, ms=5)
             axes.plot([best.low, best.high], [place, place], color="#1f77b4", lw=1.4)
@@ -156,7 +117,6 @@ def picture(lines: Sequence[Line]) -> Figure:
         axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
         axes.set_yticks(range(len(mine)), list(mine), fontsize=7)
         axes.set_ylim(len(mine) - 0.5, -0.5)
-        plain_axes(axes, title)
     figure.supxlabel("over the best static length: oracle (ring), best rule (dot, 95 %)", fontsize=9)
     return figure
 

@@ -11,20 +11,18 @@ Distributions are compared along prompts and the answers that the first dtype wr
 of the answers. All dtypes are in memory at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.cells import WORDS, interval, markdown
-from experiments.lib.commands import command
-from experiments.lib.options import Output, Smoke
+from experiments.lib.commands import Output, Smoke, command
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
-from experiments.lib.terminal import publish
+from experiments.lib.tables import NONE, WORDS, interval, markdown, publish
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.machine import device
 from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
@@ -89,7 +87,19 @@ def study(config: PrecisionStudy, console: Console) -> None:
         for dtype, model in models.items():
             row = {"dtype": dtype, "device": device(), "bytes": bytes_here(model.params), "texts": len(prompts)}
             folder.append(row | changes[dtype])
-    publish(folder, report(config, folder.rows()), console)
+    rows, lines, reference = folder.rows(), [], config.dtypes[0]
+    for row in rows:
+        cells = [interval(row["divergence"], ".5f", WORDS), interval(row["same_top"], ".2%", WORDS)]
+        cells += [interval(row["mean_change"], ".3f", WORDS), f"{row['largest_change']:.2f}"]
+        cells = cells if row["dtype"] != reference else [NONE] * 4
+        lines.append([row["dtype"], f"{row['bytes'] / 1e6:.1f}", *cells])
+    about = (
+        f"{config.target} on {rows[0]['device']}: against {reference} along {rows[0]['tokens']:,} tokens of answers to "
+        f"{rows[0]['texts']} prompts (means over prompts, 95 %)."
+    )
+    heads = ["weights", "MB", f"KL divergence from {reference}, nats a token", "same most probable token"]
+    changed = markdown([*heads, "change of a logit, mean", "largest"], lines)
+    publish(folder, f"{about}\n\n{changed}\n", console)
 
 
 def compared(first: LoadedModel, other: LoadedModel, texts: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
@@ -104,24 +114,6 @@ def compared(first: LoadedModel, other: LoadedModel, texts: Sequence[tuple[list[
     names = "divergence", "same_top", "mean_change"
     figures = {name: list(mean_interval(values)) for name, values in zip(names, np.transpose(means), strict=True)}
     return figures | {"largest_change": largest, "tokens": sum(len(answer) for _, answer in texts)}
-
-
-def report(config: PrecisionStudy, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table as Markdown."""
-    first, reference = rows[0], config.dtypes[0]
-    about = (
-        f"{config.target} on {first['device']}: against {reference} along {first['tokens']:,} tokens of answers to "
-        f"{first['texts']} prompts (means over prompts, 95 %)."
-    )
-    heads = ["weights", "MB", f"KL divergence from {reference}, nats a token", "same most probable token"]
-    lines = []
-    for row in rows:
-        cells = [interval(row["divergence"], ".5f", WORDS), interval(row["same_top"], ".2%", WORDS)]
-        cells += [interval(row["mean_change"], ".3f", WORDS), f"{row['largest_change']:.2f}"]
-        cells = cells if row["dtype"] != reference else ["–"] * 4
-        lines.append([row["dtype"], f"{row['bytes'] / 1e6:.1f}", *cells])
-    changed = markdown([*heads, "change of a logit, mean", "largest"], lines)
-    return f"{about}\n\n{changed}\n"
 
 
 main = command(PrecisionStudy, study, __doc__, "python -m experiments.step_cost precision")

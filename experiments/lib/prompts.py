@@ -10,7 +10,7 @@ test split. Rows with nothing to ask about are skipped.
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ def load_prompts(source: str | Path, limit: int | None = None, split: str | None
 
     DATASETS has the names, and how their rows become prompts. `split` comes first, then every
     n-th, then `limit`, so no limit moves a prompt from one half to the other. A source without splits is halved for
-    "calibrate" and "judge" by `with_halves`.
+    "calibrate" and "judge".
 
     Raises:
         FileNotFoundError: no such file or folder.
@@ -41,7 +41,10 @@ def load_prompts(source: str | Path, limit: int | None = None, split: str | None
     else:
         prompts = read_prompts(name)
     if split in HALVES and all(prompt.split is None for prompt in prompts):
-        prompts = with_halves(prompts)
+        seen: Counter[str] = Counter()  # those of each category by turns, in the given order
+        for at, prompt in enumerate(prompts):
+            prompts[at] = prompt._replace(split=HALVES[seen[prompt.category] % 2])
+            seen[prompt.category] += 1
     return of_split(prompts, split, name)[::every][:limit]
 
 
@@ -55,14 +58,9 @@ def every_nth(path: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def with_halves(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The same prompts, those of each category put into "calibrate" and "judge" by turns, in the given order."""
-    seen: Counter[str] = Counter()
-    halved = []
-    for prompt in prompts:
-        halved.append(prompt._replace(split=HALVES[seen[prompt.category] % 2]))
-        seen[prompt.category] += 1
-    return halved
+def task_of(prompt: Prompt) -> str:
+    """Its category; those of MT-bench are one task, as in Spec-Bench (arXiv 2401.07851)."""
+    return "chat" if prompt.category in MT_BENCH else prompt.category
 
 
 PREFIX = "hub:"
@@ -144,26 +142,17 @@ def entries(source: str) -> list[dict[str, Any]]:
         rows = _optional("pyarrow.parquet", file).read_table(path).to_pylist()
     else:
         rows = [row for _, row in json_lines(path)]
-    return as_entries(dataset, rows)
-
-
-def as_entries(dataset: HubDataset, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The rows of a set's split as lines of a prompt file.
-
-    Raises:
-        ValueError: a row lacks a column or has something else than text in it; the message says which row.
-    """
     lines = []
     for number, row in enumerate(rows):
         try:
             text = dataset.ask(row) if dataset.keep(row) else ""
-            name = str(number) if dataset.id_key is None else row[dataset.id_key]
+            prompt_id = str(number) if dataset.id_key is None else row[dataset.id_key]
         except (KeyError, TypeError, AttributeError) as error:
             problem = f"has no column {error}" if isinstance(error, KeyError) else "has another shape"
             there = ", ".join(row) if isinstance(row, Mapping) else repr(row)
             raise ValueError(f"{dataset.hub_id}: row {number} {problem} (it has: {there})") from None
         if text:
-            lines.append({"id": str(name), "category": dataset.category, "turns": [text]})
+            lines.append({"id": str(prompt_id), "category": dataset.category, "turns": [text]})
     if not lines:
         raise ValueError(f"{dataset.hub_id}: no row to make a prompt of")
     return lines

@@ -5,7 +5,7 @@ specdec_jax/stopping. Rules that weigh time get the costs of the machine they ar
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,8 +97,3 @@ def rule(name: str) -> Rule:
     if name not in by_name:
         raise ValueError(f"no rule {name!r}{nearest(name, list(by_name))}")
     return by_name[name]
-
-
-def headings(names: Iterable[str]) -> list[str]:
-    """Rules' names as columns."""
-    return [SHORT_NAMES.get(name, name) for name in names]

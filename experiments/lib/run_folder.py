@@ -53,7 +53,15 @@ class RunFolder:
             path, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
         digest = config_hash(config)
         writable_folder(path, "run folder")
-        earlier = _earlier_manifest(path, digest)
+        there, earlier = sorted(entry.name for entry in path.iterdir() if not TEMPORARY.fullmatch(entry.name)), {}
+        if there:
+            try:
+                earlier = read_manifest(path)
+            except (OSError, ValueError):
+                raise ValueError(f"{str(path)!r} is not empty and no run folder (it holds {there[0]!r})") from None
+            if earlier["config_hash"] != digest:
+                other = earlier["config_hash"]
+                raise ValueError(f"{str(path)!r} holds results of another config ({other}, this one is {digest})")
         folder = cls(path, digest)
         data = (path / RESULTS).read_bytes() if (path / RESULTS).exists() else b""
         if data and not data.endswith(b"\n"):  # a line torn by a crash
@@ -165,17 +173,3 @@ def package_versions() -> dict[str, str | None]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def _earlier_manifest(path: Path, digest: str) -> dict[str, Any]:
-    """The folder's manifest, {} in an empty folder; refuses a folder of another config or of something else."""
-    there = sorted(entry.name for entry in path.iterdir() if not TEMPORARY.fullmatch(entry.name))
-    if not there:
-        return {}
-    try:
-        manifest = read_manifest(path)
-    except (OSError, ValueError):
-        raise ValueError(f"{str(path)!r} is not empty and no run folder (it holds {there[0]!r})") from None
-    if (earlier := manifest["config_hash"]) != digest:
-        raise ValueError(f"{str(path)!r} holds results of another config ({earlier}, this one is {digest})")
-    return manifest

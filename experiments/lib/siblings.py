@@ -19,13 +19,12 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib import trace_runs as runs
-from experiments.lib import trace_tables as tables
-from experiments.lib.cells import NONE, interval, markdown
 from experiments.lib.commands import command
 from experiments.lib.rules import rule
-from experiments.lib.trace_runs import ALL, Source, TraceOptions, costs_or_default, replay_rule, write
+from experiments.lib.tables import NONE, interval, markdown, percent_more
+from experiments.lib.trace_runs import ALL, TraceOptions, costs_or_default, replay_rule
 from specdec_jax.contrib.trees.replaying import chances, rejections
-from specdec_jax.costs.cost_model import CostModel, between, cost_model
+from specdec_jax.costs.cost_model import between, cost_model
 from specdec_jax.metrics.intervals import ratio_of_totals
 
 EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, float("inf"))  # nats
@@ -46,12 +45,41 @@ class Siblings(TraceOptions):
 def study(options: Siblings, console: Console) -> None:
     """Counts, replays and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     run = runs.open_traces("siblings", options, console)
-    blocks = [tables.about(run)]
-    for source, title in tables.sections(run):
+    blocks = [runs.about(run)]
+    for source, title in runs.sections(run):
         with console.status(title):
-            longest = min(options.max_draft_length, source.trace.max_draft_length)
-            blocks += [f"## {title}", chances_table(source), replayed_table(source, longest)]
-    write(run, "Siblings", blocks, NOTES)
+            trace, mine = source.trace, source.costs
+            rejected = rejections(trace)
+            masks = {"anywhere": np.ones(len(rejected.text), bool)}
+            depths = range(int(rejected.depth.max(initial=-1)) + 1)
+            masks |= {f"draft {depth + 1}": rejected.depth == depth for depth in depths}
+            for low, high in itertools.pairwise(EDGES):
+                upper = f"to {high:g}" if np.isfinite(high) else "or more"
+                masks[f"{low:g} {upper} nats"] = (rejected.entropy >= low) & (rejected.entropy < high)
+            masks |= {task: np.isin(rejected.text, texts) for task, texts in source.tasks.items() if task != ALL}
+            lines = []
+            for name, mask in masks.items():
+                if mask.sum() >= LEAST:
+                    cells = []
+                    for right, tried in chances(rejected.candidate[mask], rejected.text[mask], trace.num_texts):
+                        some = tried > 0
+                        cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
+                    lines.append([name, str(mask.sum()), *cells])
+            blocks += [f"## {title}", markdown(["rejected at", "rejections", *ORDINALS], lines)]
+            lines = []
+            longest, tpu = min(options.max_draft_length, trace.max_draft_length), costs_or_default(TPU)
+            machines = {
+                mine.device or "the costs given": mine,
+                "flat verification": cost_model(mine.ratio, dict.fromkeys(WIDTHS, 1.0)),
+                tpu.device: between(tpu, [width for width in WIDTHS if width > 1]),
+            }
+            for name, costs in machines.items():
+                rules = rule("survival"), rule("survival-siblings")
+                chain, comb = (replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
+                over_plain = interval(ratio_of_totals(trace.length * costs.plain_pass, chain))
+                lines.append([name, over_plain, percent_more(ratio_of_totals(chain, comb))])
+            blocks.append(markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines))
+    runs.write(run, "Siblings", blocks, NOTES)
 
 
 NOTES = (
@@ -59,47 +87,6 @@ NOTES = (
     "Then the rules, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it, bold where an "
     "interval excludes 0."
 )
-
-
-def chances_table(source: Source) -> str:
-    """h of every candidate over all rejections, and by depth, entropy and task."""
-    rejected, texts = rejections(source.trace), source.trace.num_texts
-    masks = {"anywhere": np.ones(len(rejected.text), bool)}
-    masks |= {f"draft {depth + 1}": rejected.depth == depth for depth in range(int(rejected.depth.max(initial=-1)) + 1)}
-    for low, high in itertools.pairwise(EDGES):
-        upper = f"to {high:g}" if np.isfinite(high) else "or more"
-        masks[f"{low:g} {upper} nats"] = (rejected.entropy >= low) & (rejected.entropy < high)
-    masks |= {task: np.isin(rejected.text, members) for task, members in source.tasks.items() if task != ALL}
-    lines = []
-    for name, mask in masks.items():
-        if mask.sum() >= LEAST:
-            cells = []
-            for right, tried in chances(rejected.candidate[mask], rejected.text[mask], texts):
-                some = tried > 0
-                cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
-            lines.append([name, str(mask.sum()), *cells])
-    return markdown(["rejected at", "rejections", *ORDINALS], lines)
-
-
-def machines(costs: CostModel) -> dict[str, CostModel]:
-    """The costs of the options, flat verification at the same c, and a TPU by its compiler's estimate."""
-    tpu = costs_or_default(TPU)
-    return {
-        costs.device or "the costs given": costs,
-        "flat verification": cost_model(costs.ratio, dict.fromkeys(WIDTHS, 1.0)),
-        tpu.device: between(tpu, [width for width in WIDTHS if width > 1]),
-    }
-
-
-def replayed_table(source: Source, longest: int) -> str:
-    """The rule with siblings over the same rule without, on every machine."""
-    lines, trace = [], source.trace
-    for name, costs in machines(source.costs).items():
-        rules = rule("survival"), rule("survival-siblings")
-        chain, comb = (replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
-        over_plain = interval(ratio_of_totals(trace.length * costs.plain_pass, chain))
-        lines.append([name, over_plain, tables.percent_more(ratio_of_totals(chain, comb))])
-    return markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines)
 
 
 main = command(Siblings, study, __doc__, "python -m experiments.entropy siblings")

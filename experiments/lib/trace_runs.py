@@ -17,17 +17,15 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from tyro.conf import Positional
 
-from experiments.lib.cells import at_temperature
-from experiments.lib.options import Output, Smoke
+from experiments.lib.commands import Output, Smoke
 from experiments.lib.rules import Rule
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
-from experiments.lib.terminal import publish
+from experiments.lib.tables import Row, at_temperature, publish
 from specdec_jax.contrib.engine_logs.readers import LOGS, read_exact
 from specdec_jax.costs.choices import weighs_costs
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
-from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
@@ -39,7 +37,6 @@ ALL = "all"
 KEYS = ("group", "temperature", "task", "what")
 COUNTS = ("rounds", "drafted", "accepted", "passes")
 COLUMNS = ("emitted", *COUNTS, "seconds", "first_seconds", "plain_seconds", "repeated")  # one number a text each
-Row = dict[str, Any]
 Traces = Mapping[str, Mapping[float, Trace]]  # by drafter and temperature
 
 
@@ -90,9 +87,12 @@ class TraceOptions(TraceFiles):
         """The costs of the options. Raises ValueError where they end before the longest draft."""
         if self.ratio is not None and self.costs is not None:
             raise ValueError("give --costs or --ratio, not both")
-        longest = self.max_draft_length
-        costs = costs_or_default(self.costs) if self.ratio is None else flat_costs(self.ratio, self.slope, longest)
-        costs.pass_times(longest)
+        widths = range(1, self.max_draft_length + 2)
+        if self.ratio is None:
+            costs = costs_or_default(self.costs)
+        else:
+            costs = cost_model(self.ratio, {width: 1.0 + self.slope * (width - 1) for width in widths})
+        costs.pass_times(self.max_draft_length)
         return costs
 
 
@@ -106,11 +106,6 @@ def costs_or_default(path: str | Path | None) -> CostModel:
         return costs._replace(device=f"the default costs ({costs.device})")
     named = COSTS.parent / f"{path}.json"
     return load_cost_model(named if named.is_file() else path)
-
-
-def flat_costs(ratio: float, slope: float, longest: int) -> CostModel:
-    """A machine by two numbers: c, and what one more verified token costs in target passes."""
-    return cost_model(ratio, {width: 1.0 + slope * (width - 1) for width in range(1, longest + 2)})
 
 
 class Source(NamedTuple):
@@ -136,7 +131,7 @@ class Run(NamedTuple):
 class Variant(NamedTuple):
     """A compared policy. Of several settings, each half of the prompts uses the one fastest on the other half."""
 
-    replay: Callable[[Source, int], Replay]  # (source, longest draft) -> one row per setting, all texts
+    replay: Callable[[Source, int], Any]  # (source, longest draft) -> a Replay: one row per setting, all texts
     settings: Sequence[Mapping[str, Any]] = ({},)
 
 
@@ -181,24 +176,14 @@ def replay_rule(
     return replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest)
 
 
-def open_traces(
-    name: str,
-    options: TraceFiles,
-    console: Console,
-    *,
-    made_up: Traces | None = None,
-    sources: Sequence[Source] | None = None,
-) -> Run:
-    """Reads the traces and opens the folder; other traces or costs than its rows were made of are refused.
-
-    Args:
-        made_up: what --smoke runs on; one drafter unless given.
-        sources: instead of the traces of the options; TraceFiles alone cannot read them.
+def open_traces(name: str, options: TraceFiles, console: Console, sources: Sequence[Source] | None = None) -> Run:
+    """Reads the traces, unless sources are given, and opens the folder.
 
     Raises:
-        FileNotFoundError, ValueError for invalid input, before anything is written.
+        FileNotFoundError, ValueError for invalid input, before anything is written: other traces or costs than the
+        folder's rows were made of among it.
     """
-    sources = list(read_sources(options, made_up) if sources is None else sources)
+    sources = list(read_sources(options) if sources is None else sources)
     config = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     config |= {"machines": {source.group: source.costs._asdict() for source in sources}}
     return Run(options, RunFolder.create(name, config, options.out), sources, console)
@@ -219,7 +204,8 @@ def drafter_of(trace: Trace) -> str:
 def read_sources(
     options: TraceOptions, made_up: Traces | None = None, group: Callable[[Trace], str] = drafter_of
 ) -> list[Source]:
-    """The traces by group and temperature. Raises as `load_traces`, and for bad options."""
+    """The traces by group and temperature; `made_up` is what --smoke runs on. Raises as `load_traces`, and for bad
+    options."""
     options.check()
     costs = options.machine()
     if options.smoke:
@@ -274,35 +260,27 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
     return Source(group, temperature, trace, costs, tasks, np.round(repeated, 4))
 
 
-def sweep(run: Run, variants: Mapping[str, Variant]) -> list[Row]:
-    """The rows of all variants; what the folder has is not replayed again."""
+def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row] | None = None) -> list[Row]:
+    """The rows of every source, variant and task; what the folder has is not replayed again.
 
-    def rows(source: Source, setting: str) -> dict[str, Row]:
-        compared = variants[setting]
-        result = compared.replay(source, run.options.max_draft_length)
-        return {
-            task: row_of(source, texts, result, compared.settings, run.options.seed)
-            for task, texts in source.tasks.items()
-        }
-
-    return fill(run, tuple(variants), rows)
-
-
-def fill(run: Run, whats: Sequence[str], measure: Callable[[Source, str], Mapping[str, Row]]) -> list[Row]:
-    """The rows of every source, variant and task; `measure` gives one row per task, only for missing ones."""
+    Args:
+        measure: makes a row in place of `row_of`, of the same arguments.
+    """
     rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:
-        for setting in whats:
-            keys = {task: (source.group, source.temperature, task, setting) for task in source.tasks}
+        for name, compared in variants.items():
+            keys = {task: (source.group, source.temperature, task, name) for task in source.tasks}
             order += keys.values()
             if all(key in rows for key in keys.values()):
                 continue
-            with run.console.status(f"{setting}, {at_temperature(source.temperature)}"):
-                measured = measure(source, setting)
+            with run.console.status(f"{name}, {at_temperature(source.temperature)}"):
+                result = compared.replay(source, run.options.max_draft_length)
+                options = result, compared.settings, run.options.seed
+                made = {task: (measure or row_of)(source, texts, *options) for task, texts in source.tasks.items()}
             for task, key in keys.items():
                 if key not in rows:
-                    rows[key] = dict(zip(KEYS, key, strict=True)) | dict(measured[task])
+                    rows[key] = dict(zip(KEYS, key, strict=True)) | made[task]
                     run.folder.append(rows[key])
     return [rows[key] for key in order]
 
@@ -350,26 +328,28 @@ def find(rows: Iterable[Row], **wanted: Any) -> Row:
     return row
 
 
-def speedup(row: Row) -> Interval:
-    """Speed-up over plain decoding, as a ratio of total times."""
-    return ratio_of_totals(row["plain_seconds"], row["seconds"])
+def about(run: Run) -> str:
+    """One sentence on the traces and one on the machines."""
+    machines = {source.costs for source in run.sources}
+    named = [f"{costs.device or 'flat costs'}, c = {costs.ratio:.3f}" for costs in machines]
+    return f"{about_traces(run)} Replayed; time: {'; '.join(sorted(named))}."
 
 
-def gain(row: Row, other: Row) -> Interval:
-    """How many times faster than another row of the same texts, with a paired interval."""
-    return ratio_of_totals(other["seconds"], row["seconds"])
+def about_traces(run: Run) -> str:
+    """One sentence on the traces."""
+    sources = list({id(source.trace): source for source in reversed(run.sources)}.values())[::-1]
+    traces = [source.trace for source in sources]
+    texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
+    targets = ", ".join(dict.fromkeys(str(trace.about.get("target", "a target")) for trace in traces))
+    names = ", ".join(dict.fromkeys(str(source.trace.about.get("drafter", source.group)) for source in sources))
+    made_up = " **The numbers mean nothing.**" if run.options.smoke else ""
+    pair = "Synthetic traces" if made_up else f"Traces of {targets} with {names}"
+    positions = sum(trace.num_positions for trace in traces)
+    return f"{pair}: {texts} texts a trace, {positions} tokens in all.{made_up}"
 
 
-def total(row: Row, name: str) -> float:
-    """A count over all texts."""
-    return float(np.sum(row[name]))
-
-
-def per_round(row: Row, name: str) -> float:
-    """A count by target pass."""
-    return total(row, name) / total(row, "rounds")
-
-
-def acceptance(row: Row) -> float:
-    """Accepted over drafted tokens."""
-    return total(row, "accepted") / max(total(row, "drafted"), 1)
+def sections(run: Run) -> list[tuple[Source, str]]:
+    """Every source with its heading."""
+    several = len({source.group for source in run.sources}) > 1
+    names = [(f"{source.group}, " if several else "") + at_temperature(source.temperature) for source in run.sources]
+    return [(source, name[0].upper() + name[1:]) for source, name in zip(run.sources, names, strict=True)]

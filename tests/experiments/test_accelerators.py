@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from experiments import accelerators
-from experiments.lib import chip_compile, environments
-from experiments.lib.chip_compile import Job, environment
-from experiments.lib.chip_programs import CHIPS, LLAMA_8B, PAIRS, PROGRAMS, TARGETS, program, shapes_of, weights_read
+from experiments.lib import chips, engines
+from experiments.lib.chips import CHIPS, LLAMA_8B, PAIRS, PROGRAMS, TARGETS, Job, program, shapes_of, weights_read
 from experiments.lib.trace_runs import costs_or_default
 
 ROUND = "jit(run_rounds)/while/body"
@@ -45,15 +44,18 @@ MESH_PROGRAM = """
 """
 
 
-def test_operations_belong_to_parts_of_a_round_and_to_the_paths_they_run_on():
-    parts = chip_compile.by_part(chip_compile.hlo_operations(PROGRAM))
+def test_operations_belong_to_parts_of_a_round_and_to_the_paths_they_run_on(tmp_path):
+    facts = chips.facts_of("tpu", PROGRAM + MESH_PROGRAM, tmp_path, (2, 4))
+    parts = facts["parts"]
     assert parts["draft step"]["all"] == {"ops": 6, "cycles": 410}
     assert parts["draft step"]["greedy"] == {"ops": 3, "cycles": 130}
     assert parts["draft step"]["sampled"] == {"ops": 4, "cycles": 310}  # no top-k, whose branch is the second of two
-    assert parts["verify 1"]["sampled"]["cycles"] == 3000 and parts["verify 1"]["greedy"]["cycles"] == 1000
+    assert (
+        parts["verify 4 tokens"]["sampled"]["cycles"] == 3000 and parts["verify 4 tokens"]["greedy"]["cycles"] == 1000
+    )
     assert parts["draft"]["all"] == {"ops": 1, "cycles": 3} and parts["commit"]["all"]["cycles"] == 5
-    assert chip_compile.counts_of(PROGRAM) == {"while": 1, "conditional": 0, "copy": 1, "fusion": 10}
-    assert chip_compile.collectives_of(MESH_PROGRAM) == {"all-gather": 1, "all-reduce": 2}, "each once"
+    assert facts["instructions"] == {"while": 1, "conditional": 0, "copy": 1, "fusion": 10}
+    assert facts["collectives"] == {"all-gather": 1, "all-reduce": 2}, "each once"
 
 
 THUNKS = """001: kCopy  [source] kCopy
@@ -71,38 +73,33 @@ condition:
 """
 
 
-def test_thunks_outside_of_command_buffers_wait_for_the_host():
-    annotations = {5: "add.1", 7: "dot.1", 9: "exp.1"}
-    names = {
-        "add.1": f"{STEP}/add",
-        "dot.1": f"{STEP}/draft_pass/dot",
-        "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp",
-    }
-    found = chip_compile.thunks(THUNKS, annotations, names)
-    assert found.counts == {"copies": 2, "whiles": 1, "conditionals": 1, "kernels": 4, "command_buffers": 1}
-    parts = chip_compile.by_part(found.kernels)
-    assert parts["draft step"]["all"]["ops"] == 2 and parts["verify 0"]["all"]["ops"] == 1
+def dumped(folder, sequence):
+    """What facts_of makes of a GPU's dump with these thunks."""
+    (folder / "m.thunk_sequence_after_thunk_passes.txt").write_text(sequence)
+    names = {"add.1": f"{STEP}/add", "dot.1": f"{STEP}/draft_pass/dot"}
+    names["exp.1"] = f"{ROUND}/verify/cond/branch_0_fun/exp"
+    lines = [f'  %{name} = f32[8] fusion(%a), metadata={{op_name="{scope}"}}' for name, scope in names.items()]
+    (folder / "m.sm_90_gpu_after_optimizations.txt").write_text("\n".join(lines))
+    pairs = ['profile_annotation: "add.1"\n thunk_id: 5', 'profile_annotation: "dot.1" thunk_id: 7']
+    pairs.append('profile_annotation: "exp.1" thunk_id: 9')
+    (folder / "m.thunk_metadata.txt").write_text("\n".join(pairs))
+    return chips.facts_of("cuda", "", folder, (2, 4))
+
+
+def test_thunks_outside_of_command_buffers_wait_for_the_host(tmp_path):
+    with pytest.raises(ValueError, match="no thunk sequence"):
+        chips.facts_of("cuda", "", tmp_path, (2, 4))
+    facts = dumped(tmp_path, THUNKS)
+    assert facts["thunks"] == {"copies": 2, "whiles": 1, "conditionals": 1, "kernels": 4, "command_buffers": 1}
+    ops = {name: paths["all"]["ops"] for name, paths in facts["parts"].items()}
+    assert ops == {"draft step": 2, "verify 2 tokens": 1, "other": 1}
     captured = "000: kCommandBuffer\n" + "".join(f"    {line}\n" for line in THUNKS.splitlines())
-    counts = chip_compile.thunks(captured, annotations, names).counts
+    counts = dumped(tmp_path, captured)["thunks"]
     assert "whiles" not in counts and "conditionals" not in counts and counts["kernels"] == 4
 
 
-def test_a_dump_is_read_by_the_names_of_its_instructions(tmp_path):
-    with pytest.raises(ValueError, match="no thunk sequence"):
-        chip_compile.read_thunks(tmp_path)
-    (tmp_path / "m.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS)
-    names = {"add.1": f"{STEP}/add", "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp"}
-    lines = [f'  %{name} = f32[8] fusion(%a), metadata={{op_name="{scope}"}}' for name, scope in names.items()]
-    (tmp_path / "m.sm_90_gpu_after_optimizations.txt").write_text("\n".join(lines))
-    pairs = ['profile_annotation: "add.1"\n thunk_id: 5', 'profile_annotation: "exp.1" thunk_id: 9']
-    (tmp_path / "m.thunk_metadata.txt").write_text("\n".join(pairs))
-    facts = chip_compile.facts_of("cuda", "", tmp_path, (2, 4))
-    assert facts["thunks"]["kernels"] == 4 and facts["parts"]["draft step"]["all"]["ops"] == 1
-    assert facts["parts"]["verify 2 tokens"]["all"]["ops"] == 1 and facts["parts"]["other"]["all"]["ops"] == 2
-
-
 def part(cycles):
-    return {path: {"ops": 10, "cycles": cycles} for path in chip_compile.PATHS}
+    return {path: {"ops": 10, "cycles": cycles} for path in chips.PATHS}
 
 
 def row(chip="tpu-v5e", **more):
@@ -170,24 +167,24 @@ def test_gpus_have_target_files_and_flags_only_where_they_belong():
         assert (TARGETS / f"{chip.name}.txtpb").exists() == (chip.platform == "cuda")
         assert Path(accelerators.__file__).parents[1].joinpath(chip.packages).exists()
     job = Job("h100", "tiny", "run", "out")
-    assert "--xla_gpu_autotune_level=0" in environment(job)["XLA_FLAGS"]
-    assert "XLA_FLAGS" not in environment(Job("tpu-v5e", "a", "b", "c"))
+    assert "--xla_gpu_autotune_level=0" in chips.environment(job)["XLA_FLAGS"]
+    assert "XLA_FLAGS" not in chips.environment(Job("tpu-v5e", "a", "b", "c"))
 
 
 def test_an_environment_that_cannot_be_made_is_a_line(tmp_path, monkeypatch, capsys):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'ERROR: no matching distribution' >&2\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(environments.NoEnvironment, match="requirements-tpu.txt does not install: ERROR: no matching"):
-        environments.python_of("requirements-tpu.txt", tmp_path, seconds=5, base=str(broken))
+    with pytest.raises(engines.NoEnvironment, match="requirements-tpu.txt does not install: ERROR: no matching"):
+        engines.python_of("requirements-tpu.txt", tmp_path, seconds=5, base=str(broken))
     broken.write_text("#!/bin/sh\nsleep 60\n")
-    with pytest.raises(environments.NoEnvironment, match="does not install: not within 0 s") as failed:
-        environments.python_of("requirements-tpu.txt", tmp_path, seconds=0.2, base=str(broken))
+    with pytest.raises(engines.NoEnvironment, match="does not install: not within 0 s") as failed:
+        engines.python_of("requirements-tpu.txt", tmp_path, seconds=0.2, base=str(broken))
 
     def fail(*_):
         raise failed.value
 
-    monkeypatch.setattr(environments, "_run", fail)
+    monkeypatch.setattr(engines, "_run", fail)
     options = ["--chips", "tpu-v5e", "--programs", "run", "--environments", str(tmp_path)]
     assert accelerators.main([*options, "--out", str(tmp_path / "run")]) == 0
     assert "skipped: requirements-tpu.txt" in " ".join(capsys.readouterr().out.split())

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tiny_pair import write_pair
 
-from experiments.calibrate import main
-from experiments.lib.calibrate_hyperparameters import phase_hyperparameters, positions_of
+from experiments.calibrate import main, phase_hyperparameters, positions_of
 from experiments.lib.smoke import made_up_traces
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, separate
 from specdec_jax.stopping import phase_length
@@ -175,10 +174,3 @@ def test_plain_decoding_needs_none_and_still_refuses_what_is_none(calibrated):
     assert generate("one", SamplingParams(max_new_tokens=2), calibration=path, **options).tokens
     with pytest.raises(FileNotFoundError, match="no calibration at nowhere"):
         generate("one", calibration="nowhere", **options)
-
-
-def test_bad_options_end_the_command(capsys):
-    assert main(["--max-deviation", "2"]) == 2
-    assert main(["--prompts", "nowhere.jsonl"]) == 2
-    said = capsys.readouterr().err
-    assert "max_deviation must lie in (0, 1), got 2" in said and "nowhere.jsonl" in said

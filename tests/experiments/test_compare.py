@@ -12,7 +12,7 @@ from tiny_compare import write_config
 from experiments import compare
 from experiments.compare import by_method, main
 from experiments.lib.run_folder import read_rows as rows
-from experiments.lib.summary import against_table, summarise
+from experiments.lib.tables import against_table, summarise
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.text import generation, pair
 from specdec_jax.text.generation import build_pair, generate

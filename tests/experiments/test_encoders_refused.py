@@ -6,7 +6,7 @@ import pytest
 from tiny_t5 import SMALL
 
 from experiments import calibrate, distill, peers, record, step_cost
-from experiments.lib import judged as judge
+from experiments.lib import distill_judge as judge
 from experiments.lib import precision_study as precision
 from specdec_jax.app import cli
 

@@ -9,7 +9,7 @@ import pytest
 import tiny_weights
 
 from experiments import parity
-from experiments.lib.environments import NoEnvironment
+from experiments.lib.engines import NoEnvironment
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.loading import load_model
 
@@ -29,7 +29,7 @@ def test_one_logit_that_differs_is_found(tmp_path, monkeypatch, capsys, where, o
         np.savez(folder / "logits.npz", tokens=tokens, logits=logits)
 
     monkeypatch.setattr(parity, "run_script", side)  # test_audit.py has one that is run
-    monkeypatch.setattr("experiments.lib.environments.python_of", lambda *_, **__: sys.executable)
+    monkeypatch.setattr("experiments.parity.python_of", lambda *_, **__: sys.executable)
     folder = tmp_path / "model"
     tiny_weights.write_folder(folder, tiny_weights.weights())
     assert parity.main(["--models", str(folder), "--out", str(tmp_path / "run")]) == code
@@ -40,7 +40,7 @@ def test_without_torch_nothing_is_compared(tmp_path, monkeypatch, capsys):
     def none(*_, **__):
         raise NoEnvironment("requirements-peers.txt does not install: no space")
 
-    monkeypatch.setattr("experiments.lib.environments.python_of", none)
+    monkeypatch.setattr("experiments.parity.python_of", none)
     assert parity.main(["--out", str(tmp_path / "run")]) == 0
     assert "Nothing is compared: requirements-peers.txt does not install: no space" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
@@ -63,7 +63,7 @@ def test_traces_that_differ_in_any_statistic_are_apart(temperature):
 
 @pytest.mark.parametrize(("row", "code"), [({"path": 1e-6, "bits": 2.0}, 0), ({"path": 2e-4}, 1), ({"bits": 5.0}, 1)])
 def test_a_recorder_that_disagrees_is_found(tmp_path, monkeypatch, capsys, row, code):
-    monkeypatch.setattr("experiments.lib.environments.python_of", lambda *_, **__: sys.executable)
+    monkeypatch.setattr("experiments.parity.python_of", lambda *_, **__: sys.executable)
     monkeypatch.setattr(parity, "recorded_apart", lambda *_: [{"model": "recorder"} | row])
     assert parity.main(["--recorder", "--models", "a", "b", "--out", str(tmp_path / "run")]) == code
     assert ("traces differ" in capsys.readouterr().out) == bool(code)

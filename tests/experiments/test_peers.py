@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from experiments import peers
-from experiments.lib import peer_processes
-from experiments.lib.peer_processes import Failed, LlamaCpp, Process, plain_figures, speculative_figures
+from experiments.lib import engines
+from experiments.lib.engines import Failed, LlamaCpp, Process, figures_of
 from experiments.peers import agreement, report
 
 ECHO = """
@@ -65,7 +65,7 @@ def test_llama_cpp_is_told_the_request_and_its_reports_are_read(tmp_path, monkey
         said = (SPECULATIVE if "-md" in command else COMPLETION) + "\npeak_kb 4321\n"
         return SimpleNamespace(stdout="the text", stderr=said, returncode=0)
 
-    monkeypatch.setattr(peer_processes, "run_group", run)
+    monkeypatch.setattr(engines, "run_group", run)
     one = LlamaCpp(tmp_path, tmp_path / "t.gguf", tmp_path / "d.gguf", 2, tmp_path / "log", 5.0)
     request = {"text": "Hi", "new": 32, "temperature": 0.0, "seed": 0, "slots": 256}
     plain, draft = (one.answer({**request, "mode": mode}) for mode in ("plain", "draft-3"))
@@ -77,9 +77,9 @@ def test_llama_cpp_is_told_the_request_and_its_reports_are_read(tmp_path, monkey
     assert str(tmp_path / "llama-speculative") in tree and "--spec-type" not in tree
     assert "-md" not in plain and draft[draft.index("--spec-draft-n-max") + 1] == "3"
     assert all("--ignore-eos" in command and command[command.index("-t") + 1] == "2" for command in ran)
-    for read in (plain_figures, speculative_figures):
+    for kind in ("plain", "draft"):
         with pytest.raises(Failed, match="reported no times"):
-            read("error: no model", 32)
+            figures_of(kind, "error: no model", 32)
 
 
 def test_a_program_that_takes_too_long_is_ended_with_what_it_started(tmp_path):

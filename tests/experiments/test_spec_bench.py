@@ -8,8 +8,9 @@ from tiny_weights import write_tokenizer
 
 from configs.base import CompareConfig, Method
 from experiments.lib.run_folder import RunFolder
-from experiments.spec_bench import Answer, Choice, main, read_answers, speeds, task_of, write_answers
+from experiments.spec_bench import Answer, Choice, main, read_answers, speeds, task_of
 from specdec_jax.contrib.engine_logs import read_log
+from specdec_jax.contrib.engine_logs.rounds import write_lines
 
 # Tokens and seconds by turn: two questions of MT-bench, one of another task, one that only we know.
 PLAIN = {81: ("writing", [10, 30], [1, 3]), 101: ("math", [80], [2]), 321: ("qa", [6], [1]), "x-1": ("code", [9], [3])}
@@ -27,8 +28,9 @@ def answers(table, model="m", lengths=(2, 3)):
 @pytest.fixture
 def files(tmp_path):
     """The baseline's and a method's answer file."""
-    write_answers(tmp_path / "plain.jsonl", answers(PLAIN))
-    write_answers(tmp_path / "fast.jsonl", answers(FAST))
+    for name, table in (("plain", PLAIN), ("fast", FAST)):
+        entries = [a._asdict() | {"choices": [c._asdict() for c in a.choices]} for a in answers(table)]
+        write_lines(tmp_path / f"{name}.jsonl", entries)
     return tmp_path / "plain.jsonl", tmp_path / "fast.jsonl"
 
 

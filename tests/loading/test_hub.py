@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from refusals import assert_says, refusal
 from rich.console import Console
 
-from experiments.lib.options import Served
+from experiments.lib.commands import Served
 from specdec_jax.app import cli
 from specdec_jax.loading import download, hub, load_model
 

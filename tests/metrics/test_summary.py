@@ -5,7 +5,7 @@ import pytest
 from refusals import refusals
 
 from experiments.compare import picture
-from experiments.lib.summary import doubts_of_rows, summarise
+from experiments.lib.tables import NONE, doubts_of_rows, methods_tables, speedup, speedups, summarise
 from specdec_jax.metrics.intervals import mean_interval, ratio_of_totals, spread, total_speedup
 
 
@@ -33,19 +33,26 @@ ROWS = [
 ]
 
 
+def shown(rows):
+    """The cells of each line of the tables, by their heads."""
+    lines = [line[2:-2].split(" | ") for line in "\n".join(methods_tables(rows)).splitlines() if line.startswith("| ")]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines if line[0] not in ("method", "---")]
+
+
 def test_every_figure():
     plain, fast = summarise(ROWS)
-    assert (plain.method, fast.method, fast.prompts) == ("plain", "fast", 2)
-    assert fast.tokens_per_second_mean == pytest.approx((60 + 40) / 2)
-    assert fast.tokens_per_second_total == pytest.approx(120 / 2.5)
-    assert fast.speedups == pytest.approx([2.0, 4.0])
-    assert fast.speedup.mean.estimate == pytest.approx(3.0) and fast.speedup_total.estimate == pytest.approx(8 / 2.5)
-    assert fast.speedup_clean is not None and fast.speedup_clean.mean.estimate == pytest.approx(2.0)
-    assert fast.speedup_clean.count == 1 and fast.repeated_share == pytest.approx(0.25)
-    assert fast.draft_acceptance_rate == pytest.approx(30 / 80) and fast.mean_draft_length == pytest.approx(4.0)
-    assert fast.mean_acceptance_length == pytest.approx(1 + 30 / 20) and fast.discarded_fraction == pytest.approx(0.1)
-    assert fast.equal == (1, 2) and plain.equal == (2, 2)
-    assert plain.draft_acceptance_rate is plain.mean_draft_length is plain.discarded_fraction is None
+    assert (plain["what"], fast["what"], len(fast["emitted"])) == ("plain", "fast", 2)
+    assert speedups(fast) == pytest.approx([2.0, 4.0]) and speedups(fast, clean=True) == pytest.approx([2.0])
+    assert speedup(fast).estimate == pytest.approx(8 / 2.5)
+    first, other = shown([plain, fast])
+    assert other["method"] == "**fast**" and other["tokens/s, mean of prompts"] == "50.0"
+    assert other["tokens/s, total"] == "48.0" and other["speed-up, total"] == "3.20"
+    assert other["speed-up, mean [95 %]"].startswith("3.00 [") and other["median (quartiles)"] == "3.00 (2.50–3.50)"
+    assert other["without repeats"] == "2.00 (1)" and other["repeated"] == "25%"
+    assert other["acceptance rate"] == f"{30 / 80:.2f}" and other["draft length"] == "4.00"
+    assert other["acceptance length"] == "2.50" and other["discarded passes"] == "10%"
+    assert (first["equal"], other["equal"]) == ("2/2", "1/2")
+    assert {first[name] for name in ("acceptance rate", "draft length", "discarded passes")} == {NONE}
 
 
 def test_repeats_loops_and_temperatures():
@@ -53,14 +60,14 @@ def test_repeats_loops_and_temperatures():
     again = [row("a", "plain", 1.0, equal=True), row("a", "fast", 2.0, equal=False, **DRAFTED)]
     for rows in ([*ROWS, *again], [*again, *ROWS]):
         fast = summarise(rows)[1]
-        assert fast.prompts == 2 and fast.equal == (0, 2)
-    assert fast.speedups == pytest.approx([(120 / 3) / (120 / 3), 4.0])
+        assert fast["equal"] == [False, False]
+    assert speedups(fast) == pytest.approx([(120 / 3) / (120 / 3), 4.0])
     for share, rival, clean in ((0.2, 0.0, 0), (0.0, 0.2, 0), (0.05, 0.0, 1), (0.0, 0.05, 1)):
         found = summarise([row("a", "plain", 2.0, repeated=rival), row("a", "fast", 1.0, repeated=share)])[1]
-        assert (found.speedup_clean.count if found.speedup_clean else 0) == clean
+        assert len(speedups(found, clean=True)) == clean
     rows = [*ROWS, row("a", "plain", 4.0, temperature=0.8), row("a", "fast", 1.0, temperature=0.8)]
-    assert summarise(rows)[3].speedups == pytest.approx([4.0])
-    assert [s.temperature for s in summarise(rows[::-1], baseline="plain")] == [0.0, 0.0, 0.8, 0.8]
+    assert speedups(summarise(rows)[3]) == pytest.approx([4.0])
+    assert [s["temperature"] for s in summarise(rows[::-1], baseline="plain")] == [0.0, 0.0, 0.8, 0.8]
 
 
 def test_rows_that_took_another_time_than_costs_predict_are_doubtful():

@@ -6,8 +6,8 @@ import inspect
 import pytest
 
 from configs.base import CompareConfig
-from experiments.lib.options import Models as ExperimentModels
-from experiments.lib.options import Served
+from experiments.lib.commands import Models as ExperimentModels
+from experiments.lib.commands import Served
 from specdec_jax.app import commands
 from specdec_jax.app.settings import Settings
 from specdec_jax.text.options import Decoding, Drafting, Models, Rules

@@ -42,130 +42,90 @@ T5 = {"vocab_size": 61, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 3, "
 T5 |= {"pad_token_id": 0, "decoder_start_token_id": 0, "relative_attention_num_buckets": 8}
 T5 |= {"relative_attention_max_distance": 12}
 GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-CASES = {
-    "llama": ("llama", {}),
-    "llama, biases, scaled": (
-        "llama",
-        {
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16},
-        },
+CASES = {  # changes of the usual config, by the model type and what is special
+    "llama": {},
+    "llama, biases, scaled": dict(
+        attention_bias=True, mlp_bias=True, rope_parameters=dict(LLAMA3, original_max_position_embeddings=16)
     ),
-    "llama, tied, no groups": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4, "head_dim": 8}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "mistral, window": ("mistral", {"sliding_window": 5, "head_dim": 8}),
-    "qwen2": ("qwen2", {}),
-    "qwen2, windows, tied": ("qwen2", {**WINDOWS, "tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {"head_dim": 8}),
-    "qwen3, windows, biases": ("qwen3", {**WINDOWS, "head_dim": 6, "attention_bias": True, "num_key_value_heads": 1}),
-    "gpt_neox": ("gpt_neox", {"rope_parameters": PARTIAL}),
-    "gpt_neox, one after the other": (
-        "gpt_neox",
-        {"rope_parameters": PARTIAL, "use_parallel_residual": False, "tie_word_embeddings": True},
+    "llama, tied, no groups": {"tie_word_embeddings": True, "num_key_value_heads": 4, "head_dim": 8},
+    "mistral": {"sliding_window": None},
+    "mistral, window": {"sliding_window": 5, "head_dim": 8},
+    "qwen2": {},
+    "qwen2, windows, tied": {**WINDOWS, "tie_word_embeddings": True},
+    "qwen3": {"head_dim": 8},
+    "qwen3, windows, biases": {**WINDOWS, "head_dim": 6, "attention_bias": True, "num_key_value_heads": 1},
+    "gpt_neox": {"rope_parameters": PARTIAL},
+    "gpt_neox, one after the other": dict(
+        rope_parameters=PARTIAL, use_parallel_residual=False, tie_word_embeddings=True
     ),
-    "gpt2": ("gpt2", {**GPT2, "tie_word_embeddings": True}),
-    "gpt2, separate head": (
-        "gpt2",
-        {**GPT2, "n_inner": 40, "activation_function": "relu", "scale_attn_weights": False, "layer_norm_epsilon": 1e-3},
+    "gpt2": {**GPT2, "tie_word_embeddings": True},
+    "gpt2, separate head": dict(
+        GPT2, n_inner=40, activation_function="relu", scale_attn_weights=False, layer_norm_epsilon=0.001
     ),
-    "opt": ("opt", {**OPT, "tie_word_embeddings": True}),
-    "opt, norms after": (
-        "opt",
-        {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 16, "tie_word_embeddings": True},
+    "opt": {**OPT, "tie_word_embeddings": True},
+    "opt, norms after": {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 16, "tie_word_embeddings": True},
+    "opt, no biases": {**OPT, "enable_bias": False, "activation_function": "gelu", "_remove_final_layer_norm": True},
+    "bloom": {**BLOOM, "tie_word_embeddings": True},
+    "bloom, normed stream, 3 heads": dict(
+        BLOOM, n_head=3, apply_residual_connection_post_layernorm=True, tie_word_embeddings=False
     ),
-    "opt, no biases": (
-        "opt",
-        {**OPT, "enable_bias": False, "activation_function": "gelu", "_remove_final_layer_norm": True},
+    "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 6, "tie_word_embeddings": True},
+    "gemma2, other caps": dict(
+        head_dim=6,
+        sliding_window=64,
+        query_pre_attn_scalar=3,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        attention_bias=True,
     ),
-    "bloom": ("bloom", {**BLOOM, "tie_word_embeddings": True}),
-    "bloom, normed stream, 3 heads": (
-        "bloom",
-        {**BLOOM, "n_head": 3, "apply_residual_connection_post_layernorm": True, "tie_word_embeddings": False},
+    "gemma3_text": dict(
+        head_dim=8,
+        sliding_window=5,
+        query_pre_attn_scalar=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=4.0, rope_theta=300.0),
+            sliding_attention=dict(rope_type="default", rope_theta=50.0),
+        ),
+        tie_word_embeddings=True,
     ),
-    "gemma2": ("gemma2", {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 6, "tie_word_embeddings": True}),
-    "gemma2, other caps": (
-        "gemma2",
-        {
-            "head_dim": 6,
-            "sliding_window": 64,
-            "query_pre_attn_scalar": 3,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-            "attention_bias": True,
-        },
+    "gemma3_text, caps": dict(
+        head_dim=8,
+        sliding_window=5,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        rope_parameters=None,
+        tie_word_embeddings=False,
     ),
-    "gemma3_text": (
-        "gemma3_text",
-        {
-            "head_dim": 8,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 6,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            },
-            "tie_word_embeddings": True,
-        },
+    "phi3": {"sliding_window": 5, "num_key_value_heads": 1},
+    "phi3, longrope": dict(
+        hidden_size=32,
+        original_max_position_embeddings=32,
+        rope_parameters=dict(LONGROPE, rope_theta=100.0, partial_rotary_factor=0.75),
     ),
-    "gemma3_text, caps": (
-        "gemma3_text",
-        {
-            "head_dim": 8,
-            "sliding_window": 5,
-            "attn_logit_softcapping": 2.0,
-            "final_logit_softcapping": 3.0,
-            "rope_parameters": None,
-            "tie_word_embeddings": False,
-        },
+    "smollm3": {"no_rope_layers": [1, 1, 0], "tie_word_embeddings": True},
+    "smollm3, windows, biases": dict(
+        no_rope_layers=[1, 0, 1],
+        use_sliding_window=True,
+        sliding_window=5,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
     ),
-    "phi3": ("phi3", {"sliding_window": 5, "num_key_value_heads": 1}),
-    "phi3, longrope": (
-        "phi3",
-        {
-            "hidden_size": 32,
-            "original_max_position_embeddings": 32,
-            "rope_parameters": {**LONGROPE, "rope_theta": 100.0, "partial_rotary_factor": 0.75},
-        },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "mixtral, window": {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5},
+    "qwen3_moe": {**MOE, "head_dim": 8},
+    "qwen3_moe, some layers": dict(
+        MOE, head_dim=8, mlp_only_layers=[0], norm_topk_prob=True, use_sliding_window=True, sliding_window=5
     ),
-    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 0], "tie_word_embeddings": True}),
-    "smollm3, windows, biases": (
-        "smollm3",
-        {
-            "no_rope_layers": [1, 0, 1],
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "mixtral, window": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5}),
-    "qwen3_moe": ("qwen3_moe", {**MOE, "head_dim": 8}),
-    "qwen3_moe, some layers": (
-        "qwen3_moe",
-        {
-            **MOE,
-            "head_dim": 8,
-            "mlp_only_layers": [0],
-            "norm_topk_prob": True,
-            "use_sliding_window": True,
-            "sliding_window": 5,
-        },
-    ),
-    "qwen3, yarn": ("qwen3", {"head_dim": 8, "rope_parameters": YARN}),
-    "gpt_neox, no biases": ("gpt_neox", {"attention_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 3}),
-    "t5": ("t5", T5),
-    "t5, gated, separate head": ("t5", T5 | GATED | {"d_kv": 6, "num_heads": 3}),
-    "t5, shallow decoder, usual distances": (
-        "t5",
-        T5
-        | GATED
-        | {"num_decoder_layers": 1, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
-    ),
-    "mt5": ("mt5", T5 | GATED | {"num_decoder_layers": 2}),
+    "qwen3, yarn": {"head_dim": 8, "rope_parameters": YARN},
+    "gpt_neox, no biases": {"attention_bias": False, "hidden_act": "gelu_new", "num_attention_heads": 3},
+    "t5": T5,
+    "t5, gated, separate head": T5 | GATED | {"d_kv": 6, "num_heads": 3},
+    "t5, shallow decoder, usual distances": T5
+    | GATED
+    | {"num_decoder_layers": 1, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128},
+    "mt5": T5 | GATED | {"num_decoder_layers": 2},
 }
 
 SPREAD = 0.3
@@ -178,12 +138,11 @@ def slug(name):
 
 def random_tensors(shapes):
     """{name: [shape] float32}: normal, scales of norms around one."""
-    return {name: _tensor(name, tuple(shape)) for name, shape in shapes.items()}
-
-
-def _tensor(name, shape):
-    tensor = np.random.default_rng(zlib.crc32(name.encode())).normal(0.0, SPREAD, shape)
-    return (tensor + ("norm" in name and name.endswith("weight"))).astype(np.float32)
+    tensors = {}
+    for name, shape in shapes.items():
+        tensor = np.random.default_rng(zlib.crc32(name.encode())).normal(0.0, SPREAD, tuple(shape))
+        tensors[name] = (tensor + ("norm" in name and name.endswith("weight"))).astype(np.float32)
+    return tensors
 
 
 def padded_sources():

@@ -24,7 +24,7 @@ SHARD = "12KB"
 
 def write_case(out, name):
     """Both folders of a case."""
-    model_type, changes = CASES[name]
+    model_type, changes = name.partition(",")[0], CASES[name]
     options = changes if model_type in OWN_NAMES else SMALL | changes
     kind = AutoModelForSeq2SeqLM if model_type in ENCODERS else AutoModelForCausalLM
     model = kind.from_config(AutoConfig.for_model(model_type, **options), dtype=torch.float32)

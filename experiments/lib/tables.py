@@ -1,0 +1,315 @@
+"""The row that every comparison is made of, its figures, and tables of them: Markdown, printed whole on any terminal.
+
+A row is a method, a rule or whatever is compared, on some texts: a list with a number for each text by column, so that
+intervals and paired comparisons are made of rows alone. Columns: emitted, rounds, drafted, accepted, passes (of the
+drafter), seconds, plain_seconds and repeated (a share). `summarise` makes them of timed results, trace_runs of replays.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console, ConsoleOptions
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
+from rich.text import Text
+
+from experiments.lib.run_folder import TABLE, RunFolder
+from specdec_jax.costs.cost_model import agree
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals, spread, total_speedup
+
+NONE = "–"
+BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
+GAP = 2  # between columns on a terminal
+Row = dict[str, Any]
+
+
+def speedup(row: Row) -> Interval:
+    """Speed-up over plain decoding by totals, with an interval over texts."""
+    if "plain_emitted" in row:  # timed; other numbers of tokens where texts are sampled
+        return total_speedup(row["emitted"], row["seconds"], row["plain_emitted"], row["plain_seconds"])
+    return ratio_of_totals(row["plain_seconds"], row["seconds"])
+
+
+def gain(row: Row, other: Row) -> Interval:
+    """How many times faster than another row of the same texts, with a paired interval."""
+    return ratio_of_totals(other["seconds"], row["seconds"])
+
+
+def total(row: Row, name: str) -> float:
+    """A column over all texts."""
+    return float(np.sum(row[name]))
+
+
+def per_round(row: Row, name: str) -> float:
+    """A count by target pass."""
+    return total(row, name) / total(row, "rounds")
+
+
+def acceptance(row: Row) -> float:
+    """Accepted over drafted tokens."""
+    return total(row, "accepted") / max(total(row, "drafted"), 1)
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "| --- |" + " ---: |" * (len(heads) - 1), *lines[1:]])
+
+
+def table(rows: Mapping[str, Row], columns: Mapping[str, Callable[[Row], str]], head: str = "rule") -> str:
+    """A Markdown table with a line for each row: its name, and what every column's function says of it."""
+    lines = [[name.replace("|", "\\|"), *(of(row) for of in columns.values())] for name, row in rows.items()]
+    return markdown([head, *columns], lines)
+
+
+def compared(
+    rows: Mapping[str, Row],
+    over: Sequence[str] = (),
+    *,
+    chosen: str | None = None,
+    more: Mapping[str, Callable[[Row], str]] | None = None,
+) -> str:
+    """One table row per row: speed-up, gain over each of some rows, acceptance; Markdown.
+
+    Args:
+        over: names of rows of the same texts.
+        chosen: a hyperparameter; which value was chosen on either half.
+        more: further columns.
+    """
+    columns: dict[str, Callable[[Row], str]] = {}
+    if chosen is not None:
+        columns["chosen"] = lambda row: setting(row["settings"], chosen)
+    columns["speed-up"] = lambda row: interval(speedup(row))
+    for name in over:
+        other = rows[name]
+        columns[f"over {name}"] = lambda row, other=other: NONE if row is other else percent_more(gain(row, other))
+    columns["accepted"] = lambda row: f"{acceptance(row):.0%}"
+    columns["tokens a pass"] = lambda row: f"{per_round(row, 'emitted'):.2f}"
+    return table(rows, columns | dict(more or {}))
+
+
+def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) -> str:
+    """An estimate with its two bounds; alone where a single prompt, or no spread, gives none."""
+    numbers = np.asarray(value, float)  # None of a row that was read is NaN
+    estimate, low, high = (format(number, form) for number in numbers)
+    return f"{estimate} {bounds.format(low, high)}" if numbers[2] > numbers[1] else estimate  # NaN is not above
+
+
+def percent_more(value: Interval) -> str:
+    """A ratio as the percentage above 1, with its interval; bold where the interval excludes 1."""
+    texts = [f"{100 * (bound - 1):+.1f}" for bound in value]
+    if not value.high > value.low:
+        return f"{texts[0]} %"
+    text = f"{texts[0]} % [{texts[1]}, {texts[2]}]"
+    return f"**{text}**" if excludes_one(value) else text
+
+
+def plus_minus(value: Interval, digits: int = 2) -> str:
+    """An estimate and half of its interval, where there is one."""
+    text = f"{value.estimate:.{digits}f}"
+    return f"{text} ±{(value.high - value.low) / 2:.{digits}f}" if value.high > value.low else text
+
+
+def excludes_one(value: Interval) -> bool:
+    """Whether an interval says that a ratio is not 1."""
+    return value.low > 1 or value.high < 1
+
+
+def number(value: Any) -> str:
+    """A setting's number, short."""
+    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+
+
+def setting(settings: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The hyperparameter that was chosen on either half: '0.3 / 0.4'."""
+    return " / ".join(dict.fromkeys(number(chosen[name]) for chosen in settings))
+
+
+def at_temperature(temperature: float) -> str:
+    """How a title calls a temperature."""
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
+
+
+class WholeTable(TableElement):
+    """Cells wrap between words only. Columns that do not fit follow in a table of their own, names first again."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        heads = [] if self.header is None or self.header.row is None else [c.content for c in self.header.row.cells]
+        rows = [] if self.body is None else [[cell.content for cell in row.cells] for row in self.body.rows]
+        columns = [[Text(head.plain, "bold"), *(row[at] for row in rows)] for at, head in enumerate(heads)]
+        least = [max(Text(word).cell_len for cell in cells for word in cell.plain.split() or [""]) for cells in columns]
+        least[:1] = [max(cell.cell_len for cell in cells) for cells in columns[:1]]  # names never wrap
+        groups: list[list[int]] = [[0]]
+        for at in range(1, len(columns)):
+            if len(groups[-1]) > 1 and sum(least[i] + GAP for i in [*groups[-1], at]) > options.max_width + GAP:
+                groups.append([0])
+            groups[-1].append(at)
+        for group in groups:
+            shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+            for at in group:
+                side = "right" if at else "left"
+                shown.add_column(columns[at][0], min_width=least[at], no_wrap=at == 0, justify=side)
+            for cells in zip(*(columns[at][1:] for at in group), strict=True):
+                shown.add_row(*cells)
+            yield shown
+            yield Text()
+
+
+class Whole(Markdown):
+    """Markdown with such tables."""
+
+    elements = {**Markdown.elements, "table_open": WholeTable}  # noqa: RUF012 - rich's own way
+
+
+def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) -> None:
+    """Writes table.md and NAME.png for each of the pictures, and prints the table."""
+    folder.write_text(TABLE, text)
+    for name, figure in pictures.items():
+        with folder.replacing(f"{name}.png") as path:
+            figure.savefig(path)
+    console.print(Whole(text))
+    console.print(f"Written to {folder.path}/")
+
+
+CLEAN_SHARE = 0.05
+"""A prompt counts as free of repeated text when at most this share of its tokens, the baseline's too, is repeated."""
+TIMED_COLUMNS = {  # of a row, and what a result calls them
+    "emitted": "num_emitted_tokens",
+    "rounds": "num_rounds",
+    "drafts": "num_drafts",
+    "drafted": "num_draft_tokens",
+    "accepted": "num_accepted_tokens",
+    "passes": "drafter_passes",
+    "discarded": "discarded_passes",
+    "seconds": "seconds",
+}
+
+
+def summarise(results: Iterable[Mapping[str, Any]], baseline: str | None = None) -> list[Row]:
+    """One row a temperature and method ("what"), in the results' order, with a number a prompt in every column.
+
+    `baseline` is the first result's method unless named; its columns are plain_emitted, plain_seconds and
+    plain_repeated. `equal` says of the prompts that were compared whether the output is plain decoding's. Repeats of a
+    prompt (results alike in prompt, method and temperature) are added up: tokens over seconds of all of them.
+
+    Raises:
+        ValueError: no results, a key is missing, or a prompt of a method has no result of the baseline.
+    """
+    groups: dict[tuple[float, str], dict[str, dict[str, Any]]] = {}  # sums over repeats, by prompt
+    for result in results:
+        baseline = baseline or result["method"]
+        prompts = groups.setdefault((result["temperature"], result["method"]), {})
+        sums = prompts.setdefault(str(result["prompt_id"]), {})
+        try:
+            for column, name in TIMED_COLUMNS.items():
+                sums[column] = sums.get(column, 0) + result[name]
+            sums["repeated"] = sums.get("repeated", 0.0) + result["repeated_share"] * result["num_emitted_tokens"]
+            if result["equals_plain"] is not None:
+                sums["equal"] = sums.get("equal", True) and result["equals_plain"]
+        except KeyError as error:
+            raise ValueError(f"the result of prompt {result.get('prompt_id')!r} has no {error}") from None
+    if not groups:
+        raise ValueError("no results to summarise")
+    rows = []
+    for temperature, method in sorted(groups, key=lambda key: key[0]):  # stable: methods keep the results' order
+        prompts, plain = groups[temperature, method], groups.get((temperature, str(baseline)), {})
+        missing = [name for name in prompts if name not in plain]
+        if missing:
+            raise ValueError(f"no result of {baseline!r} for prompt {missing[0]!r} at temperature {temperature:g}")
+        row: Row = {"what": method, "temperature": temperature}
+        for prefix, each in (("", prompts), ("plain_", plain)):
+            mine = [each[name] for name in prompts]
+            row |= {f"{prefix}{name}": [sums[name] for sums in mine] for name in TIMED_COLUMNS}
+            row[f"{prefix}repeated"] = [sums["repeated"] / max(sums["emitted"], 1) for sums in mine]
+        rows.append(row | {"equal": [sums["equal"] for sums in prompts.values() if "equal" in sums]})
+    return rows
+
+
+def doubts_of_rows(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A clause if methods decoded in another time than their costs predict, all results of each together."""
+    totals: dict[str, list[float]] = {}
+    for result in results:
+        if result.get("predicted_seconds"):
+            sums = totals.setdefault(result["method"], [0.0, 0.0])
+            sums[:] = sums[0] + result["seconds"], sums[1] + result["predicted_seconds"]
+    wrong = [f"{took / costs:.2f} ({name})" for name, (took, costs) in totals.items() if not agree(took, costs)]
+    return [f"decoding took {', '.join(wrong)} times what the costs predict"] if wrong else []
+
+
+def rates(row: Row, prefix: str = "") -> np.ndarray:
+    """[prompts]: tokens/s; with "plain_" the baseline's."""
+    return np.array(row[f"{prefix}emitted"]) / np.array(row[f"{prefix}seconds"])
+
+
+def speedups(row: Row, clean: bool = False) -> np.ndarray:
+    """[prompts]: ratios to the baseline; with `clean` of the prompts free of repeated text."""
+    each = rates(row) / rates(row, "plain_")
+    return each[np.maximum(row["repeated"], row["plain_repeated"]) <= CLEAN_SHARE] if clean else each
+
+
+def _ratio(top: str, bottom: str, form: str = ".2f", plus: int = 0) -> Callable[[Row], str]:
+    """A column: one total over another; none where there is nothing to divide by."""
+    return lambda row: format(plus + total(row, top) / total(row, bottom), form) if total(row, bottom) else NONE
+
+
+def _without_repeats(row: Row) -> str:
+    clean = speedups(row, clean=True)
+    return f"{spread(clean).mean.estimate:.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
+
+
+def _quartiles(row: Row) -> str:
+    each = spread(speedups(row))
+    return interval((each.median, each.lower_quartile, each.upper_quartile), bounds="({}–{})")
+
+
+METHOD_COLUMNS: dict[str, Callable[[Row], str]] = {  # a narrow terminal shows the first ones in its first table
+    "tokens/s, total": _ratio("emitted", "seconds", ".1f"),
+    "speed-up, total": lambda row: f"{speedup(row).estimate:.2f}",
+    "speed-up, mean [95 %]": lambda row: interval(spread(speedups(row)).mean),
+    "median (quartiles)": _quartiles,
+    "equal": lambda row: f"{sum(row['equal'])}/{len(row['equal'])}" if row["equal"] else NONE,
+    "tokens/s, mean of prompts": lambda row: f"{rates(row).mean():.1f}",
+    "without repeats": _without_repeats,
+    "repeated": lambda row: f"{np.average(row['repeated'], weights=np.maximum(row['emitted'], 1)):.0%}",
+    "acceptance rate": _ratio("accepted", "drafted"),
+    "draft length": _ratio("drafted", "drafts"),
+    "acceptance length": _ratio("accepted", "drafts", plus=1),
+    "discarded passes": _ratio("discarded", "passes", ".0%"),
+}
+
+
+def methods_tables(rows: Sequence[Row]) -> list[str]:
+    """Blocks of Markdown: a table a temperature, its fastest method (by total) in bold, and notes."""
+    blocks = []
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        here = [row for row in rows if row["temperature"] == temperature]
+        fast = [speedup(row).estimate for row in here]
+        marks = ["**" if len(here) > 1 and each == max(fast) else "" for each in fast]
+        named = {f"{mark}{row['what']}{mark}": row for mark, row in zip(marks, here, strict=True)}
+        blocks += [f"## {at_temperature(temperature).capitalize()}", table(named, METHOD_COLUMNS, "method")]
+    count = max((len(row["emitted"]) for row in rows), default=0)
+    return [*blocks, f"{count} prompt{'s' * (count != 1)}. {NOTES}"]
+
+
+NOTES = (
+    "Speed-up is against plain decoding of the same target in the same "
+    "program; 95 % bootstrap interval and quartiles over prompts; total: all tokens over all seconds. Without "
+    f"repeats: mean over the prompts (their number) with at most {CLEAN_SHARE:.0%} repeated tokens. Acceptance "
+    "rate: accepted over drafted tokens. Draft length: tokens a draft. Acceptance length: 1 + accepted tokens a "
+    "draft, siblings among them. Discarded passes: drafter passes whose distribution gave no token. Equal: outputs "
+    "that are plain decoding's token for token."
+)
+
+
+def against_table(rows: Sequence[Row], rival: str) -> str:
+    """How much faster than `rival`, the baseline of the rows; Markdown, one line per method."""
+    heads = [at_temperature(temperature) for temperature in dict.fromkeys(row["temperature"] for row in rows)]
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        if row["what"] != rival:
+            both = f"{interval(spread(speedups(row)).mean)}, total {interval(speedup(row))}"
+            lines.setdefault(row["what"], [row["what"]]).append(both)
+    return markdown([f"over {rival}", *heads], lines.values())
