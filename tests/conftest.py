@@ -49,6 +49,7 @@ def exact_products():
 
 
 RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds of tests that take so many
+KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
 SLOW, LONG = 3.0, 2.0  # of tests that `make check` leaves out, and `make test`
 SECONDS = {}  # of this run
 
@@ -66,8 +67,7 @@ def pytest_collection_modifyitems(items):
     Of `often(n)` tests all but the first n cases are seldom. Of each function that `tools/mutations.py` names the two
     quickest cases are never long.
     """
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    seconds = {item.nodeid: record.get(item.nodeid, 0.0) for item in items}
+    seconds = {item.nodeid: KNOWN.get(item.nodeid, 0.0) for item in items}
     cases, quickest = Counter(), Counter()
     named = {test for bug in BUGS for test in bug.tests.split()}
     for item in sorted(items, key=lambda item: seconds[item.nodeid]):
@@ -94,7 +94,8 @@ def pytest_runtest_setup(item):
 
 def pytest_runtest_teardown(item):
     """Processor seconds of this process and its children, which other work on the machine does not lengthen."""
-    item.user_properties.append(("seconds", sum(os.times()[:4]) - dict(item.user_properties)["began"]))
+    if (began := dict(item.user_properties).get("began")) is not None:  # None: a mark skipped it before it was set up
+        item.user_properties.append(("seconds", sum(os.times()[:4]) - began))
 
 
 def pytest_runtest_logreport(report):
@@ -104,8 +105,7 @@ def pytest_runtest_logreport(report):
 
 def pytest_terminal_summary(terminalreporter):
     """Tests that `seconds.json` should mark; on a slower machine there are more."""
-    known = json.loads(RECORD.read_text(encoding="utf-8"))
-    new = [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > SLOW and test not in known]
+    new = [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > SLOW and test not in KNOWN]
     if new:
         terminalreporter.section(f"over {SLOW:g} processor seconds and not in {RECORD.name}")
         terminalreporter.write_line("\n".join(new))
