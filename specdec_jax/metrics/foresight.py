@@ -1,10 +1,10 @@
-"""An upper bound for stopping policies: all distributions of the draft are known in advance, but not the acceptance.
+"""A reference for stopping policies: all distributions of the draft are known in advance, but not the acceptance.
 
 A policy sees a distribution only after its pass. With foresight the whole draft of the round, its distributions and
 tokens, is known in advance, and the best length is drafted; acceptance remains random. The acceptance probabilities are
-those of `survival`, with a prior fitted to the same trace, and an offset and a lapse rate fitted to each whole text. No
-policy that reads entropy, largest probability and the drawn token's probability, and learns from its own rounds, is
-expected to be faster. `replay.oracle`, which also knows the acceptance, is much faster.
+those of `survival`, with a prior fitted to the same trace, and an offset and a lapse rate fitted to each whole text. This
+is no upper bound: each round is played for itself, though where it ends decides how the next begins, and a policy can
+be a little faster. `replay.oracle`, which also knows the acceptance, is much faster.
 """
 
 import numpy as np

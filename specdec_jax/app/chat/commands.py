@@ -222,7 +222,7 @@ _LIST = [
     _set("top_p", float, "/top-p X", "only the most probable tokens up to this mass; 1 is off"),
     _set("min_p", float, "/min-p X", "only tokens of this share of the largest probability; 0 is off"),
     _set("max_new_tokens", int, "/max-new-tokens N", "most tokens of an answer"),
-    _set("seed", int, "/seed N", "the same seed gives the same tokens"),
+    _set("seed", int, "/seed N", "the same seed, rule and costs give the same tokens"),
     _set(
         "system",
         lambda text: None if text == "none" else text,
