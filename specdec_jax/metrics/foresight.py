@@ -2,7 +2,7 @@
 
 A policy sees a distribution only after its pass. With foresight the whole draft of the round, its distributions and
 tokens, is known in advance, and the best length is drafted; acceptance remains random. The acceptance probabilities are
-those of `survival`, with a prior fitted to the same trace, and an offset and a lapse rate fitted to each whole text. This
+those of `survival`, with a prior fitted to the same trace, and an offset and a lapse rate fitted to each whole text. It
 is no upper bound: each round is played for itself, though where it ends decides how the next begins, and a policy can
 be a little faster. `replay.oracle`, which also knows the acceptance, is much faster.
 """
