@@ -133,8 +133,8 @@ BUGS = (
     ),
     Bug(
         "survival takes wider verification to be free",
-        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + opening[:, None] + wider",
-        "return (count.astype(jnp.float32) - ahead.paid) * cost[:, None] + opening[:, None]",
+        "return passes * state.drafter_cost[:, None] + wider",
+        "return passes * state.drafter_cost[:, None]",
         "tests/stopping/test_survival.py",
     ),
     Bug(

@@ -3,17 +3,16 @@
 By maximum likelihood: weights optimised for the speed of replays were no faster on other prompts (docs/survival.md).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping._survival_state import LAPSE, LAPSE_WEIGHT, PRECISION, Prior, evidence
-from specdec_jax.stopping.survival import SAMPLED
+from specdec_jax.stopping.survival import SAMPLED, Prior, evidence
 
 RIDGE = 1e-4
-MOST_SURPRISE = 1.5
+PRECISION, LAPSE, LAPSE_WEIGHT = 4.0, 0.05, 5.0  # priors of a text's offset (precision) and lapse rate (weight)
 ITERATIONS = 50  # iterations of expectation maximisation
 
 
@@ -21,7 +20,6 @@ class Positions(NamedTuple):
     """All drafts of a trace with the policy's inputs, [M] each."""
 
     evidence: np.ndarray  # logits: that of the largest probability if greedy, the negative log entropy if sampled
-    surprise: np.ndarray  # log q of the drafted token plus entropy; 0 if greedy
     log_temperature: np.ndarray  # 0 if greedy
     accepted: np.ndarray  # bool
 
@@ -38,35 +36,31 @@ def _evaluated(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(which drafts were verified [N, T+1] or [N, T+1, K], their features [..., F] float64, which were accepted)."""
     if trace.chains is None or trace.run is None:
         at = np.arange(trace.accepted.shape[1])[None, :] < trace.length[:, None]
-        features, log_q, rejected = trace.path.astype(np.float64), FEATURES.index("log_q"), at & ~trace.accepted
-        features[rejected, log_q] = trace.tails[trace.tail_of[rejected], 0, log_q]
-        return at, features, trace.accepted
+        return at, trace.path.astype(np.float64), trace.accepted
     begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
     at = (step <= trace.run[:, :, None]) & (begin + step < trace.length[:, None, None])
     return at, trace.chains.astype(np.float64), np.broadcast_to(step < trace.run[:, :, None], at.shape)
 
 
-def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(evidence, surprise, log temperature) of a trace's features [..., F] at a temperature that broadcasts."""
-    entropy, largest, log_q = (features[..., FEATURES.index(name)] for name in ("entropy", "max_prob", "log_q"))
-    entropy, largest = np.maximum(entropy, 0.0).astype(np.float64), largest.astype(np.float64)
-    logit, log_temperature = evidence(entropy, largest, temperature, np)
-    surprise = np.where(temperature > 0, log_q + entropy, 0.0)
-    return logit, surprise, np.broadcast_to(log_temperature, logit.shape)
+def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(evidence, log temperature) of a trace's features [..., F] at a temperature that broadcasts."""
+    entropy, largest = (features[..., FEATURES.index(name)].astype(np.float64) for name in ("entropy", "max_prob"))
+    logit, log_temperature = evidence(np.maximum(entropy, 0.0), largest, temperature, np)
+    return logit, np.broadcast_to(log_temperature, logit.shape)
 
 
 class Learnt(NamedTuple):
-    """The parameters per text that `survival` learns in addition to the prior; [N] each."""
+    """What one text differs by; [N] each. No rule knows it in advance."""
 
     offset: np.ndarray  # logits
-    lapse: np.ndarray  # the lapse rate
+    lapse: np.ndarray  # share of drafts that are rejected however confident the drafter is
 
 
 NOTHING_LEARNT = Learnt(np.zeros(1), np.zeros(1))  # broadcasts to any number of texts
 
 
 def learnt_by_text(prior: Prior, trace: Trace) -> Learnt:
-    """The offset and the lapse rate of every whole text, by expectation maximisation with the policy's priors."""
+    """The offset and the lapse rate of every whole text, by expectation maximisation (Dempster et al. 1977)."""
     at, features, accepted = _evaluated(trace)
     texts = len(at)
     at, accepted = at.reshape(texts, -1), accepted.reshape(texts, -1)
@@ -91,16 +85,15 @@ def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray, learnt:
 
 
 def _logit(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
-    logit, surprise, log_temperature = _read(features, temperature)
-    return prior.bias + prior.log_temperature * log_temperature + logit + prior.surprise * surprise
+    logit, log_temperature = _read(features, temperature)
+    return prior.bias + prior.log_temperature * log_temperature + logit
 
 
 def fit_prior(*traces: Trace) -> Prior:
     """The prior by maximum likelihood (logistic regression); all traces have equal weight.
 
-    The bias and the weight of the temperature are fitted to the distributions before the draw, then the weight of the
-    token's surprise after it. Traces are either greedy or sampled; the weight of the temperature needs several
-    temperatures, otherwise it is that of the default prior.
+    Traces are either greedy or sampled; the weight of the temperature needs several temperatures, otherwise it is that
+    of the default prior.
 
     Raises:
         ValueError: no traces, or traces in which nothing, or everything, was accepted.
@@ -116,22 +109,13 @@ def fit_prior(*traces: Trace) -> Prior:
     slope = SAMPLED.log_temperature if not several and max(trace.temperature.max() for trace in traces) > 0 else 0.0
     logit = seen.evidence + slope * seen.log_temperature
     before = np.stack([np.ones_like(logit), seen.log_temperature * several], axis=1)
-    bias, more = _logistic(before, logit, seen.accepted, weight, ((-np.inf, np.inf), (0.0, np.inf)))
-    logit = logit + before @ [bias, more]
-    surprise = _logistic(seen.surprise[:, None], logit, seen.accepted, weight, ((0.0, MOST_SURPRISE),))[0]
-    return Prior(float(bias), float(slope + more), float(surprise))
-
-
-def _logistic(
-    columns: np.ndarray, logit: np.ndarray, labels: np.ndarray, weight: np.ndarray, bounds: Any
-) -> np.ndarray:
-    """Weights of columns that are added to a logit, within bounds, with a small ridge penalty; `weight` sums to 1."""
-    signs = np.where(labels, 1.0, -1.0)
+    signs = np.where(seen.accepted, 1.0, -1.0)
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        margin = signs * (logit + columns @ weights)
+        margin = signs * (logit + before @ weights)
         value = float(weight @ np.logaddexp(0.0, -margin) + RIDGE * np.sum(weights**2))
-        slope = -(weight * signs / (1.0 + np.exp(margin))) @ columns + 2 * RIDGE * weights
-        return value, slope
+        return value, -(weight * signs / (1.0 + np.exp(margin))) @ before + 2 * RIDGE * weights
 
-    return minimize(loss, np.zeros(columns.shape[1]), jac=True, method="L-BFGS-B", bounds=bounds).x
+    bounds = ((-np.inf, np.inf), (0.0, np.inf))
+    bias, more = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=bounds).x
+    return Prior(float(bias), float(slope + more))

@@ -1,96 +1,122 @@
-"""Survival: run another drafter pass while its expected gain exceeds the value of its time (see docs/survival.md).
+"""Survival: run another drafter pass while its expected gain exceeds the price of its time (see docs/survival.md).
 
-Speculative decoding is a renewal process: rounds emit tokens and take time, and the long-run rate R is the value of
-time in tokens. With S the probability that all drafts of the round so far are accepted, a_1, a_2, ... the acceptance
-probabilities of the next ones, c the time of a drafter pass and V(k) of verifying k drafts, in plain passes:
+Speculative decoding is a renewal process: rounds emit tokens and take time, and the long-run rate R is the price of
+time in tokens. With S the probability that all drafts of the round so far are accepted, a that of the next one, c the
+time of a drafter pass and V(k) of verifying k drafts, in passes of plain decoding, one more draft pays iff
+S a > R (c + V(k+1) - V(k)).  V is a step function, and only the first token of a width costs:
+n more pay iff  S (a + a^2 + ... + a^n) > R (n c + V(k+n) - V(k)),  and the best n within the budget decides.
 
-- the token of a computed distribution is drafted unless the wider verification costs more than the expected gain of it
-  and its successors;
-- n more passes pay iff  S E[a_1 + a_1 a_2 + ... n terms]  >  R (n c + V(k + n) - V(k));  they are run one at a
-  time, and the best n within the budget decides, because V is a step function: only the first token of a width costs.
+**Confidence persists**: the next draft is taken to be as likely accepted as the last one, and a round's first draft as
+first drafts of the row have been. R is the row's own, from its tokens and their time, and so is the lapse rate, the
+share of drafts that are rejected regardless of the drafter's confidence.
 
-The odds that a token is accepted are proportional to those of the most probable token in greedy decoding, and inversely
-proportional to the entropy in sampling; the factor depends on the temperature and, once the token is drawn, slightly on
-its surprise. These parameters are a prior fitted to pairs of models (metrics/prior.py). Two parameters per row adapt to
-the observed acceptance: an offset of all logits, by an extended Kalman filter, and the lapse rate, the share of drafts
-that are rejected regardless of the drafter's confidence. They adapt within a few rounds.
+`signal` says how a distribution gives a. `odds`: the odds of acceptance are those of the most probable token in greedy
+decoding, times a factor, and inversely proportional to the entropy in sampling; the factors are a prior fitted to pairs
+of models (metrics/prior.py). `probability`: the token's own probability. `bound`: AdaEDL's 1 - sqrt(entropy_factor H),
+so that its lambda becomes the price.
 
-Tokens whose distribution is not known yet follow a Markov chain over four confidence levels. Each row counts its own
-transitions, so that none are assumed from other pairs and long runs of confidence are learnt in the first rounds. The
-prior counts, one per level and three for the highest, are optimistic: with costly passes, a row that expected an
-average drafter would never draft, and never learn that its drafter is better.
-
-In a batch a pass runs for all rows or for none, and the longest draft sets the verification width. With `together`, n
-more passes pay iff the expected gain of all rows exceeds the value of the time for all rows, and then every row drafts.
-Each row keeps its distribution, but which tokens a row draws depends on the other rows.
-
-Sources: the optimality of a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); the rest is new here.
+Sources: a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); AdaEDL (arXiv 2410.18351); persistence of
+confidence within a round, also in DSpark's scheduler (contrib/stopping/dspark.py); the rest is new here.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import host, per_row
 from specdec_jax.ranges import Between, Positive
 from specdec_jax.stopping._defaults import in_unit
-from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost, remember
-from specdec_jax.stopping._survival_gain import Ahead, after_distribution, after_level, gain_by_row, gain_together
-from specdec_jax.stopping._survival_state import (
-    HORIZON,
-    LAPSE,
-    LAPSE_WEIGHT,
-    LEVELS,
-    PRECISION,
-    Prior,
-    Settings,
-    SurvivalState,
-    chance_of,
-    forecast,
-    learn_chances,
-    learn_moves,
-    learn_rate,
-    level_of,
-    logit_of,
-    prior_of,
-    rate_of,
+from specdec_jax.stopping._readings import (
+    evaluated_positions,
+    opening_cost,
+    relative_drafter_cost,
+    remember,
+    token_probability,
 )
-from specdec_jax.strategy import strategy
+from specdec_jax.strategy import nearest, strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
+
+class Prior(NamedTuple):
+    """Weights of the acceptance probability in logits, added to the evidence of the distribution."""
+
+    bias: float
+    log_temperature: float  # weight of log temperature; unused at temperature 0
+
+
 # Fitted by `metrics.prior.fit_prior` to fourteen traces of four pairs (docs/results.md).
-GREEDY = Prior(0.7, 0.0, 0.0)
-SAMPLED = Prior(0.92, 2.1, 0.1)
+GREEDY = Prior(0.7, 0.0)
+SAMPLED = Prior(0.92, 2.1)
 Weights = Annotated[Any, Between(entries=len(Prior._fields))]
+LEAST_ENTROPY = 0.02  # nats, added to every entropy: one-hot distributions are not always accepted
+LAPSE, LATER_LAPSE = 0.05, 0.01  # prior lapse rate, for the first rounds and once they are forgotten
+LAPSE_WEIGHT = 5.0  # weight of the prior lapse rate, in verified tokens
 USUAL = 0.6  # prior acceptance rate, for the initial rate
+OPENING, OPENING_WEIGHT = 0.8, 4.0  # prior acceptance rate of a round's first draft, optimistic, and its weight
+DECAY = 0.98  # per round, of what a row has learnt
+HORIZON = 8  # maximum number of further drafts considered at once
+SIGNALS = ("odds", "probability", "bound")
+
+
+class SurvivalState(NamedTuple):
+    """The state of a row; each [B] float32 unless noted otherwise. The last eight are constant."""
+
+    survival: Array  # S, probability that this round's drafts so far are accepted
+    chance: Array  # a, of the last distribution; before a round's first one that of first drafts
+    chances: Array  # [B, P], of this round's drafts
+    passes: Array  # drafter passes of this round, in units of drafter_cost
+    accepted: Array  # decayed number of accepted first drafts
+    opened: Array  # decayed number of first drafts
+    lapse: Array  # share of drafts that are rejected regardless of the drafter's confidence
+    trials: Array  # decayed number of verified drafts behind `lapse`, including the prior's weight
+    tokens: Array  # decayed sum of emitted tokens
+    time: Array  # decayed sum of their time, in passes of plain decoding; R = tokens / time
+    drafter_cost: Array  # c
+    verification: Array  # [B, P+1], V(k)
+    widest: Array  # [B] int32, the largest k for which V(k) was given
+    initial_rate: Array
+    rate_weight: Array
+    greedy: Array  # [B, 2], a Prior
+    sampled: Array  # [B, 2]
+    entropy_factor: Array
+
+
+Gain = Callable[[SurvivalState, Array, RoundContext], Array]  # (state, drafted [B], context) -> [B] float32
 
 
 @strategy
-def survival(positions: Annotated[int, Between(1)] = 32, together: bool = False) -> StoppingPolicy:
+def survival(
+    positions: Annotated[int, Between(1)] = 32, together: bool = False, signal: str = SIGNALS[0]
+) -> StoppingPolicy:
     """Draft while it pays, by calibrated acceptance probabilities and measured costs.
 
     Args:
-        positions: number of drafts per round that the state learns from (P).
-        together: one decision for all rows, by the gain of the whole batch; costs are then those of the batch
-            (`measure_costs(batch=)`). A sampled row's draws depend on the other rows, its distribution does not.
+        positions: longest draft with a verification time of its own (P).
+        together: one decision for all rows, by the gain of the whole batch, whose passes run for all rows or for none;
+            costs are then those of the batch (`measure_costs(batch=)`). A sampled row's draws depend on the other rows,
+            its distribution does not.
+        signal: what a distribution says of acceptance: "odds", "probability" or "bound".
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass relative to a pass of plain decoding, default 0.1;
     `generate` passes the measured cost), verification_times ([P+1] or fewer, time of the pass that verifies k drafts
     relative to one of plain decoding, the last one also for longer drafts; default 1 + 0.02 k), greedy and sampled (a
-    Prior each), prior_precision (4; the prior weighs roughly four times as many verified tokens), initial_rate
-    (initial R, in tokens per pass of plain decoding; default: that of the best fixed length at these costs with an
-    acceptance rate of 0.6), rate_weight (its weight, 5 passes). Times are >= 0; cost, precision, rate and weight > 0.
+    Prior each, of "odds"), entropy_factor (0.2, of "bound"), initial_rate (initial R, in tokens per pass of plain
+    decoding; default: that of the best fixed length at these costs with an acceptance rate of 0.6), rate_weight (its
+    weight, 5 passes). Times are >= 0; cost, factor, rate and weight > 0.
+
+    Raises:
+        ValueError: an unknown signal.
     """
-    return survival_with(gain_together if together else gain_by_row, positions, together)
+    return survival_with(gain_together if together else gain_by_row, positions, together, signal)
 
 
-def survival_with(
-    gain: Callable[[SurvivalState, Ahead, RoundContext], Array], positions: int, together: bool = False
-) -> StoppingPolicy:
-    """`survival` with a `gain` [B] float32, in tokens: drafts while it is above 0. P (`positions`) as in `survival`."""
+def survival_with(gain: Gain, positions: int, together: bool = False, signal: str = SIGNALS[0]) -> StoppingPolicy:
+    """`survival` with a `gain` in tokens: drafts while it is above 0. P (`positions`) and errors as in `survival`."""
+    if signal not in SIGNALS:
+        raise ValueError(f"no signal {signal!r}{nearest(signal, SIGNALS)}")
 
     def init(
         batch: int,
@@ -98,11 +124,10 @@ def survival_with(
         verification_times: Annotated[Any, Between(0, entries=0)] = None,
         greedy: Weights = GREEDY,
         sampled: Weights = SAMPLED,
-        prior_precision: Positive = PRECISION,
+        entropy_factor: Positive = 0.2,
         initial_rate: Positive = None,
         rate_weight: Positive = 5.0,
     ) -> SurvivalState:
-        zero, certain = per_row(batch, 0.0, "zero"), per_row(batch, 1.0, "certain")
         verification = verification_per_row(batch, verification_times, positions)
         last = positions if verification_times is None else min(verification_times.shape[1] - 1, positions)
         rate = initial_rate
@@ -110,64 +135,60 @@ def survival_with(
             drafts = np.arange(positions + 1, dtype=np.float32)[None, :]
             tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
             rate = (tokens / (verification + drafts * drafter_cost[:, None])).max(axis=1)
-        widest = per_row(batch, last, "widest", dtype=np.int32)
-        settings = Settings(greedy, sampled, drafter_cost, verification, widest, prior_precision, rate, rate_weight)
+        opened = per_row(batch, OPENING_WEIGHT, "opened")
         return SurvivalState(
-            survival=certain,
-            logit=zero,
-            predicted=host(np.zeros((batch, positions), np.float32)),
-            levels=host(np.full((batch, positions), -1, np.int32)),
-            forecast=host(np.zeros((batch, LEVELS + 1, HORIZON), np.float32)),
-            passes=zero,
-            offset=zero,
-            precision=settings.prior_precision,
+            survival=per_row(batch, 1.0, "survival"),
+            chance=per_row(batch, OPENING, "chance"),
+            chances=host(np.zeros((batch, positions), np.float32)),
+            passes=per_row(batch, 0.0, "passes"),
+            accepted=opened * OPENING,
+            opened=opened,
             lapse=per_row(batch, LAPSE, "lapse"),
             trials=per_row(batch, LAPSE_WEIGHT, "trials"),
-            moves=host(np.zeros((batch, LEVELS + 1, LEVELS), np.float32)),
             tokens=rate * rate_weight,
             time=rate_weight,
-            settings=settings,
+            drafter_cost=drafter_cost,
+            verification=verification,
+            widest=per_row(batch, last, "widest", dtype=np.int32),
+            initial_rate=rate,
+            rate_weight=rate_weight,
+            greedy=greedy,
+            sampled=sampled,
+            entropy_factor=entropy_factor,
         )
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
-        state = state._replace(
-            survival=jnp.ones_like(state.survival),
-            levels=jnp.full_like(state.levels, -1),
-            forecast=forecast(state),
-            passes=jnp.zeros_like(state.passes),
-        )
-        return gain(state, after_level(state, LEVELS, jnp.zeros_like(context.budget)), context) > 0, state
-
-    def check(
-        state: SurvivalState, distribution: Distribution, drafted: Array, context: RoundContext
-    ) -> tuple[Array, SurvivalState]:
-        logit = logit_of(distribution, prior_of(state, context), context)
-        chance, level = chance_of(state, logit), level_of(logit)
-        state = state._replace(
-            logit=logit,
-            predicted=remember(state.predicted, drafted, chance),
-            levels=remember(state.levels, drafted, level),
-            passes=state.passes + relative_drafter_cost(context) + jnp.where(drafted == 0, opening_cost(context), 0.0),
-        )
-        return gain(state, after_distribution(state, chance, level, drafted), context) > 0, state
+        opening = state.accepted / state.opened
+        state = state._replace(survival=jnp.ones_like(opening), chance=opening, passes=jnp.zeros_like(opening))
+        return gain(state, jnp.zeros_like(context.budget), context) > 0, state
 
     def proceed(
         state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SurvivalState]:
-        drawn = log_prob_of(distribution, token).astype(jnp.float32)
-        is_sampled = context.warp.temperature > 0
-        weight = prior_of(state, context).surprise
-        surprise = jnp.where(is_sampled, weight * (drawn + distribution.entropy.astype(jnp.float32)), 0.0)
-        state = state._replace(survival=state.survival * chance_of(state, state.logit + surprise))
-        return gain(state, after_level(state, level_of(state.logit), drafted), context) > 0, state
+        if signal == "odds":
+            temperature = context.warp.temperature.astype(jnp.float32)
+            entropy, largest = (value.astype(jnp.float32) for value in (distribution.entropy, distribution.max_prob))
+            logit, log_temperature = evidence(entropy, largest, temperature)
+            weights = jnp.where((temperature > 0)[:, None], state.sampled, state.greedy)
+            chance = jax.nn.sigmoid(weights[:, 0] + weights[:, 1] * log_temperature + logit)
+        elif signal == "probability":
+            chance = token_probability(distribution, token, context)
+        else:
+            entropy = jnp.where(context.warp.temperature > 0, distribution.entropy, distribution.raw_entropy)
+            chance = jnp.maximum(1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)), 0.0)
+        opening = jnp.where(drafted == 1, opening_cost(context), 0.0)
+        passes = state.passes + relative_drafter_cost(context) + opening
+        chance = chance * (1.0 - state.lapse)
+        chances = remember(state.chances, drafted - 1, chance)
+        state = state._replace(survival=state.survival * chance, chance=chance, chances=chances, passes=passes)
+        return gain(state, drafted, context) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
-        state = learn_moves(learn_chances(state, draft, result, positions), result)
-        return learn_rate(state, draft.length, result.length)
+        return learn(state, draft, result, draft.length, result.length)
 
     reads = frozenset({"rows"} if together else ())
     shown = in_unit("tokens per plain pass", rate_of)
-    return StoppingPolicy(init, begin, check, proceed, update, shown, reads)
+    return StoppingPolicy(init, begin, proceed=proceed, update=update, threshold=shown, reads=reads)
 
 
 def verification_per_row(batch: int, times: Array | None, positions: int) -> Array:
@@ -176,3 +197,105 @@ def verification_per_row(batch: int, times: Array | None, positions: int) -> Arr
     if times is None:
         return host(np.tile((1.0 + 0.02 * drafts).astype(np.float32), (batch, 1)))
     return times[:, np.minimum(drafts, times.shape[1] - 1)]
+
+
+def evidence(entropy: Any, largest: Any, temperature: Any, array: Any = jnp) -> tuple[Any, Any]:
+    """Logit of acceptance without the prior, and log temperature (0 if greedy); `array` is jax.numpy or numpy.
+
+    The fitted exponents of the odds and of the entropy are close to 1 on all recorded pairs (docs/survival.md).
+    """
+    is_sampled, largest = temperature > 0, array.clip(largest, 1e-4, 1 - 1e-4)
+    by_confidence = array.log(largest) - array.log1p(-largest)
+    logit = array.where(is_sampled, -array.log(entropy + LEAST_ENTROPY), by_confidence)
+    return logit, array.log(array.where(is_sampled, temperature, 1.0))
+
+
+def rate_of(state: SurvivalState) -> Array:
+    """R [B] float32, tokens per pass of plain decoding; at least the rate without drafts.
+
+    Without this lower bound a row that drafts at a loss would undervalue its time and continue.
+    """
+    return jnp.maximum(state.tokens / state.time, 1.0 / state.verification[:, 0]).astype(jnp.float32)
+
+
+def time_of(state: SurvivalState, drafts: Array) -> Array:
+    """V(k) [B, N] at draft lengths `drafts` [B, N]."""
+    return jnp.take_along_axis(state.verification, jnp.clip(drafts, 0, state.verification.shape[1] - 1), axis=1)
+
+
+FURTHER: Any = np.arange(1, HORIZON + 1, dtype=np.int32)[None, :]  # numbers of further drafts
+
+
+def expected(state: SurvivalState) -> Array:
+    """Expected accepted tokens of 1, 2 ... N further drafts if all so far are accepted, [B, N] float32."""
+    return jnp.cumsum(state.chance[:, None] ** FURTHER.astype(np.float32), axis=1)
+
+
+def time_ahead(state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
+    """Time of 1, 2 ... N further drafts, [B, N] float32 in passes of plain decoding."""
+    wider = time_of(state, drafted[:, None] + FURTHER) - time_of(state, drafted[:, None])
+    opening = jnp.where(drafted == 0, opening_cost(context), 0.0)
+    passes = FURTHER.astype(np.float32) * relative_drafter_cost(context)[:, None] + opening[:, None]
+    return passes * state.drafter_cost[:, None] + wider
+
+
+def net_by_row(state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
+    """Expected accepted tokens of 1, 2 ... N further drafts minus the price of their time, [B, N] float32.
+
+    -inf beyond each row's budget.
+    """
+    net = state.survival[:, None] * expected(state) - rate_of(state)[:, None] * time_ahead(state, drafted, context)
+    return jnp.where((context.budget - drafted)[:, None] >= FURTHER, net, -jnp.inf)
+
+
+def gain_by_row(state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
+    """The largest net gain [B] float32, in tokens, of 1 to N further drafts of each row; -inf without budget."""
+    return jnp.max(net_by_row(state, drafted, context), axis=1)
+
+
+def gain_together(state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
+    """As `gain_by_row` for the batch: tokens of all rows with budget from 1 to N more passes, minus all rows' time.
+
+    The same number for all rows, [B]; minus infinity for rows without budget. Rows stop together, at their budget or
+    where a lookup finds nothing, so a row's own passes and drafts are nearly those of the batch.
+    """
+    longest = jnp.max(jnp.where(context.alive, drafted, 0))
+    going = context.alive & (drafted == longest)
+    free = jnp.where(going, jnp.maximum(context.budget - drafted, 0), 0)
+    within = jnp.minimum(FURTHER, free[:, None])
+    brought = jnp.take_along_axis(expected(state), jnp.maximum(within, 1) - 1, axis=1)
+    won = jnp.sum(jnp.where(within > 0, state.survival[:, None] * brought, 0.0), axis=0, keepdims=True)
+    by_row = time_ahead(state, jnp.broadcast_to(longest, drafted.shape), context)
+    time = jnp.max(jnp.where(context.alive[:, None], by_row, 0.0), axis=0, keepdims=True)
+    rate = jnp.sum(jnp.where(context.alive, rate_of(state), 0.0))
+    best = jnp.max(jnp.where(jnp.max(free) >= FURTHER, won - rate * time, -jnp.inf))
+    return jnp.where(free > 0, best, -jnp.inf)
+
+
+def learn(state: SurvivalState, draft: Any, result: Any, verified: Array, emitted: Array) -> SurvivalState:
+    """Adds a round to the decayed sums, of which the priors' shares do not decay.
+
+    The lapse rate is learnt by expectation maximisation (Dempster et al. 1977): a rejected draft was a lapse with
+    probability lapse rate / (1 - its acceptance probability).
+
+    Args:
+        draft, result: with `length` [B]: of the draft, and accepted drafts and one more token.
+        verified: [B] int32, number of verified tokens beyond the first; emitted: [B] int32, number of emitted tokens.
+    """
+    evaluated, accepted = evaluated_positions(draft, result, state.chances.shape[1])
+    lapsed = jnp.where(evaluated & ~accepted, state.lapse[:, None] / (1.0 - state.chances), 0.0)
+    spent = time_of(state, verified[:, None])[:, 0] + state.drafter_cost * state.passes
+
+    def add(total: Array, new: Array, prior: Any) -> Array:
+        return prior + DECAY * (total - prior) + new.astype(jnp.float32)
+
+    lapses = add(state.lapse * state.trials, jnp.sum(lapsed, axis=1), LATER_LAPSE * LAPSE_WEIGHT)
+    trials = add(state.trials, jnp.sum(evaluated, axis=1, dtype=jnp.int32), LAPSE_WEIGHT)
+    return state._replace(
+        accepted=add(state.accepted, evaluated[:, 0] & accepted[:, 0], OPENING * OPENING_WEIGHT),
+        opened=add(state.opened, evaluated[:, 0], OPENING_WEIGHT),
+        lapse=lapses / trials,
+        trials=trials,
+        tokens=add(state.tokens, emitted, state.initial_rate * state.rate_weight),
+        time=add(state.time, spent, state.rate_weight),
+    )

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 GOOD = [
     {"prompt": "hello", "max_new_tokens": 20, "id": "first"},
     {"prompt": "the second", "temperature": 0.9, "max_new_tokens": 33, "stop": "q"},
-    {"prompt": "4", "policy": {"prior_precision": 2.0}, "max_new_tokens": 1, "id": 4},
+    {"prompt": "4", "policy": {"rate_weight": 2.0}, "max_new_tokens": 1, "id": 4},
     {"prompt": "fünf", "temperature": 0.5, "top_p": 0.8},
     {"turns": ["six"], "max_new_tokens": 25, "category": "numbers", "split": "judge"},
 ]

@@ -34,35 +34,27 @@ def trace_with(bias, temperature=0.0):
 @pytest.mark.parametrize("bias", [-0.8, 0.9])
 def test_the_bias_that_made_a_trace_is_found_again(bias):
     found, other = fit_prior(trace_with(bias)), trace_with(-bias)
-    np.testing.assert_allclose(found, (bias, 0.0, 0.0), atol=0.1)
+    np.testing.assert_allclose(found, (bias, 0.0), atol=0.1)
     few, many = (fit_prior(trace, trace_with(bias)).bias for trace in (select(other, range(20)), other))
     assert abs(few - many) < 0.1, "a longer trace weighs more"
 
 
 def test_what_temperature_does_is_learnt_from_several_temperatures():
     parts = [trace_with(0.5 + 2.0 * np.log(t), temperature=t) for t in (0.5, 1.0, 2.0)]
-    np.testing.assert_allclose(fit_prior(*parts)[:2], (0.5, 2.0), atol=0.1)
+    np.testing.assert_allclose(fit_prior(*parts), (0.5, 2.0), atol=0.1)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_from_one_temperature_it_is_what_other_pairs_taught(temperature):
     found = fit_prior(trace_with(0.3 + SAMPLED.log_temperature * np.log(temperature), temperature=temperature))
-    np.testing.assert_allclose(found[:2], (0.3, SAMPLED.log_temperature), atol=0.1)
+    np.testing.assert_allclose(found, (0.3, SAMPLED.log_temperature), atol=0.1)
 
 
-def test_the_drafted_tokens_are_the_texts_or_the_rejected_ones():
+def test_every_position_of_the_texts_is_seen():
     trace = made_up_trace(0.7, texts=5)
     seen = positions(trace)
-    assert len(seen.accepted) == trace.num_positions
-    number = 0
-    for text in range(5):
-        for at in range(int(trace.length[text])):
-            hit = trace.accepted[text, at]
-            features = trace.path[text, at] if hit else trace.tails[trace.tail_of[text, at], 0]
-            log_q, entropy = features[FEATURES.index("log_q")], trace.path[text, at, FEATURES.index("entropy")]
-            assert seen.accepted[number] == hit
-            np.testing.assert_allclose(seen.surprise[number], log_q + entropy, rtol=1e-5, atol=1e-6)
-            number += 1
+    expected = [trace.accepted[text, at] for text in range(5) for at in range(int(trace.length[text]))]
+    assert seen.accepted.tolist() == expected
 
 
 def test_chains_are_learnt_from_up_to_the_first_rejection():

@@ -11,7 +11,6 @@ from stopping_cases import outcome
 
 from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.stopping import survival
-from specdec_jax.stopping._survival_state import forecast
 from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
 from specdec_jax.types import Distribution
 
@@ -35,78 +34,54 @@ def compiled(policy):
 class Twin:
     """One row, in loops and float64."""
 
-    def __init__(self, prior, c, times, temperature=0.0, precision=4.0, rate=None, weight=5.0):
+    def __init__(self, prior, c, times, temperature=0.0, rate=None, weight=5.0):
         self.prior, self.c, self.times, self.temperature = prior, c, times, temperature
         if rate is None:
             fixed = [sum(0.6**n for n in range(k + 1)) / (self.verify(k) + k * c) for k in range(33)]
             rate = max(fixed)
-        self.p0, self.rate0, self.weight = precision, rate, weight
-        self.offset, self.precision, self.tokens, self.time = 0.0, precision, rate * weight, weight
-        self.moves = [[0] * 4 for _ in range(5)]
-        self.lapses, self.trials = 0.25 - 0.05, 0.0
-
-    def lapse(self):
-        return (0.05 + self.lapses) / (5 + self.trials)
-
-    def chance(self, logit):
-        return (1 - self.lapse()) / (1 + math.exp(-logit - self.offset))
-
-    def expected(self, level, count):
-        """Tokens that so many further drafts bring after a distribution of that level; 4 is a round's start."""
-        if count == 0:
-            return 0.0
-        counts, found = [1 + seen + 2 * (then == 3) for then, seen in enumerate(self.moves[level])], 0.0
-        for then, standing in enumerate((0.3, 0.65, 0.88, 0.98)):
-            chance = self.chance(math.log(standing / (1 - standing)))
-            found += counts[then] / sum(counts) * chance * (1 + self.expected(then, count - 1))
-        return found
+        self.rate0, self.weight = rate, weight
+        self.tokens, self.time = rate * weight, weight
+        self.accepted, self.opened = 3.2, 4.0
+        self.lapses, self.trials = 0.25, 5.0
 
     def verify(self, drafts):
         return self.times[min(drafts, len(self.times) - 1)]
 
-    def gain(self, brought, drafted, room, paid):
-        best = -math.inf
-        for count in range(1, room + 1):
-            time = (count - paid) * self.cost * self.c + self.verify(drafted + count) - self.verify(drafted)
-            net = self.survival * brought(count) - max(self.tokens / self.time, 1 / self.times[0]) * time
-            best = max(best, net)
+    def rate(self):
+        return max(self.tokens / self.time, 1 / self.times[0])
+
+    def gain(self, drafted, room):
+        best, brought = -math.inf, 0.0
+        for count in range(1, min(room, 8) + 1):
+            brought += self.chance**count
+            time = count * self.cost * self.c + self.verify(drafted + count) - self.verify(drafted)
+            best = max(best, self.survival * brought - self.rate() * time)
         return best
 
     def begin(self, room, cost):
-        self.survival, self.passes, self.told, self.levels, self.cost = 1.0, 0, [], [], cost
-        return self.gain(lambda count: self.expected(4, count), 0, room, 0)
+        self.survival, self.passes, self.cost, self.chances = 1.0, 0, cost, []
+        self.chance = self.accepted / self.opened
+        return self.gain(0, room)
 
-    def check(self, entropy, largest, drafted, room):
+    def proceed(self, entropy, largest, drafted, room):
         p, largest = self.prior, min(max(largest, 1e-4), 1 - 1e-4)
         if self.temperature > 0:
-            self.logit = p.bias + p.log_temperature * math.log(self.temperature) - math.log(entropy + 0.02)
+            logit = p.bias + p.log_temperature * math.log(self.temperature) - math.log(entropy + 0.02)
         else:
-            self.logit = p.bias + math.log(largest / (1 - largest))
-        level = sum(1 / (1 + math.exp(-self.logit)) > bound for bound in (0.5, 0.8, 0.95))
-        self.told.append(self.chance(self.logit))
-        self.levels.append(level)
+            logit = p.bias + math.log(largest / (1 - largest))
+        self.chance = (1 - self.lapses / self.trials) / (1 + math.exp(-logit))
+        self.chances.append(self.chance)
+        self.survival *= self.chance
         self.passes += self.cost
-        return self.gain(lambda n: self.told[-1] * (1 + self.expected(level, n - 1)), drafted, room - drafted, 1)
-
-    def proceed(self, surprise, drafted, room):
-        self.survival *= self.chance(self.logit + self.prior.surprise * surprise)
-        return self.gain(lambda count: self.expected(self.levels[-1], count), drafted, room - drafted, 0)
+        return self.gain(drafted, room - drafted)
 
     def update(self, drafted, accepted):
-        lapse, excess, information, lapses = self.lapse(), 0.0, 0.0, 0.0
-        for index, told in enumerate(self.told[: min(drafted, accepted + 1)]):
-            chance, lapsed = told / (1 - lapse), 0.0 if index < accepted else lapse / (1 - told)
-            excess += (1 - lapsed) * ((index < accepted) - chance)
-            information += (1 - lapsed) * chance * (1 - chance)
-            lapses += lapsed
-        self.lapses = 0.98 * self.lapses + lapses
-        self.trials = 0.98 * self.trials + min(drafted, accepted + 1)
-        self.precision = self.p0 + 0.95 * (self.precision - self.p0) + information
-        kept = 1 - 0.05 * self.p0 / self.precision
-        self.offset = min(max(self.offset * kept + excess / self.precision, -4), 4)
-        self.moves = [[0.98 * seen for seen in row] for row in self.moves]
-        for index, level in enumerate(self.levels[: accepted + 1]):
-            self.moves[self.levels[index - 1] if index else 4][level] += 1
+        self.accepted = 3.2 + 0.98 * (self.accepted - 3.2) + (drafted > 0 and accepted > 0)
+        self.opened = 4.0 + 0.98 * (self.opened - 4.0) + (drafted > 0)
+        lapse = self.lapses / self.trials
+        lapsed = lapse / (1 - self.chances[accepted]) if accepted < drafted else 0.0
+        self.lapses = 0.05 + 0.98 * (self.lapses - 0.05) + lapsed
+        self.trials = 5.0 + 0.98 * (self.trials - 5.0) + min(drafted, accepted + 1)
         prior = self.weight * self.rate0
         self.tokens = prior + 0.98 * (self.tokens - prior) + accepted + 1
         spent = self.verify(drafted) + self.c * self.passes
@@ -121,7 +96,6 @@ def test_rounds_line_by_line():
     another drafter takes its turn, at a cost of its own. Every other row is greedy."""
     rows, rng, decided = 40, np.random.default_rng(3), set()
     temperatures = np.resize([0.0, 0.8], rows)
-    is_sampled = temperatures > 0
     policy = compiled(survival())
     costs = rng.uniform(0.02, 0.5, rows)
     state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
@@ -138,29 +112,20 @@ def test_rounds_line_by_line():
         gains = [twin.begin(room, one) for twin, one in zip(twins, costs, strict=True)]
         decided |= agree("begin", says, gains)
         length = int(rng.integers(1, room + 1))
-        for drafted in range(length):
+        for drafted in range(1, length + 1):
             seen = distributions(rows, 100 * number + drafted, temperatures)
-            token = jnp.where(is_sampled, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
-            says, state = policy.check(state, seen, jnp.full(rows, drafted, jnp.int32), now)
+            says, state = policy.proceed(state, seen, seen.top_token, jnp.full(rows, drafted, jnp.int32), now)
             entropy, largest = np.asarray(seen.entropy, float), np.asarray(seen.max_prob, float)
-            gains = [
-                t.check(*distribution, drafted, room) for t, *distribution in zip(twins, entropy, largest, strict=True)
-            ]
-            decided |= agree("check", says, gains)
-            says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted + 1, jnp.int32), now)
-            log_q = np.asarray(jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0], float)
-            surprise = np.where(is_sampled, log_q + entropy, 0.0)
-            gains = [t.proceed(s, drafted + 1, room) for t, s in zip(twins, surprise, strict=True)]
+            gains = [t.proceed(h, m, drafted, room) for t, h, m in zip(twins, entropy, largest, strict=True)]
             decided |= agree("proceed", says, gains)
         accepted = np.minimum(rng.integers(0, 2 * K, rows), length)
         state = policy.update(state, *outcome([length] * rows, accepted))
         for twin, taken in zip(twins, accepted.tolist(), strict=True):
             twin.update(length, taken)
-        np.testing.assert_allclose(state.offset, [twin.offset for twin in twins], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(state.lapse, [twin.lapse() for twin in twins], rtol=1e-3, atol=1e-5)
-        np.testing.assert_allclose(state.moves, [twin.moves for twin in twins], rtol=1e-4)
-        np.testing.assert_allclose(policy.threshold(state), [max(t.tokens / t.time, 1.0) for t in twins], rtol=1e-4)
-    assert len(decided) == 6, "a branch was never taken"
+        np.testing.assert_allclose(state.accepted / state.opened, [t.accepted / t.opened for t in twins], rtol=1e-5)
+        np.testing.assert_allclose(state.lapse, [twin.lapses / twin.trials for twin in twins], rtol=1e-4)
+        np.testing.assert_allclose(policy.threshold(state), [twin.rate() for twin in twins], rtol=1e-4)
+    assert len(decided) == 4, "a branch was never taken"
 
 
 def agree(name, says, gains):
@@ -172,12 +137,10 @@ def agree(name, says, gains):
 ONE = compiled(survival())
 
 
-def after(state, seen, *rounds):
-    """The state of one row after rounds of (drafted, accepted) tokens whose distributions are all alike."""
+def after(state, *rounds):
+    """The state of one row after rounds of (drafted, accepted) tokens."""
     for drafted, accepted in rounds:
         _, state = ONE.begin(state, context(1))
-        for index in range(drafted):
-            _, state = ONE.check(state, seen, jnp.full(1, index, jnp.int32), context(1))
         state = ONE.update(state, *outcome([drafted], [accepted]))
     return state
 
@@ -189,61 +152,70 @@ def constant_distribution(rows, entropy=1.0, largest=0.5):
     )
 
 
-def drafted_by(policy, state, seen, budget=30):
-    rows = state.offset.shape[0]
-    now, zero = context(rows, budget=budget), jnp.zeros(rows, jnp.int32)
+def drafted_by(policy, state, seen, budget=30, temperature=0.0):
+    rows = state.survival.shape[0]
+    now, zero = context(rows, temperature, budget), jnp.zeros(rows, jnp.int32)
     going, state = policy.begin(state, now)
     lengths = np.zeros(rows, int)
     for drafted in range(budget):
-        draw, state = policy.check(state, seen, zero + drafted, now)
-        lengths += np.asarray(going & draw)
+        lengths += np.asarray(going)
         go_on, state = policy.proceed(state, seen, zero, zero + drafted + 1, now)
-        going = going & draw & go_on
+        going = going & go_on
     return lengths
 
 
-def settled(state, level):
-    """A state whose row has only ever seen one level of confidence, and no lapse."""
-    return state._replace(moves=jnp.asarray(state.moves).at[:, :, level].set(1e6), lapse=jnp.zeros_like(state.lapse))
-
-
-@pytest.mark.parametrize("level", range(4))
+@pytest.mark.parametrize("chance", [0.3, 0.65, 0.88, 0.98])
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
-def test_a_constant_chance_gives_the_threshold_on_survival(level, cost):
+def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     """SpecDec++'s special case: with verification free, draft token k + 1 iff chance^(k+1) > c R."""
-    chance, rate = (0.3, 0.65, 0.88, 0.98)[level], 1.5
-    prior = Prior(math.log(chance / (1 - chance)), 0.0, 0.0)  # whose evidence is 0 at a largest probability of 0.5
+    rate, prior = 1.5, Prior(math.log(chance / (1 - chance)), 0.0)  # the evidence is 0 at a largest probability of 0.5
     state = ONE.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
+    state = state._replace(accepted=state.opened * chance, lapse=jnp.zeros(1))
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
         expected += 1
-    assert drafted_by(ONE, settled(state, level), constant_distribution(1)).tolist() == [expected]
+    assert drafted_by(ONE, state, constant_distribution(1)).tolist() == [expected]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("signal", "largest", "entropy"), [("probability", 0.8, 1.0), ("bound", 0.5, 0.2)])
+def test_other_signals_are_probabilities_of_acceptance(signal, largest, entropy, temperature):
+    """0.8 is the token's probability, and 1 - sqrt(0.2 H) at an entropy of 0.2."""
+    seen = constant_distribution(1, entropy, largest)._replace(log_prob=jnp.full((1, 2), math.log(0.8), jnp.float32))
+    policy = compiled(survival(signal=signal))
+    state = policy.init(1, drafter_cost=0.2, verification_times=[1.0], initial_rate=1.5)._replace(lapse=jnp.zeros(1))
+    assert drafted_by(policy, state, seen, temperature=temperature).tolist() == [5]  # 0.8^5 > 0.3 > 0.8^6
+    if signal == "bound":
+        wide = policy.init(1, drafter_cost=0.2, verification_times=[1.0], initial_rate=1.5, entropy_factor=1.8)
+        assert drafted_by(policy, wide, seen).tolist() == [1]  # 0.4: the next one would survive with 0.16
+
+
+def test_an_unknown_signal_is_refused():
+    with pytest.raises(ValueError, match="no signal 'ods'; did you mean 'odds'"):
+        survival(signal="ods")
 
 
 def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
-    """Three of ten tokens accepted at c = 0.4: whatever its rate fell to, a pass costs 0.4 tokens at least."""
+    """Three of ten first drafts accepted at c = 0.4: whatever its rate fell to, a pass costs 0.4 tokens at least."""
     state = ONE.init(1, drafter_cost=0.4, verification_times=[1.0], initial_rate=0.6, rate_weight=100.0)
     assert float(ONE.threshold(state)[0]) == 1.0
-    assert drafted_by(ONE, settled(state, 0), constant_distribution(1)).tolist() == [0]
-
-
-def test_confidence_that_comes_in_runs_is_found_out():
-    """One long run of sure tokens, and the rule pays for passes it would not have paid for before."""
-    sure = constant_distribution(1, 0.01, 0.99)
-    state = ONE.init(1, drafter_cost=0.4, initial_rate=1.5)
-    assert drafted_by(ONE, after(state, sure, *[(5, 5)] * 3), sure) > drafted_by(ONE, state, sure) + 2
+    state = state._replace(accepted=state.opened * 0.3)
+    assert drafted_by(ONE, state, constant_distribution(1)).tolist() == [0]
 
 
 def test_confidence_that_says_nothing_is_found_out():
-    """Every other draft is rejected, at a largest probability of 0.9999. An offset alone would still say 0.998."""
-    state = after(ONE.init(1), constant_distribution(1, 0.001, 0.9999), *[(1, 0), (1, 1)] * 40)
-    assert 0.4 < float(state.predicted[0, 0]) < 0.6
+    """Every other draft is rejected, at a largest probability of 0.9999."""
+    state, seen, zero = ONE.init(1), constant_distribution(1, 0.001, 0.9999), jnp.zeros(1, jnp.int32)
+    for accepted in [0, 1] * 40:
+        _, state = ONE.begin(state, context(1))
+        _, state = ONE.proceed(state, seen, zero, zero + 1, context(1))
+        state = ONE.update(state, *outcome([1], [accepted]))
+    assert 0.4 < float(state.chances[0, 0]) < 0.6
 
 
 def test_a_row_that_gave_up_drafting_tries_again():
-    seen = constant_distribution(1)
-    gave_up = after(ONE.init(1, drafter_cost=0.5, prior_precision=1.0), seen, *[(1, 0)] * 30)
-    begins = [ONE.begin(state, context(1))[0] for state in (gave_up, after(gave_up, seen, *[(0, 0)] * 300))]
+    gave_up = after(ONE.init(1, drafter_cost=0.5), *[(1, 0)] * 30)
+    begins = [ONE.begin(state, context(1))[0] for state in (gave_up, after(gave_up, *[(0, 0)] * 300))]
     assert [bool(answer[0]) for answer in begins] == [False, True]
 
 
@@ -251,14 +223,14 @@ TOGETHER = compiled(survival(together=True))
 
 
 def drafting_state(policy, rows, seed, **hyperparameters):
-    """A state in the middle of a draft: other offsets, survivals and rates in every row."""
+    """A state in the middle of a draft: other survivals, rates and first drafts in every row."""
     rng = np.random.default_rng(seed)
     state = policy.init(rows, verification_times=TIMES, **hyperparameters)
     drawn = {
         "survival": rng.uniform(0.1, 1, rows),
-        "offset": rng.normal(0, 1, rows),
         "tokens": rng.uniform(5, 30, rows),
-        "moves": rng.integers(0, 9, (rows, 5, 4)),
+        "accepted": rng.uniform(0, 4, rows),
+        "lapse": rng.uniform(0, 0.3, rows),
     }
     return state._replace(**{name: jnp.asarray(values, jnp.float32) for name, values in drawn.items()})
 
@@ -277,24 +249,22 @@ def test_together_is_what_all_rows_win_less_their_time(seed):
     )
     now = context(rows)._replace(alive=jnp.asarray(alive), budget=jnp.asarray(room + drafted, jnp.int32))
     seen, token = distributions(rows, seed), jnp.zeros(rows, jnp.int32)
-    state = state._replace(forecast=forecast(state))
-    _, state = policy.check(state, seen, jnp.full(rows, drafted - 1, jnp.int32), now)
+    survived = np.asarray(state.survival)
     says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted, jnp.int32), now)
     twins = []
     for row in range(rows):
         twin = Twin(GREEDY, cost, TIMES)
-        twin.offset, twin.survival = float(state.offset[row]), float(state.survival[row])
-        twin.tokens, twin.moves = float(state.tokens[row]), np.asarray(state.moves[row]).tolist()
-        largest = float(seen.max_prob[row])
-        logit = GREEDY.bias + math.log(largest / (1 - largest))
-        twin.levels = [sum(1 / (1 + math.exp(-logit)) > bound for bound in (0.5, 0.8, 0.95))]
+        twin.begin(K, 1)
+        twin.survival, twin.tokens = float(survived[row]), float(state.tokens[row])
+        twin.lapses = 5 * float(state.lapse[row])
+        twin.proceed(float(seen.entropy[row]), float(seen.max_prob[row]), drafted, K)
         twins.append(twin)
-    rate = sum(max(t.tokens / t.time, 1.0) for t, lives in zip(twins, alive, strict=True) if lives)
+    rate = sum(twin.rate() for twin, lives in zip(twins, alive, strict=True) if lives)
     best = -math.inf
     for count in range(1, max(room[alive], default=0) + 1):
         won = 0.0
         for twin, own, lives in zip(twins, room, alive, strict=True):
-            won += twin.survival * twin.expected(twin.levels[-1], min(count, own)) if lives else 0.0
+            won += twin.survival * sum(twin.chance**n for n in range(1, min(count, own) + 1)) if lives else 0.0
         time = count * cost + twins[0].verify(drafted + count) - twins[0].verify(drafted)
         best = max(best, won - rate * time)
     expected = (best > 0) & (room > 0) & alive
@@ -316,7 +286,7 @@ def beside(step, room, chances=(0.8, 0.7, 0.6), free=4):
     times = [1.0] * free + [1.0 + step] * 8
     policy = survival_tree(siblings=3, positions=12)
     state = policy.init(1, verification_times=times, greedy_siblings=(0.28, 0.2, 0.17), initial_rate=1.5)
-    known = state.policy._replace(predicted=jnp.asarray([[*chances, *[0.9] * 9]], jnp.float32))
+    known = state.policy._replace(chances=jnp.asarray([[*chances, *[0.9] * 9]], jnp.float32))
     state = state._replace(policy=known)
     asked = jnp.array([3], jnp.int32), jnp.array([room], jnp.int32), context(1, budget=8)
     return np.asarray(policy.beside(state, *asked))[0, :4].tolist()
@@ -352,31 +322,29 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
 
     The rule's answer for every chance of that draft against loops.
     """
-    times, cost, rate, known = [*[1.0] * 4, *[1.3] * 4], 0.05, 1.5, [0.6, 0.5, 0.4]
+    times, cost, rate, known = [*[1.0] * 4, *[1.3] * 4], 0.05, 1.5, [0.6, 0.5]
     right = [0.28, 0.2, 0.17] if temperature == 0 else [0.23, 0.13, 0.1]
-    seen = Distribution(*[jnp.zeros(1)] * 7, token_log_prob=jnp.zeros(1))
     asked, grid, pays = context(1, temperature, budget=4), np.linspace(0.02, 0.98, 49), {}
     for siblings in (0, 3):
         policy = survival_tree(siblings=siblings) if siblings else survival()
 
         def goes_on(chance, policy=policy, siblings=siblings):
-            state = policy.init(1, verification_times=times, drafter_cost=cost, initial_rate=rate)
-            known_chances = {
-                "predicted": jnp.asarray([[*known, *[0.9] * 29]], jnp.float32),
-                "forecast": jnp.full((1, 5, 8), chance, jnp.float32),  # of the next draft, whatever is seen
-                "lapse": jnp.zeros(1, jnp.float32),
-            }
-            if siblings:
-                state = state._replace(policy=state.policy._replace(**known_chances))
-            else:
-                state = state._replace(**known_chances)
+            chances = jnp.asarray([[*known, *[0.9] * 30]], jnp.float32)
+            seen = constant_distribution(
+                1, (1 - chance) / chance - 0.02, chance
+            )  # the third draft's, and the next one's
+            prior = {"greedy": Prior(0.0, 0.0), "sampled": Prior(0.0, 0.0)}
+            state = policy.init(1, verification_times=times, drafter_cost=cost, initial_rate=rate, **prior)
+            own = {"survival": jnp.full(1, 0.5 / chance, jnp.float32)}  # a chance of 0.5 that the drafts survive
+            own |= {"chances": chances, "lapse": jnp.zeros(1)}
+            state = state._replace(policy=state.policy._replace(**own)) if siblings else state._replace(**own)
             answer, _ = policy.proceed(state, seen, jnp.zeros(1, jnp.int32), jnp.array([3], jnp.int32), asked)
             return bool(answer[0])
 
         def expected(chance, siblings=siblings):
             own = 0.5 * chance - rate * (cost + times[4] - times[3])  # a chance of 0.5 that the drafts survive
-            beside_four = brought([*known, chance], 4, 4, rate, times, right[:siblings])
-            return own + beside_four - brought(known, 3, 3, rate, times, right[:siblings]) > 0
+            beside_four = brought([*known, chance, chance], 4, 4, rate, times, right[:siblings])
+            return own + beside_four - brought([*known, chance], 3, 3, rate, times, right[:siblings]) > 0
 
         assert [goes_on(chance) for chance in grid] == [expected(chance) for chance in grid]
         pays[siblings] = sum(map(expected, grid))

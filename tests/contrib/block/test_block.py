@@ -31,10 +31,8 @@ from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_r
 from specdec_jax.drafters.reading import drafter_of, reading
 from specdec_jax.loading import families, load_model
 from specdec_jax.stopping import adaedl, at_least, static
-from specdec_jax.stopping._survival_gain import Ahead, net_by_row
-from specdec_jax.stopping._survival_state import rate_of
 from specdec_jax.stopping.goodput import goodput
-from specdec_jax.stopping.survival import survival
+from specdec_jax.stopping.survival import net_by_row, rate_of, survival
 from specdec_jax.types import Next
 from specdec_jax.verification.block import block as block_verification
 
@@ -229,12 +227,12 @@ def test_rules_know_that_only_the_first_draft_costs_a_pass():
     state = policy.init(1, drafter_cost=0.5)
     cheap = plain._replace(relative_drafter_cost=jnp.array([0.01]))
     none, once = jnp.zeros((1,), jnp.int32), jnp.ones((1,), jnp.int32)
-    for drafted, paid, opening in ((none, 0.0, 0.5 * 0.99), (none, 1.0, 0.0), (once, 0.0, 0.0)):
-        ahead = Ahead(jnp.ones((1, 4)), drafted, paid)
-        lost = net_by_row(state, ahead, cheap) - net_by_row(state, ahead, paired)
-        np.testing.assert_allclose(lost, opening * rate_of(state)[0], atol=1e-6)
+    for drafted, opening in ((none, 0.5 * 0.99), (once, 0.0)):
+        lost = net_by_row(state, drafted, cheap) - net_by_row(state, drafted, paired)
+        np.testing.assert_allclose(lost[:, : SIZE - 1], opening * rate_of(state)[0], atol=1e-6)
     seen = distribution(jnp.zeros((1, 5)), plain.warp)
-    passes = [float(policy.check(state, seen, drafted, paired)[1].passes[0]) for drafted in (none, once)]
+    first = [policy.proceed(state, seen, none, drafted, paired)[1] for drafted in (once, once + 1)]
+    passes = [float(state.passes[0]) for state in first]
     np.testing.assert_allclose(passes, [1.0, 0.01], atol=1e-6)
 
 

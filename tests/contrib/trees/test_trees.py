@@ -194,12 +194,11 @@ def test_survival_verifies_the_siblings_that_pay():
     policy = survival_tree(siblings=2, positions=8)
     state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
     predicted = jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32)
-    state = state._replace(policy=state.policy._replace(predicted=predicted))
+    state = state._replace(policy=state.policy._replace(chances=predicted))
     ones = jnp.ones(1, jnp.int32)
     context = RoundContext(10 * ones, ones, 4 * ones, ones > 0, ones, make_warp(1), ())
     assert policy.beside(state, 3 * ones, 5 * ones, context)[0, :3].tolist() == [0, 1, 0]  # one place is free
-    settings = state.policy.settings._replace(verification=jnp.ones((1, 9)))
-    free = state._replace(policy=state.policy._replace(settings=settings))
+    free = state._replace(policy=state.policy._replace(verification=jnp.ones((1, 9))))
     assert policy.beside(free, 3 * ones, 5 * ones, context)[0, :3].tolist() == [2, 2, 1]
 
 

@@ -13,9 +13,17 @@ import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.ranges import Between
-from specdec_jax.stopping._survival_gain import Ahead, best_within, further, net_by_row
-from specdec_jax.stopping._survival_state import SurvivalState, learn_chances, learn_moves, learn_rate, rate_of, time_of
-from specdec_jax.stopping.survival import survival, survival_with
+from specdec_jax.stopping._readings import remember
+from specdec_jax.stopping.survival import (
+    FURTHER,
+    SurvivalState,
+    learn,
+    net_by_row,
+    rate_of,
+    survival,
+    survival_with,
+    time_of,
+)
 from specdec_jax.strategy import defaults_of, strategy
 from specdec_jax.types import Array, RoundContext
 
@@ -65,22 +73,22 @@ def survival_tree(
         return answer, state._replace(policy=policy)
 
     def update(state: SurvivalTreeState, draft: TreeDraft, result: TreeResult) -> SurvivalTreeState:
-        policy = learn_moves(learn_chances(state.policy, draft, result, positions), result)  # type: ignore[arg-type]
-        return state._replace(policy=learn_rate(policy, draft.places, result.emitted))
+        return state._replace(policy=learn(state.policy, draft, result, draft.places, result.emitted))
 
     def beside(state: SurvivalTreeState, length: Array, free: Array, context: RoundContext) -> Array:
         """Numbers [B, P] int32 of the siblings that pay; none is worth more than those before it."""
-        worth, policy = marginals(state.policy.predicted, length, right(state, context)), state.policy
+        worth, policy = marginals(state.policy.chances, length, right(state, context)), state.policy
         (rank, sums), count = ranked(worth), jnp.arange(worth.shape[1] + 1, dtype=jnp.int32)[None, :]
         time = time_of(policy, length[:, None] + count) - time_of(policy, length[:, None])
         net = jnp.where(count <= free[:, None], sums - rate_of(policy)[:, None] * time, -jnp.inf)
         chosen = (rank < jnp.argmax(net, axis=1)[:, None, None]) & (worth > 0)
         return jnp.sum(chosen, axis=2, dtype=jnp.int32)
 
-    functions: Any = {"update": update, **{name: partial(decide, name) for name in ("begin", "check", "proceed")}}
     return TreePolicy(
         init,
-        **functions,
+        partial(decide, "begin"),
+        proceed=partial(decide, "proceed"),
+        update=update,  # type: ignore[arg-type]
         threshold=lambda state: rate_of(state.policy),
         hyperparameters={**chain.hyperparameters, **defaults_of(init)},
         siblings=siblings,
@@ -88,18 +96,12 @@ def survival_tree(
     )
 
 
-def _gain(right: Array, state: SurvivalState, ahead: Ahead, context: RoundContext) -> Array:
-    """As `gain_by_row`, plus the gain of siblings with further drafts minus that without.
-
-    Siblings of the next draft are included, by its acceptance probability; those of later ones are neglected.
-    """
-    drafted, net = ahead.drafted, net_by_row(state, ahead, context)
-    next_one = jnp.arange(state.predicted.shape[1], dtype=jnp.int32)[None, :] == drafted[:, None]
-    chance = jnp.where(next_one, ahead.tokens[:, :1], state.predicted)
-    now, then = (marginals(chance, drafted + more, right) for more in (0, 1))
-    drafts = drafted[:, None] + further(ahead)
-    net = net + (_net_gain(state, then, drafts) - _net_gain(state, now, drafted[:, None]))
-    return best_within(net, ahead, context)
+def _gain(right: Array, state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
+    """As `gain_by_row`, plus the gain of siblings with a further draft (not those of later ones) minus that without."""
+    chances = remember(state.chances, drafted, state.chance)
+    now, then = (marginals(chances, drafted + more, right) for more in (0, 1))
+    more = _net_gain(state, then, drafted[:, None] + FURTHER) - _net_gain(state, now, drafted[:, None])
+    return jnp.max(net_by_row(state, drafted, context) + more, axis=1)
 
 
 def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
@@ -108,7 +110,7 @@ def _net_gain(state: SurvivalState, worth: Array, drafts: Array) -> Array:
     filled = drafts[:, :, None] + count
     time = time_of(state, filled.reshape(len(drafts), -1)).reshape(filled.shape) - time_of(state, drafts)[:, :, None]
     net = ranked(worth)[1][:, None, :] - rate_of(state)[:, None, None] * time
-    return jnp.max(jnp.where(filled <= state.settings.widest[:, None, None], net, 0.0), axis=2)
+    return jnp.max(jnp.where(filled <= state.widest[:, None, None], net, 0.0), axis=2)
 
 
 def marginals(chance: Array, length: Array, right: Array) -> Array:
@@ -127,10 +129,7 @@ def marginals(chance: Array, length: Array, right: Array) -> Array:
 
 
 def ranked(worth: Array) -> tuple[Array, Array]:
-    """Ranks [B, P, M] int32 from 0 by decreasing worth, and the total worth [B, P+1] of the best 0, 1, 2 ... P.
-
-    Ties are in order of the index. By counting, not sorting.
-    """
+    """Ranks [B, P, M] int32 by decreasing worth, then by index, and the worth [B, P+1] of the best 0, 1, 2 ... P."""
     flat = worth.reshape(worth.shape[0], -1)
     index = jnp.arange(flat.shape[1], dtype=jnp.int32)
     earlier = index[None, None, :] < index[None, :, None]
