@@ -6,9 +6,10 @@ time of a drafter pass and V(k) of verifying k drafts, in passes of plain decodi
 S a > R (c + V(k+1) - V(k)).  V is a step function, and only the first token of a width costs:
 n more pay iff  S (a + a^2 + ... + a^n) > R (n c + V(k+n) - V(k)),  and the best n within the budget decides.
 
-**Confidence persists**: the next draft is taken to be as likely accepted as the last one, and a round's first draft as
-first drafts of the row have been. R is the row's own, from its tokens and their time, and so is the lapse rate, the
-share of drafts that are rejected regardless of the drafter's confidence.
+**Confidence persists, by half**: a is the mean of the last draft's acceptance probability and of the share of accepted
+drafts in the row's rounds so far; before a round's first draft, the share of accepted first drafts. R is the row's own,
+from its tokens and their time, and so is the lapse rate, the share of drafts that are rejected regardless of the
+drafter's confidence.
 
 `signal` says how a distribution gives a. `odds`: the odds of acceptance are those of the most probable token in greedy
 decoding, times a factor, and inversely proportional to the entropy in sampling; the factors are a prior fitted to pairs
@@ -52,10 +53,10 @@ GREEDY = Prior(0.7, 0.0)
 SAMPLED = Prior(0.92, 2.1)
 Weights = Annotated[Any, Between(entries=len(Prior._fields))]
 LEAST_ENTROPY = 0.02  # nats, added to every entropy: one-hot distributions are not always accepted
-LAPSE, LATER_LAPSE = 0.05, 0.01  # prior lapse rate, for the first rounds and once they are forgotten
+LAPSE, LATER_LAPSE = 0.1, 0.03  # prior lapse rate, for the first rounds and once they are forgotten
 LAPSE_WEIGHT = 5.0  # weight of the prior lapse rate, in verified tokens
 USUAL = 0.6  # prior acceptance rate, for the initial rate
-OPENING, OPENING_WEIGHT = 0.8, 4.0  # prior acceptance rate of a round's first draft, optimistic, and its weight
+HOPED, HOPED_WEIGHT = 0.8, 4.0  # prior shares of accepted first and later drafts, optimistic, and their weight
 DECAY = 0.98  # per round, of what a row has learnt
 HORIZON = 8  # maximum number of further drafts considered at once
 SIGNALS = ("odds", "probability", "bound")
@@ -65,13 +66,12 @@ class SurvivalState(NamedTuple):
     """The state of a row; each [B] float32 unless noted otherwise. The last eight are constant."""
 
     survival: Array  # S, probability that this round's drafts so far are accepted
-    chance: Array  # a, of the last distribution; before a round's first one that of first drafts
+    chance: Array  # a, of the drafts that are not made yet
     chances: Array  # [B, P], of this round's drafts
     passes: Array  # drafter passes of this round, in units of drafter_cost
-    accepted: Array  # decayed number of accepted first drafts
-    opened: Array  # decayed number of first drafts
+    accepted: Array  # [B, 2], decayed numbers of accepted drafts, the first of a round and later ones
+    verified: Array  # [B, 2], decayed numbers of these drafts that were verified
     lapse: Array  # share of drafts that are rejected regardless of the drafter's confidence
-    trials: Array  # decayed number of verified drafts behind `lapse`, including the prior's weight
     tokens: Array  # decayed sum of emitted tokens
     time: Array  # decayed sum of their time, in passes of plain decoding; R = tokens / time
     drafter_cost: Array  # c
@@ -135,16 +135,15 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
             drafts = np.arange(positions + 1, dtype=np.float32)[None, :]
             tokens = (1.0 - np.float32(USUAL) ** (drafts + 1.0)) / np.float32(1.0 - USUAL)
             rate = (tokens / (verification + drafts * drafter_cost[:, None])).max(axis=1)
-        opened = per_row(batch, OPENING_WEIGHT, "opened")
+        verified = host(np.full((batch, 2), HOPED_WEIGHT, np.float32))
         return SurvivalState(
             survival=per_row(batch, 1.0, "survival"),
-            chance=per_row(batch, OPENING, "chance"),
+            chance=per_row(batch, HOPED, "chance"),
             chances=host(np.zeros((batch, positions), np.float32)),
             passes=per_row(batch, 0.0, "passes"),
-            accepted=opened * OPENING,
-            opened=opened,
+            accepted=verified * HOPED,
+            verified=verified,
             lapse=per_row(batch, LAPSE, "lapse"),
-            trials=per_row(batch, LAPSE_WEIGHT, "trials"),
             tokens=rate * rate_weight,
             time=rate_weight,
             drafter_cost=drafter_cost,
@@ -158,8 +157,8 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         )
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
-        opening = state.accepted / state.opened
-        state = state._replace(survival=jnp.ones_like(opening), chance=opening, passes=jnp.zeros_like(opening))
+        first = state.accepted[:, 0] / state.verified[:, 0]
+        state = state._replace(survival=jnp.ones_like(first), chance=first, passes=jnp.zeros_like(first))
         return gain(state, jnp.zeros_like(context.budget), context) > 0, state
 
     def proceed(
@@ -176,11 +175,14 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         else:
             entropy = jnp.where(context.warp.temperature > 0, distribution.entropy, distribution.raw_entropy)
             chance = jnp.maximum(1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)), 0.0)
-        opening = jnp.where(drafted == 1, opening_cost(context), 0.0)
-        passes = state.passes + relative_drafter_cost(context) + opening
+        more = relative_drafter_cost(context) + jnp.where(drafted == 1, opening_cost(context), 0.0)
         chance = chance * (1.0 - state.lapse)
-        chances = remember(state.chances, drafted - 1, chance)
-        state = state._replace(survival=state.survival * chance, chance=chance, chances=chances, passes=passes)
+        state = state._replace(
+            survival=state.survival * chance,
+            chance=0.5 * (chance + state.accepted[:, 1] / state.verified[:, 1]),
+            chances=remember(state.chances, drafted - 1, chance),
+            passes=state.passes + more,
+        )
         return gain(state, drafted, context) > 0, state
 
     def update(state: SurvivalState, draft: Draft, result: VerificationResult) -> SurvivalState:
@@ -200,10 +202,7 @@ def verification_per_row(batch: int, times: Array | None, positions: int) -> Arr
 
 
 def evidence(entropy: Any, largest: Any, temperature: Any, array: Any = jnp) -> tuple[Any, Any]:
-    """Logit of acceptance without the prior, and log temperature (0 if greedy); `array` is jax.numpy or numpy.
-
-    The fitted exponents of the odds and of the entropy are close to 1 on all recorded pairs (docs/survival.md).
-    """
+    """Logit of acceptance without the prior, and log temperature (0 if greedy); `array` is jax.numpy or numpy."""
     is_sampled, largest = temperature > 0, array.clip(largest, 1e-4, 1 - 1e-4)
     by_confidence = array.log(largest) - array.log1p(-largest)
     logit = array.where(is_sampled, -array.log(entropy + LEAST_ENTROPY), by_confidence)
@@ -211,10 +210,7 @@ def evidence(entropy: Any, largest: Any, temperature: Any, array: Any = jnp) -> 
 
 
 def rate_of(state: SurvivalState) -> Array:
-    """R [B] float32, tokens per pass of plain decoding; at least the rate without drafts.
-
-    Without this lower bound a row that drafts at a loss would undervalue its time and continue.
-    """
+    """R [B] float32, tokens per plain pass; at least that without drafts, or a row that drafts at a loss continues."""
     return jnp.maximum(state.tokens / state.time, 1.0 / state.verification[:, 0]).astype(jnp.float32)
 
 
@@ -286,16 +282,19 @@ def learn(state: SurvivalState, draft: Any, result: Any, verified: Array, emitte
     lapsed = jnp.where(evaluated & ~accepted, state.lapse[:, None] / (1.0 - state.chances), 0.0)
     spent = time_of(state, verified[:, None])[:, 0] + state.drafter_cost * state.passes
 
+    def by_place(drafts: Array) -> Array:  # numbers of first and of later drafts, [B, 2]
+        return jnp.stack([jnp.sum(some, axis=1, dtype=jnp.int32) for some in (drafts[:, :1], drafts[:, 1:])], axis=1)
+
     def add(total: Array, new: Array, prior: Any) -> Array:
         return prior + DECAY * (total - prior) + new.astype(jnp.float32)
 
-    lapses = add(state.lapse * state.trials, jnp.sum(lapsed, axis=1), LATER_LAPSE * LAPSE_WEIGHT)
-    trials = add(state.trials, jnp.sum(evaluated, axis=1, dtype=jnp.int32), LAPSE_WEIGHT)
+    now = add(state.verified, by_place(evaluated), HOPED_WEIGHT)
+    before, after = (LAPSE_WEIGHT + jnp.sum(each - HOPED_WEIGHT, axis=1) for each in (state.verified, now))
+    lapses = add(state.lapse * before, jnp.sum(lapsed, axis=1), LATER_LAPSE * LAPSE_WEIGHT)
     return state._replace(
-        accepted=add(state.accepted, evaluated[:, 0] & accepted[:, 0], OPENING * OPENING_WEIGHT),
-        opened=add(state.opened, evaluated[:, 0], OPENING_WEIGHT),
-        lapse=lapses / trials,
-        trials=trials,
+        accepted=add(state.accepted, by_place(evaluated & accepted), HOPED * HOPED_WEIGHT),
+        verified=now,
+        lapse=lapses / after,
         tokens=add(state.tokens, emitted, state.initial_rate * state.rate_weight),
         time=add(state.time, spent, state.rate_weight),
     )

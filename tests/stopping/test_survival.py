@@ -41,8 +41,8 @@ class Twin:
             rate = max(fixed)
         self.rate0, self.weight = rate, weight
         self.tokens, self.time = rate * weight, weight
-        self.accepted, self.opened = 3.2, 4.0
-        self.lapses, self.trials = 0.25, 5.0
+        self.accepted, self.verified = [3.2, 3.2], [4.0, 4.0]  # first and later drafts
+        self.lapses, self.trials = 0.5, 5.0
 
     def verify(self, drafts):
         return self.times[min(drafts, len(self.times) - 1)]
@@ -60,7 +60,7 @@ class Twin:
 
     def begin(self, room, cost):
         self.survival, self.passes, self.cost, self.chances = 1.0, 0, cost, []
-        self.chance = self.accepted / self.opened
+        self.chance = self.accepted[0] / self.verified[0]
         return self.gain(0, room)
 
     def proceed(self, entropy, largest, drafted, room):
@@ -69,19 +69,23 @@ class Twin:
             logit = p.bias + p.log_temperature * math.log(self.temperature) - math.log(entropy + 0.02)
         else:
             logit = p.bias + math.log(largest / (1 - largest))
-        self.chance = (1 - self.lapses / self.trials) / (1 + math.exp(-logit))
-        self.chances.append(self.chance)
-        self.survival *= self.chance
+        self.chances.append((1 - self.lapses / self.trials) / (1 + math.exp(-logit)))
+        self.survival *= self.chances[-1]
+        self.chance = 0.5 * (self.chances[-1] + self.accepted[1] / self.verified[1])
         self.passes += self.cost
         return self.gain(drafted, room - drafted)
 
     def update(self, drafted, accepted):
-        self.accepted = 3.2 + 0.98 * (self.accepted - 3.2) + (drafted > 0 and accepted > 0)
-        self.opened = 4.0 + 0.98 * (self.opened - 4.0) + (drafted > 0)
+        seen = min(drafted, accepted + 1)
+        for place, (right, tried) in enumerate(
+            ((min(accepted, 1), min(seen, 1)), (max(accepted - 1, 0), max(seen - 1, 0)))
+        ):
+            self.accepted[place] = 3.2 + 0.98 * (self.accepted[place] - 3.2) + right
+            self.verified[place] = 4.0 + 0.98 * (self.verified[place] - 4.0) + tried
         lapse = self.lapses / self.trials
         lapsed = lapse / (1 - self.chances[accepted]) if accepted < drafted else 0.0
-        self.lapses = 0.05 + 0.98 * (self.lapses - 0.05) + lapsed
-        self.trials = 5.0 + 0.98 * (self.trials - 5.0) + min(drafted, accepted + 1)
+        self.lapses = 0.15 + 0.98 * (self.lapses - 0.15) + lapsed
+        self.trials = 5.0 + 0.98 * (self.trials - 5.0) + seen
         prior = self.weight * self.rate0
         self.tokens = prior + 0.98 * (self.tokens - prior) + accepted + 1
         spent = self.verify(drafted) + self.c * self.passes
@@ -122,7 +126,8 @@ def test_rounds_line_by_line():
         state = policy.update(state, *outcome([length] * rows, accepted))
         for twin, taken in zip(twins, accepted.tolist(), strict=True):
             twin.update(length, taken)
-        np.testing.assert_allclose(state.accepted / state.opened, [t.accepted / t.opened for t in twins], rtol=1e-5)
+        np.testing.assert_allclose(state.accepted, [twin.accepted for twin in twins], rtol=1e-5)
+        np.testing.assert_allclose(state.verified, [twin.verified for twin in twins], rtol=1e-5)
         np.testing.assert_allclose(state.lapse, [twin.lapses / twin.trials for twin in twins], rtol=1e-4)
         np.testing.assert_allclose(policy.threshold(state), [twin.rate() for twin in twins], rtol=1e-4)
     assert len(decided) == 4, "a branch was never taken"
@@ -170,7 +175,7 @@ def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     """SpecDec++'s special case: with verification free, draft token k + 1 iff chance^(k+1) > c R."""
     rate, prior = 1.5, Prior(math.log(chance / (1 - chance)), 0.0)  # the evidence is 0 at a largest probability of 0.5
     state = ONE.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
-    state = state._replace(accepted=state.opened * chance, lapse=jnp.zeros(1))
+    state = state._replace(accepted=state.verified * chance, lapse=jnp.zeros(1))
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
         expected += 1
@@ -184,9 +189,11 @@ def test_other_signals_are_probabilities_of_acceptance(signal, largest, entropy,
     seen = constant_distribution(1, entropy, largest)._replace(log_prob=jnp.full((1, 2), math.log(0.8), jnp.float32))
     policy = compiled(survival(signal=signal))
     state = policy.init(1, drafter_cost=0.2, verification_times=[1.0], initial_rate=1.5)._replace(lapse=jnp.zeros(1))
+    state = state._replace(accepted=0.8 * state.verified)
     assert drafted_by(policy, state, seen, temperature=temperature).tolist() == [5]  # 0.8^5 > 0.3 > 0.8^6
     if signal == "bound":
         wide = policy.init(1, drafter_cost=0.2, verification_times=[1.0], initial_rate=1.5, entropy_factor=1.8)
+        wide = wide._replace(accepted=0.4 * wide.verified)
         assert drafted_by(policy, wide, seen).tolist() == [1]  # 0.4: the next one would survive with 0.16
 
 
@@ -199,7 +206,7 @@ def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
     """Three of ten first drafts accepted at c = 0.4: whatever its rate fell to, a pass costs 0.4 tokens at least."""
     state = ONE.init(1, drafter_cost=0.4, verification_times=[1.0], initial_rate=0.6, rate_weight=100.0)
     assert float(ONE.threshold(state)[0]) == 1.0
-    state = state._replace(accepted=state.opened * 0.3)
+    state = state._replace(accepted=state.verified * 0.3)
     assert drafted_by(ONE, state, constant_distribution(1)).tolist() == [0]
 
 
@@ -229,7 +236,7 @@ def drafting_state(policy, rows, seed, **hyperparameters):
     drawn = {
         "survival": rng.uniform(0.1, 1, rows),
         "tokens": rng.uniform(5, 30, rows),
-        "accepted": rng.uniform(0, 4, rows),
+        "accepted": rng.uniform(0, 4, (rows, 2)),
         "lapse": rng.uniform(0, 0.3, rows),
     }
     return state._replace(**{name: jnp.asarray(values, jnp.float32) for name, values in drawn.items()})
@@ -256,7 +263,7 @@ def test_together_is_what_all_rows_win_less_their_time(seed):
         twin = Twin(GREEDY, cost, TIMES)
         twin.begin(K, 1)
         twin.survival, twin.tokens = float(survived[row]), float(state.tokens[row])
-        twin.lapses = 5 * float(state.lapse[row])
+        twin.lapses, twin.accepted = 5 * float(state.lapse[row]), np.asarray(state.accepted[row]).tolist()
         twin.proceed(float(seen.entropy[row]), float(seen.max_prob[row]), drafted, K)
         twins.append(twin)
     rate = sum(twin.rate() for twin, lives in zip(twins, alive, strict=True) if lives)
@@ -336,7 +343,7 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
             prior = {"greedy": Prior(0.0, 0.0), "sampled": Prior(0.0, 0.0)}
             state = policy.init(1, verification_times=times, drafter_cost=cost, initial_rate=rate, **prior)
             own = {"survival": jnp.full(1, 0.5 / chance, jnp.float32)}  # a chance of 0.5 that the drafts survive
-            own |= {"chances": chances, "lapse": jnp.zeros(1)}
+            own |= {"chances": chances, "lapse": jnp.zeros(1), "accepted": jnp.full((1, 2), 4 * chance, jnp.float32)}
             state = state._replace(policy=state.policy._replace(**own)) if siblings else state._replace(**own)
             answer, _ = policy.proceed(state, seen, jnp.zeros(1, jnp.int32), jnp.array([3], jnp.int32), asked)
             return bool(answer[0])
