@@ -50,31 +50,21 @@ MOST_SECONDS = 1800  # for one program
 class Accelerators:
     """Compile for chips that are not here."""
 
-    chips: tuple[str, ...] = tuple(CHIPS)
-    """Names of experiments/lib/chips.py."""
+    chips: tuple[str, ...] = tuple(CHIPS)  # Names of experiments/lib/chips.py.
     pairs: tuple[str, ...] = ("smollm2",)
     """smollm2-reading (the default pair), smollm2 (a drafter that reads nothing), smollm2-whole (without the draft
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
-    programs: tuple[str, ...] = ("prefill", "run", "step", "extend")
-    """Programs of the decoder."""
-    batches: Annotated[tuple[int, ...], Between(1)] = (1,)
-    """Rows."""
-    slots: Annotated[int, Between(1)] = 512
-    """Cache slots per row."""
-    max_draft_length: Annotated[int, Between(1)] = 7
-    """Maximum draft length."""
+    programs: tuple[str, ...] = ("prefill", "run", "step", "extend")  # Programs of the decoder.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1,)  # Rows.
+    slots: Annotated[int, Between(1)] = 512  # Cache slots per row.
+    max_draft_length: Annotated[int, Between(1)] = 7  # Maximum draft length.
     mesh: str = "data=1,model=1"
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
-    int8: bool = False
-    """The matrices of both models in eight bits."""
-    small: bool = False
-    """Two layers, one chip of each kind, against configs/chips/budgets.json."""
-    environments: str = "runs/environments"
-    """Folder of the compilers' virtual environments."""
-    install_seconds: float = 1200
-    """Most time for making an environment; chips without one are skipped with a message."""
-    out: str | None = None
-    """Run folder; none: runs/accelerators-<time>."""
+    int8: bool = False  # The matrices of both models in eight bits.
+    small: bool = False  # Two layers, one chip of each kind, against configs/chips/budgets.json.
+    environments: str = "runs/environments"  # Folder of the compilers' virtual environments.
+    install_seconds: float = 1200  # Most time for making an environment; chips without one are skipped with a message.
+    out: str | None = None  # Run folder; none: runs/accelerators-<time>.
 
     def __post_init__(self) -> None:
         for name in self.chips:

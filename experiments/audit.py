@@ -71,16 +71,11 @@ KINDS = {"float32": "F32", "bfloat16": "BF16"}  # GGUF's names
 class Audit(Sided):
     """Sample other engines and compare with the exact distribution."""
 
-    samples: Annotated[int, Between(200)] = 4000
-    """Texts sampled with each method."""
-    greedy: Annotated[int, Between(1)] = 40
-    """Greedy texts of each method."""
-    write: str | None = None
-    """Only write the models into this folder."""
-    url: str | None = None
-    """Audit the server at this address, of the target that --write wrote, as it is."""
-    model: str = "target"
-    """The model's name there."""
+    samples: Annotated[int, Between(200)] = 4000  # Texts sampled with each method.
+    greedy: Annotated[int, Between(1)] = 40  # Greedy texts of each method.
+    write: str | None = None  # Only write the models into this folder.
+    url: str | None = None  # Audit the server at this address, of the target that --write wrote, as it is.
+    model: str = "target"  # The model's name there.
 
     def __post_init__(self) -> None:
         super().__post_init__()

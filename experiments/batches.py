@@ -58,22 +58,14 @@ class Batches(Output, Models):
 
     drafter: str = "smollm2-drafter-reading@8192"
     """As target."""
-    prompts: str = "configs/prompts/demo.jsonl"
-    """A JSONL file; rows take its prompts in turn."""
-    batches: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 16)
-    """Rows decoded at once."""
-    temperatures: Temperatures = (0.0, 0.7)
-    """Temperatures of all rows."""
-    max_new_tokens: NewTokens = 64
-    """Tokens of every row."""
-    repeats: Annotated[int, Between(1)] = 5
-    """Repeats of every figure."""
-    only: tuple[str, ...] = ()
-    """Names of methods besides plain decoding; none: all."""
-    dtype: str = "bfloat16"
-    """Dtype of both models."""
-    costs: str | None = None
-    """As everywhere; none: measured, for each batch."""
+    prompts: str = "configs/prompts/demo.jsonl"  # A JSONL file; rows take its prompts in turn.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 16)  # Rows decoded at once.
+    temperatures: Temperatures = (0.0, 0.7)  # Temperatures of all rows.
+    max_new_tokens: NewTokens = 64  # Tokens of every row.
+    repeats: Annotated[int, Between(1)] = 5  # Repeats of every figure.
+    only: tuple[str, ...] = ()  # Names of methods besides plain decoding; none: all.
+    dtype: str = "bfloat16"  # Dtype of both models.
+    costs: str | None = None  # As everywhere; none: measured, for each batch.
 
 
 def batches(config: Batches, console: Console) -> None:

@@ -59,22 +59,16 @@ ROUND_UP = 128  # tokens, of their lengths, so that few shapes compile
 class Calibrate(Output, Served):
     """Learn the hyperparameters of a pair."""
 
-    prompts: tuple[str, ...] = SETS
-    """JSONL files, FILE:n for every n-th of its prompts, or hub:NAME."""
-    split: str | None = "calibrate"
-    """Only prompts of this half, so that the other can judge; None: all."""
+    prompts: tuple[str, ...] = SETS  # JSONL files, FILE:n for every n-th of its prompts, or hub:NAME.
+    split: str | None = "calibrate"  # Only prompts of this half, so that the other can judge; None: all.
     temperatures: Annotated[tuple[float, float], Between(0)] = (0.0, 0.7)
     """Temperatures of the greedy hyperparameters (0) and of the sampled ones."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    max_draft_length: Annotated[int, Between(1)] = 7
-    """Maximum draft length in replays."""
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    max_draft_length: Annotated[int, Between(1)] = 7  # Maximum draft length in replays.
     max_deviation: Annotated[float, Between(0, 1, open="low, high")] = 0.02
     """Bounds lenience: mean total variation per token between what it emits and the target's distribution."""
-    costs: str | None = None
-    """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
-    seed: Seed = 0
-    """Seed of the answers."""
+    costs: str | None = None  # A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json.
+    seed: Seed = 0  # Seed of the answers.
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -56,8 +56,7 @@ PANELS, POINTS = 4, 60  # in the figure: panels side by side, points of a curve
 class Entropy(TraceOptions):
     """Compare AdaEDL's bound with the acceptance it bounds."""
 
-    bins: Annotated[int, Between(2)] = 8
-    """Bins of entropy, with equally many tokens each."""
+    bins: Annotated[int, Between(2)] = 8  # Bins of entropy, with equally many tokens each.
 
 
 class Positions(NamedTuple):

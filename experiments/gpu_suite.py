@@ -67,14 +67,10 @@ Measurement = dict[str, Any]
 class Suite(Output, Smoke, Served):
     """Measure a GPU."""
 
-    parts: tuple[str, ...] = PARTS
-    """Which: bandwidth, graph, ballast."""
-    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)
-    """Rows of the generations with ballast."""
-    max_new_tokens: NewTokens = 128
-    """Tokens of a generation."""
-    repeats: Annotated[int, Between(1)] = 5
-    """Timed runs of each."""
+    parts: tuple[str, ...] = PARTS  # Which: bandwidth, graph, ballast.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)  # Rows of the generations with ballast.
+    max_new_tokens: NewTokens = 128  # Tokens of a generation.
+    repeats: Annotated[int, Between(1)] = 5  # Timed runs of each.
 
     def __post_init__(self) -> None:
         check_fields(self)

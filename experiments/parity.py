@@ -56,16 +56,12 @@ SHARED = ("path", "overlap", "cross_entropy", "target_entropy", "raw_target_entr
 class Parity(Output):
     """Compare logits with those of transformers."""
 
-    models: tuple[str, ...] = ()
-    """Hub ids or folders; none: small random models of every family."""
+    models: tuple[str, ...] = ()  # Hub ids or folders; none: small random models of every family.
     reference: str | None = None
     """Also write the logits of the small models to this file, as tests/data/family_logits.json has them."""
-    recorder: bool = False
-    """Compare traces of --models TARGET DRAFTER instead of logits."""
-    environments: str = "runs/environments"
-    """Folder of the environment with torch."""
-    install_seconds: float = 3600.0
-    """Most time for making it."""
+    recorder: bool = False  # Compare traces of --models TARGET DRAFTER instead of logits.
+    environments: str = "runs/environments"  # Folder of the environment with torch.
+    install_seconds: float = 3600.0  # Most time for making it.
 
     def __post_init__(self) -> None:
         if self.recorder and len(self.models) != 2:

@@ -88,20 +88,15 @@ def contenders_of(
 class Sided(Output):
     """How engines are installed and run beside this package."""
 
-    only: tuple[str, ...] = ()
-    """Peers alone: transformers, llama.cpp, vllm; none: all."""
+    only: tuple[str, ...] = ()  # Peers alone: transformers, llama.cpp, vllm; none: all.
     threads: Annotated[int, Between(1)] = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     """Threads of every peer; this project's processes use the cores they may use."""
-    python: str = sys.executable
-    """The interpreter that makes the environments."""
-    environments: str = "runs/environments"
-    """Where they are kept."""
-    install_seconds: float = 3600.0
-    """For each of them."""
-    answer_seconds: float = 300.0
-    """For a generation; a side that takes longer is ended."""
+    python: str = sys.executable  # The interpreter that makes the environments.
+    environments: str = "runs/environments"  # Where they are kept.
+    install_seconds: float = 3600.0  # For each of them.
+    answer_seconds: float = 300.0  # For a generation; a side that takes longer is ended.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -114,20 +109,13 @@ class Sided(Output):
 class Peers(Sided, Models):
     """Decode the same prompts here and with peers, in turns."""
 
-    own_drafter: str | None = None
-    """Another drafter, for this project alone: smollm2-drafter-reading@8192."""
-    dtype: str = "bfloat16"
-    """Dtype of all sides; transformers also in float32."""
-    prompts: str = "configs/prompts/demo.jsonl:2"
-    """As in experiments.compare."""
-    limit: int | None = None
-    """Only the first prompts."""
-    temperatures: Temperatures = (0.0, 0.7)
-    """0 is greedy."""
-    max_new_tokens: NewTokens = 64
-    """Tokens of a generation, whether a text ends before or not."""
-    seed: Seed = 0
-    """Where rows are sampled; every peer draws its own way."""
+    own_drafter: str | None = None  # Another drafter, for this project alone: smollm2-drafter-reading@8192.
+    dtype: str = "bfloat16"  # Dtype of all sides; transformers also in float32.
+    prompts: str = "configs/prompts/demo.jsonl:2"  # As in experiments.compare.
+    limit: int | None = None  # Only the first prompts.
+    temperatures: Temperatures = (0.0, 0.7)  # 0 is greedy.
+    max_new_tokens: NewTokens = 64  # Tokens of a generation, whether a text ends before or not.
+    seed: Seed = 0  # Where rows are sampled; every peer draws its own way.
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,14 +69,10 @@ class Policies(TraceOptions):
     """Names of experiments/lib/rules.py, calls of files of specdec_jax/stopping, or paths to .py files; none: all."""
     settings: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a hyperparameter."""
-    over: tuple[str, ...] = (STATIC,)
-    """Rules that the others are compared with, prompt by prompt."""
-    tuning: Literal["task", "all"] = "task"
-    """Settings are chosen for each task, or one for all."""
-    ratios: tuple[float, ...] = ()
-    """Values of c, a drafter step over a pass of plain decoding; one table row each."""
-    groups: tuple[str, ...] = ()
-    """NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c."""
+    over: tuple[str, ...] = (STATIC,)  # Rules that the others are compared with, prompt by prompt.
+    tuning: Literal["task", "all"] = "task"  # Settings are chosen for each task, or one for all.
+    ratios: tuple[float, ...] = ()  # Values of c, a drafter step over a pass of plain decoding; one table row each.
+    groups: tuple[str, ...] = ()  # NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c.
 
     @property
     def named(self) -> bool:

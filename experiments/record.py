@@ -39,32 +39,19 @@ PARTS = "parts"
 class Record(Output, Served):
     """Record traces of a pair of models along the target's own answers."""
 
-    prompts: str = "configs/prompts/demo.jsonl"
-    """A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME."""
-    temperatures: Temperatures = (0.0, 0.7, 1.0)
-    """One trace each; 0 is greedy."""
-    top_k: TopK = 0
-    """0 is off."""
-    top_p: TopP = 1.0
-    """1 is off."""
-    min_p: MinP = 0.0
-    """0 is off."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    max_draft_length: Annotated[int, Between(1)] = 16
-    """The longest draft that can be replayed."""
-    limit: int | None = None
-    """Only the first prompts."""
-    split: str | None = None
-    """Only prompts of this split."""
-    chat: bool = True
-    """Put prompts through the chat template."""
-    system: str | None = None
-    """System prompt."""
-    batch: Annotated[int, Between(1)] = 16
-    """Number of texts per batch."""
-    seed: Seed = 0
-    """Prompt i is sampled, accepted and continued with seed + i."""
+    prompts: str = "configs/prompts/demo.jsonl"  # A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME.
+    temperatures: Temperatures = (0.0, 0.7, 1.0)  # One trace each; 0 is greedy.
+    top_k: TopK = 0  # 0 is off.
+    top_p: TopP = 1.0  # 1 is off.
+    min_p: MinP = 0.0  # 0 is off.
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    max_draft_length: Annotated[int, Between(1)] = 16  # The longest draft that can be replayed.
+    limit: int | None = None  # Only the first prompts.
+    split: str | None = None  # Only prompts of this split.
+    chat: bool = True  # Put prompts through the chat template.
+    system: str | None = None  # System prompt.
+    batch: Annotated[int, Between(1)] = 16  # Number of texts per batch.
+    seed: Seed = 0  # Prompt i is sampled, accepted and continued with seed + i.
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -79,8 +79,7 @@ class SpecBench:
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """The baseline's answer file and one or more methods', or one run folder."""
-    out: Path | None = None
-    """Where a run folder's answer files go; none: RUN/answers."""
+    out: Path | None = None  # Where a run folder's answer files go; none: RUN/answers.
     retokenise: Path | None = None
     """Folder with the model's tokenizer.json: count the baseline's tokens in its text, as Spec-Bench does."""
 

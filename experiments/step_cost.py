@@ -65,18 +65,14 @@ class StepCost(Output, Smoke, Models):
     """The target's, one table each; the drafter is measured in the first."""
     widths: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 12, 16, 17)
     """Tokens of a target pass; 17 is what verifies the 16 drafts of the longest replay."""
-    batch: Annotated[int, Between(1)] = 1
-    """Rows."""
-    slots: int = 512
-    """Cache slots, half of them full."""
-    draft_length: Annotated[int, Between(1)] = 7
-    """Number of drafter steps per round."""
+    batch: Annotated[int, Between(1)] = 1  # Rows.
+    slots: int = 512  # Cache slots, half of them full.
+    draft_length: Annotated[int, Between(1)] = 7  # Number of drafter steps per round.
     prompt: Annotated[int, Between(0)] = 1024
     """Tokens of a prompt whose processing is compared with a large product of the first dtype; 0: none."""
     max_new_tokens: Annotated[int, Between(0)] = 64
     """Tokens of the generations with and without the entropy check, most of the time this takes; 0: none."""
-    repeats: Annotated[int, Between(1)] = 15
-    """Timed runs of each program."""
+    repeats: Annotated[int, Between(1)] = 15  # Timed runs of each program.
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -54,16 +54,12 @@ class Chip:
     """A kind of accelerator. Sources: Google Cloud's TPU pages; NVIDIA's data sheets (configs/chips/*.txtpb)."""
 
     name: str
-    platform: str
-    """tpu or cuda."""
+    platform: str  # tpu or cuda.
     topologies: dict[int, str]
     """Slices that the compiler takes, by how many chips they have; a program is compiled for the first of them."""
-    bandwidth: float
-    """Bandwidth of its memory, bytes a second."""
-    memory: float
-    """Bytes."""
-    clock: float = 0.0
-    """Hz, of a TPU's cycles."""
+    bandwidth: float  # Bandwidth of its memory, bytes a second.
+    memory: float  # Bytes.
+    clock: float = 0.0  # Hz, of a TPU's cycles.
 
     @property
     def packages(self) -> str:
@@ -334,10 +330,8 @@ class Job:
     batch: int = 1
     slots: int = 512
     max_draft_length: int = 7
-    mesh: str = "data=1,model=1"
-    """Numbers of chips, as `--mesh` elsewhere."""
-    int8: bool = False
-    """The matrices of both models in eight bits."""
+    mesh: str = "data=1,model=1"  # Numbers of chips, as `--mesh` elsewhere.
+    int8: bool = False  # The matrices of both models in eight bits.
 
 
 def environment(job: Job) -> dict[str, str]:

@@ -175,16 +175,14 @@ LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 class Output:
     """Where it writes."""
 
-    out: str | None = None
-    """Run folder; none: runs/<experiment>-<time>."""
+    out: str | None = None  # Run folder; none: runs/<experiment>-<time>.
 
 
 @dataclass(frozen=True)
 class Smoke:
     """Whether it is a trial."""
 
-    smoke: bool = False
-    """Made-up traces or tiny random models, and little of them: shows that it runs, nothing more."""
+    smoke: bool = False  # Made-up traces or tiny random models, and little of them: shows that it runs, nothing more.
 
 
 @dataclass(frozen=True)
@@ -199,8 +197,7 @@ class Models(ModelNames):
 class Served(Models):
     """A pair of models as served."""
 
-    dtype: str = "bfloat16"
-    """Dtype of both models: bfloat16, float16, float32 or int8."""
+    dtype: str = "bfloat16"  # Dtype of both models: bfloat16, float16, float32 or int8.
 
     def load(self, console: Console, encoders: bool = False) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.

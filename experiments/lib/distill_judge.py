@@ -45,16 +45,12 @@ class Judge(Output, Served):
 
     prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
-    temperatures: Temperatures = (0.0, 0.7)
-    """Temperatures of the answers."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    seed: Seed = 0
-    """Prompt i is answered with seed + i."""
+    temperatures: Temperatures = (0.0, 0.7)  # Temperatures of the answers.
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    seed: Seed = 0  # Prompt i is answered with seed + i.
     span: Annotated[int | None, Between(1)] = None
     """Judge by output position instead of by task, in spans of so many tokens."""
-    past_end: bool = False
-    """Answers go on when the target would end them."""
+    past_end: bool = False  # Answers go on when the target would end them.
 
 
 def judge_drafter(config: Judge, console: Console) -> None:

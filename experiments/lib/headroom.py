@@ -43,12 +43,9 @@ Gains = tuple[Interval, Interval]  # over the best static length, paired: the or
 class Headroom(TraceFiles):
     """Head-room by log."""
 
-    ratios: tuple[float, ...] = (0.05, 0.1, 0.2)
-    """c of model drafters, on a flat machine."""
-    slopes: tuple[float, ...] = (0.02, 0.05)
-    """Cost of a verified token in passes, for lookup drafters."""
-    max_draft_length: int = 15
-    """Longest draft."""
+    ratios: tuple[float, ...] = (0.05, 0.1, 0.2)  # c of model drafters, on a flat machine.
+    slopes: tuple[float, ...] = (0.02, 0.05)  # Cost of a verified token in passes, for lookup drafters.
+    max_draft_length: int = 15  # Longest draft.
 
 
 def headroom(options: Headroom, console: Console) -> None:

@@ -46,14 +46,10 @@ class PrecisionStudy(Output, Smoke):
     """A built-in name, a folder in Hugging Face format, a .gguf file, or a hub id (org/name, org/name@revision)."""
     dtypes: tuple[str, ...] = ("bfloat16", "int8", "float32")
     """Dtypes of the weights; the others are compared with the first."""
-    prompts: str = "configs/prompts/demo.jsonl"
-    """A JSONL file, FILE:n for every n-th prompt, or hub:NAME."""
-    limit: int | None = None
-    """Only the first prompts."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    mesh: str | None = None
-    """Several devices, such as model=4, that share the weights."""
+    prompts: str = "configs/prompts/demo.jsonl"  # A JSONL file, FILE:n for every n-th prompt, or hub:NAME.
+    limit: int | None = None  # Only the first prompts.
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    mesh: str | None = None  # Several devices, such as model=4, that share the weights.
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -37,8 +37,7 @@ class Rule:
     """A stopping rule as experiments compare it."""
 
     name: str
-    policy: StoppingPolicy
-    """At its published setting."""
+    policy: StoppingPolicy  # At its published setting.
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Values of each hyperparameter to try; all combinations are tried."""
 

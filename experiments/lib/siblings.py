@@ -38,8 +38,7 @@ TPU = "tpu-v5e"
 class Siblings(TraceOptions):
     """Chances of siblings and what they would bring."""
 
-    max_draft_length: int = 7
-    """Longest chain."""
+    max_draft_length: int = 7  # Longest chain.
 
 
 def study(options: Siblings, console: Console) -> None:

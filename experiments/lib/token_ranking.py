@@ -33,16 +33,11 @@ SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
 class RankTokens:
     """Rank the tokens of a text by how often they occur."""
 
-    out: Path
-    """Folder of the drafter's weights."""
-    data: Path | None = None
-    """Token shards of experiments.distill."""
-    texts: Path | None = None
-    """A .jsonl file with `text` in every line; needs --model."""
-    model: str = "smollm2"
-    """Whose tokenizer reads the texts; --data are tokens already."""
-    most: Annotated[int, Between(1)] = 16384
-    """Tokens to keep."""
+    out: Path  # Folder of the drafter's weights.
+    data: Path | None = None  # Token shards of experiments.distill.
+    texts: Path | None = None  # A .jsonl file with `text` in every line; needs --model.
+    model: str = "smollm2"  # Whose tokenizer reads the texts; --data are tokens already.
+    most: Annotated[int, Between(1)] = 16384  # Tokens to keep.
 
 
 def rank_tokens(config: RankTokens, console: Console) -> None:

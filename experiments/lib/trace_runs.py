@@ -47,12 +47,10 @@ class TraceFiles(Output, Smoke):
     traces: Positional[tuple[str, ...]] = ()
     """Traces, or folders of them, that experiments.record wrote, or SpecDecode-Bench's logs; several drafters
     are compared side by side."""
-    seed: int = 0
-    """Seed of the halves of the prompts."""
+    seed: int = 0  # Seed of the halves of the prompts.
     tokens: Annotated[int | None, Between(1)] = None
     """Only the first tokens of every text, as if generation had ended there."""
-    max_draft_length: Annotated[int, Between(1)] = 16
-    """Longest draft."""
+    max_draft_length: Annotated[int, Between(1)] = 16  # Longest draft.
 
     @property
     def named(self) -> bool:
@@ -70,12 +68,9 @@ class TraceFiles(Output, Smoke):
 class TraceOptions(TraceFiles):
     """Options of a command that replays rules and counts their time."""
 
-    costs: str | None = None
-    """cost_model.json of experiments.step_cost; none: two x86 cores."""
-    ratio: float | None = None
-    """Instead of --costs: c, a drafter step over a target pass."""
-    slope: float = 0.0
-    """With --ratio: what one more verified token costs, in target passes."""
+    costs: str | None = None  # cost_model.json of experiments.step_cost; none: two x86 cores.
+    ratio: float | None = None  # Instead of --costs: c, a drafter step over a target pass.
+    slope: float = 0.0  # With --ratio: what one more verified token costs, in target passes.
 
     def check(self) -> None:
         """Raises ValueError where options are invalid."""
