@@ -220,11 +220,9 @@ CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 
 
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones.
-
-    The first two are those of the distributions as sampled; the last is raw, as the monitor reads it, unless
-    `raw_entropy` is False.
-    """
+    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones. The
+    first two are those of the distributions as sampled; the last is raw, as the monitor reads it, unless `raw_entropy`
+    is False."""
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)
     drafter = trace.path[..., FEATURES.index("entropy")]

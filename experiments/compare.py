@@ -27,23 +27,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
+from experiments.lib import tables
 from experiments.lib.commands import config_command
 from experiments.lib.plots import Point, dots_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
-from experiments.lib.tables import (
-    NONE,
-    Row,
-    against_table,
-    at_temperature,
-    doubts_of_rows,
-    interval,
-    markdown,
-    methods_tables,
-    publish,
-    speedups,
-    summarise,
-)
+from experiments.lib.tables import NONE, Row, at_temperature, interval, markdown, speedups, summarise
 from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
@@ -91,11 +80,8 @@ class Job(NamedTuple):
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
-    """Measures all results of the config that are still missing, and writes the run folder.
-
-    Raises:
-        ValueError, FileNotFoundError for invalid input, before anything is written or compiled.
-    """
+    """Measures all results of the config that are still missing, and writes the run folder. Raises ValueError,
+    FileNotFoundError for invalid input, before anything is written or compiled."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     cache = enable()
     named = [config.drafter, *(method.drafter for method in config.chosen_methods())]
@@ -174,17 +160,15 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
     """Cache slots that suffice for all prompts. Raises ValueError for a prompt that exceeds the context."""
-    target = next(iter(pairs.values())).target
-    widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
-    options = {"chat": config.chat, "system": config.system}
-    lengths = {prompt.id: len(encode(target, prompt.turns[0], **options)) for prompt in prompts}
-    longest = max(lengths, key=lengths.__getitem__)
-    if lengths[longest] + config.max_new_tokens > target.model.spec.context:
+    target, options = next(iter(pairs.values())).target, {"chat": config.chat, "system": config.system}
+    longest, name = max((len(encode(target, prompt.turns[0], **options)), prompt.id) for prompt in prompts)
+    if longest + config.max_new_tokens > target.model.spec.context:
         raise ValueError(
-            f"prompt {longest!r} of {lengths[longest]} tokens and {config.max_new_tokens} new ones exceed the context "
+            f"prompt {name!r} of {longest} tokens and {config.max_new_tokens} new ones exceed the context "
             f"of {config.target}, {target.model.spec.context}"
         )
-    return slots_for(lengths[longest] + config.max_new_tokens, 0, widest)
+    widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
+    return slots_for(longest + config.max_new_tokens, 0, widest)
 
 
 def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:
@@ -272,15 +256,15 @@ def _report(
     began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
     clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
-    doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *doubts_of_rows(rows)]
+    doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *tables.doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
     drafting = {row["method"] for row in rows if row["num_draft_tokens"] or not row["drafter_passes"]}
     idle = [f"{name} drafted nothing: try a lower threshold." for name in pairs if name not in drafting]
     doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
     about = f"The target's weights are in {next(iter(pairs.values())).target.dtype}."
-    blocks = [f"# {config.name}", *methods_tables(summaries)]
+    blocks = [f"# {config.name}", *tables.methods_tables(summaries)]
     if config.against in {summary["what"] for summary in summaries}:
-        blocks.append(against_table(summarise(rows, config.against), config.against))
+        blocks.append(tables.against_table(summarise(rows, config.against), config.against))
     if config.quality:
         names = [method.name for method in config.chosen_methods()]
         reference = config.against if config.against in names else names[0]
@@ -299,7 +283,7 @@ def _report(
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     equal = "\n".join(equality) if compared else "No greedy outputs to compare."
     text = "\n\n".join([*blocks, *idle, *doubtful, about, equal, ""])
-    publish(folder, text, console, speedup=picture(summaries, title))
+    tables.publish(folder, text, console, speedup=picture(summaries, title))
 
 
 def picture(summaries: Iterable[Row], title: str) -> Figure:
@@ -315,9 +299,7 @@ def picture(summaries: Iterable[Row], title: str) -> Figure:
 
 def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature: float, size: int) -> Result:
     """Means over a text's tokens, by passes of both models over it, padded to `size` so that all share one program.
-
-    `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have.
-    """
+    `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have."""
     exact = verifier.name in DISTRIBUTIONS
     hyperparameters = {key: np.float32(value) for key, value in verifier.hyperparameters.items()} if exact else {}
     hyperparameters |= {key: value for key, value in verifier.options.items() if exact and key == "top_n"}

@@ -65,10 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def distill(config: DistillConfig, stages: Sequence[str], console: Console, share: Share | None = None) -> Path:
-    """Runs the stages in the config's run folder; `share`: with the other processes of a launch.
-
-    Raises ValueError, OSError for invalid input, a full disk or a folder in use.
-    """
+    """Runs the stages in the config's run folder; `share`: with the other processes of a launch. Raises ValueError,
+    OSError for invalid input, a full disk or a folder in use."""
     if share and not config.labels and "train" in stages:
         raise ValueError("with --distributed, training uses stored labels: labels must be more than 0")
     folder = Path(config.out or f"runs/{config.name}")

@@ -155,11 +155,9 @@ def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
 
 
 def on_host(decoder: Decoder) -> Decoder:
-    """The decoder with a `run` whose loops the host turns, as engines have that run a rule outside of the program.
-
-    A round is a call that opens it, one for each draft, after which the host waits for what the rule said, and one that
-    verifies at the narrowest width that holds the draft. Drafters with a second source are not served.
-    """
+    """The decoder with a `run` whose loops the host turns, as engines have that run a rule outside of the program: a
+    call opens a round, one for each draft waits for what the rule said, and one verifies at the narrowest width that
+    holds the draft. Drafters with a second source are not served."""
     parts = decoder.parts
     longest, widths = parts.drafter.max_draft_length, parts.widths
 
@@ -233,10 +231,7 @@ class BallastCache(NamedTuple):
 
 def with_ballast(loaded: LoadedModel, config: llama.LlamaConfig, dtype: Any) -> LoadedModel:
     """The loaded model with a random model of that shape as ballast; parameters are a pair, theirs and the ballast's.
-
-    Raises:
-        ValueError: a drafter with a draft vocabulary, whose pass cannot be left whole.
-    """
+    Raises ValueError for a drafter with a draft vocabulary, whose pass cannot be left whole."""
     if DraftModel.of(loaded.model).head is not None:
         raise ValueError(f"{loaded.name!r} has a draft vocabulary: ballast goes with whole models")
     model = ballasted(loaded.model, llama.language_model(config, jnp.dtype(dtype)))

@@ -28,7 +28,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from experiments.lib.commands import Output, command
-from experiments.lib.engines import NoEnvironment, python_of
+from experiments.lib.engines import Failed, python_of, run
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import Whole, markdown, publish
@@ -42,6 +42,7 @@ NEAR = 1e-4  # tolerance relative to the largest logit; also for statistics in n
 RECORDED = "llama float32"  # the small model that is traced, with its own weights and noise as the drafter
 LIKELY = 4  # standard deviations
 SLOTS = 32
+MOST_SECONDS = 3600  # for a script in the environment with torch
 SCRIPT = Path(__file__).parents[1] / "docs" / "examples" / "record_torch.py"
 WARPS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -76,7 +77,7 @@ def parity(config: Parity, console: Console) -> int:
     try:
         with console.status("The environment with torch"):
             python = python_of("requirements-peers.txt", where, seconds=config.install_seconds, packages=names)
-    except NoEnvironment as error:
+    except Failed as error:
         console.print(f"Nothing is compared: {error}", style="yellow")
         return 0
     folder = RunFolder.create("parity", config, config.out)
@@ -84,7 +85,7 @@ def parity(config: Parity, console: Console) -> int:
         return _report_traces(folder, python, (config.models[0], config.models[1]), console)
     out = folder.path / "models"
     with console.status("Logits by transformers on torch"):
-        run_script(python, SIDE, str(out), *config.models)
+        run([str(python), str(SIDE), str(out), *config.models], SIDE.name, MOST_SECONDS)
     theirs = {path.parent.name: np.load(path) for path in sorted(out.glob("*/logits.npz"))}
     compared = {row["model"]: row for row in folder.rows()}
     sources = {slug(model): model for model in config.models}
@@ -111,14 +112,6 @@ def parity(config: Parity, console: Console) -> int:
     noisy = {n: a + rng.normal(0, 0.15 * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
     save_file(noisy, drafter / "model.safetensors", metadata={"format": "pt"})
     return max(_report_traces(folder, python, (str(target), str(drafter)), console), int(bool(far)))
-
-
-def run_script(python: Path, script: Path, *words: str) -> None:
-    """Runs a script in another environment. Raises OSError with the last line that it printed where it fails."""
-    done = subprocess.run([str(python), str(script), *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise OSError(f"{script.name}: {last[-1]}")
 
 
 def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], console: Console) -> int:
@@ -177,10 +170,7 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
 
 def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int]], out: Path) -> list[dict[str, Any]]:
     """Records target and drafter with torch, and again with this package along those texts: a row of `apart` a warp.
-
-    Raises:
-        OSError: the recorder failed; the message is its last line.
-    """
+    Raises Failed, with its last line, where the recorder fails."""
     loaded = [load_model(source, dtype="float32") for source in models]
     out.mkdir(parents=True, exist_ok=True)
     (out / "prompts.jsonl").write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
@@ -194,7 +184,7 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
             words += [f"--{name.replace('_', '-')}", f"{warp[name]:g}"]
         path = folder / f"trace-{warp['temperature']:g}.npz"
         if not path.exists():
-            run_script(python, SCRIPT, *words)
+            run([str(python), str(SCRIPT), *words], SCRIPT.name, MOST_SECONDS)
         trace = load_trace(path)
         answers = [row[:length].tolist() for row, length in zip(trace.tokens, trace.length, strict=True)]
         ours = trace_texts(
@@ -211,11 +201,9 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
 
 
 def apart(first: Trace, other: Trace) -> dict[str, float]:
-    """Largest differences of two traces along the same texts, of what does not depend on random numbers.
-
-    Greedy traces agree in everything. Of sampled ones every bit is a draw, whose chance over texts is the overlap:
-    "bits" is the distance of their sum from the overlaps' in standard deviations.
-    """
+    """Largest differences of two traces along the same texts, of what does not depend on random numbers. Greedy traces
+    agree in everything. Of sampled ones every bit is a draw, whose chance over texts is the overlap: "bits" is the
+    distance of their sum from the overlaps' in standard deviations."""
     worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
     here = np.nonzero(~first.accepted & (np.arange(first.accepted.shape[1]) <= first.length[:, None]))
     if float(first.temperature.max()) == 0:

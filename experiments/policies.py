@@ -143,11 +143,8 @@ def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
-    """Rules by name with their grids to choose from; with --set, a variant for every label and setting.
-
-    Raises:
-        ValueError: an unknown rule, a --set that cannot be read, or one that no rule takes.
-    """
+    """Rules by name with their grids to choose from; with --set, a variant for every label and setting. Raises
+    ValueError for an unknown rule, a --set that cannot be read, or one that no rule takes."""
     pairs = [parse_values(entry) for entry in settings]
     parsed, taken, variants = dict(pairs), set(), {}
     if len(parsed) < len(pairs):

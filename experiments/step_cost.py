@@ -145,10 +145,8 @@ def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: L
 
 
 def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, dict[str, Any]]:
-    """Time that a rule, or watching phases, adds to whole generations that draft the same tokens without it.
-
-    By "rule, temperature": seconds `without` it, the share `added`, run by run, and drafter `passes` of a generation.
-    """
+    """Time that a rule, or watching phases, adds to whole generations that draft the same tokens without it. By "rule,
+    temperature": seconds `without` it, the share `added`, run by run, and drafter `passes` of a generation."""
     fixed = static(draft_length=config.draft_length)
     work = {  # all of a rule's work, and it never stops a draft
         "adaedl": (adaedl(threshold=0.0, entropy_factor=1e-6, step=0.0), None),

@@ -224,10 +224,8 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
 
 def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[Corpus, Corpus | None]:
-    """The training corpus and the validation corpus (None if nothing is held out).
-
-    Raises ValueError for no shards, or ones without the labels or hidden states that training needs.
-    """
+    """The training corpus and the validation corpus (None if nothing is held out). Raises ValueError for no shards, or
+    ones without the labels or hidden states that training needs."""
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
     for index, entry in enumerate(data.entries if config.labels else ()):

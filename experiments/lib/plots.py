@@ -22,9 +22,7 @@ def panels(
     titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, **options: Any
 ) -> tuple[Figure, Any]:
     """A figure with a column a title, 6 inches wide at least; axes are [rows, columns]. Sizes in inches are a panel's.
-
-    No pyplot state. `options`: those of `Figure.subplots`.
-    """
+    No pyplot state. `options`: those of `Figure.subplots`."""
     figure = Figure(figsize=(max(width * len(titles), 6.0), height * rows), dpi=150, layout="constrained")
     grid = figure.subplots(rows, len(titles), squeeze=False, **options)
     for row, line in enumerate(grid):
@@ -55,15 +53,9 @@ def lines_figure(
     ticks: Sequence[float] = (),
     log: bool = False,
 ) -> Figure:
-    """One panel per title, one line per name with its intervals as bars; level 1 is marked.
-
-    Args:
-        labels: of the axes.
-        styles: how matplotlib draws a name; others are lines with points, in a rule's usual colour.
-        columns: panels side by side; all unless given.
-        ticks: of the x axis.
-        log: whether that is logarithmic.
-    """
+    """One panel per title, one line per name with its intervals as bars; level 1 is marked. `styles`: how matplotlib
+    draws a name; others are lines with points, in a rule's usual colour. `labels` are the axes', `columns` panels side
+    by side (all unless given), `ticks` those of the x axis, `log` whether that is logarithmic."""
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
     handles: dict[str, Any] = {}

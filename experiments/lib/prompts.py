@@ -24,15 +24,9 @@ HALVES = ("calibrate", "judge")
 
 def load_prompts(source: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:
     """The prompts of a JSONL file, of `hub:NAME`, or of `hub:NAME@FILE`, a local copy; of `SOURCE:n` every n-th.
-
-    DATASETS has the names, and how their rows become prompts. `split` comes first, then every
-    n-th, then `limit`, so no limit moves a prompt from one half to the other. A source without splits is halved for
-    "calibrate" and "judge".
-
-    Raises:
-        FileNotFoundError: no such file or folder.
-        ValueError: what `read_prompts` and `entries` refuse, an n below 1, a split that is not there.
-    """
+    `split` comes first, then every n-th, then `limit`, so no limit moves a prompt from one half to the other. A source
+    without splits is halved for "calibrate" and "judge". Raises FileNotFoundError for no such file, and ValueError for
+    what `read_prompts` and `entries` refuse, an n below 1, or a split that is not there."""
     check_limit(limit)
     name, every = every_nth(str(source))
     if name.startswith(PREFIX):
@@ -118,12 +112,9 @@ DATASETS = {
 
 
 def entries(source: str) -> list[dict[str, Any]]:
-    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: an unknown name, a package that is missing, a set that cannot be loaded, or a row of another shape.
-    """
+    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns. Raises
+    FileNotFoundError for no such file, and ValueError for an unknown name, a package that is missing, a set that cannot
+    be loaded, or a row of another shape."""
     name, _, file = source.removeprefix(PREFIX).partition("@")
     names = {alias: entry for short, entry in DATASETS.items() for alias in (short, entry.hub_id)}
     names |= {f"{entry.hub_id}/{entry.config}": entry for entry in DATASETS.values()}

@@ -40,13 +40,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, name: str, config: Any, out: str | Path | None = None) -> "RunFolder":
-        """Makes (or opens, to go on) the folder `out`, by default `runs/<name>-<time>`, and writes its manifest.
-
-        Call it before anything compiles.
-
-        Raises:
-            ValueError: the folder cannot be written, or holds another config's results or something else.
-        """
+        """Makes (or opens, to go on) the folder `out`, by default `runs/<name>-<time>`, and writes its manifest. Call
+        it before anything compiles. Raises ValueError where it cannot be written, or holds another config's results or
+        something else."""
         wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if out is None else Path(out)
         path, number = wanted, 2
         while out is None and path.exists():  # another run began in the same second
@@ -105,22 +101,15 @@ class RunFolder:
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:
-    """The rows of a run folder's results.jsonl; none if there is no such file. A torn last line is left out.
-
-    Raises:
-        ValueError: a line that is not JSON; the message says file:line.
-    """
+    """The rows of a run folder's results.jsonl; none if there is no such file. A torn last line is left out. Raises
+    ValueError with file:line for a line that is not JSON."""
     path = Path(folder) / RESULTS
     return [row for _, row in json_lines(path, ended=True)] if path.exists() else []
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a run folder.
-
-    Raises:
-        FileNotFoundError: no such folder, or no manifest in it.
-        ValueError: a manifest that is not one of `RunFolder`.
-    """
+    """The manifest of a run folder. Raises FileNotFoundError where there is none, and ValueError where it is not one of
+    `RunFolder`."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{str(folder)!r} is no run folder: it has no {MANIFEST}")

@@ -72,13 +72,9 @@ def compared(
     chosen: str | None = None,
     more: Mapping[str, Callable[[Row], str]] | None = None,
 ) -> str:
-    """One table row per row: speed-up, gain over each of some rows, acceptance; Markdown.
-
-    Args:
-        over: names of rows of the same texts.
-        chosen: a hyperparameter; which value was chosen on either half.
-        more: further columns.
-    """
+    """One table row per row: speed-up, gain over each of some rows (`over`, names of rows of the same texts),
+    acceptance; Markdown. `chosen`: a hyperparameter, whose value on either half is a column; `more`: further
+    columns."""
     columns: dict[str, Callable[[Row], str]] = {}
     if chosen is not None:
         columns["chosen"] = lambda row: setting(row["settings"], chosen)
@@ -190,14 +186,10 @@ TIMED_COLUMNS = {  # of a row, and what a result calls them
 
 def summarise(results: Iterable[Mapping[str, Any]], baseline: str | None = None) -> list[Row]:
     """One row a temperature and method ("what"), in the results' order, with a number a prompt in every column.
-
     `baseline` is the first result's method unless named; its columns are plain_emitted, plain_seconds and
     plain_repeated. `equal` says of the prompts that were compared whether the output is plain decoding's. Repeats of a
-    prompt (results alike in prompt, method and temperature) are added up: tokens over seconds of all of them.
-
-    Raises:
-        ValueError: no results, a key is missing, or a prompt of a method has no result of the baseline.
-    """
+    prompt (results alike in prompt, method and temperature) are added up: tokens over seconds of all of them. Raises
+    ValueError for no results, a missing key, or a prompt of a method without a result of the baseline."""
     groups: dict[tuple[float, str], dict[str, dict[str, Any]]] = {}  # sums over repeats, by prompt
     for result in results:
         baseline = baseline or result["method"]

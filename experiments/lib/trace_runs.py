@@ -92,10 +92,8 @@ class TraceOptions(TraceFiles):
 
 
 def costs_or_default(path: str | Path | None) -> CostModel:
-    """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate).
-
-    Without one, the measurements on two x86 cores (docs/performance.md).
-    """
+    """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate); of None the
+    measurements on two x86 cores (docs/performance.md)."""
     if path is None:
         costs = load_cost_model(COSTS)
         return costs._replace(device=f"the default costs ({costs.device})")
@@ -160,10 +158,8 @@ def replay_rule(
     settings: Sequence[Mapping[str, Any]] | None = None,
     phases: Mapping[str, Any] | None = None,
 ) -> Replay:
-    """A rule's settings (its published one unless given) over a trace, with the machine's costs.
-
-    A rule that reads phases gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy.
-    """
+    """A rule's settings (its published one unless given) over a trace, with the machine's costs. One that reads phases
+    gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
     widest = costs.widths[-1] if policy.tree_hooks is not None else None
@@ -172,12 +168,8 @@ def replay_rule(
 
 
 def open_traces(name: str, options: TraceFiles, console: Console, sources: Sequence[Source] | None = None) -> Run:
-    """Reads the traces, unless sources are given, and opens the folder.
-
-    Raises:
-        FileNotFoundError, ValueError for invalid input, before anything is written: other traces or costs than the
-        folder's rows were made of among it.
-    """
+    """Reads the traces, unless sources are given, and opens the folder. Raises FileNotFoundError, ValueError for
+    invalid input, before anything is written: other traces or costs than the folder's rows were made of among it."""
     sources = list(read_sources(options) if sources is None else sources)
     config = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     config |= {"machines": {source.group: source.costs._asdict() for source in sources}}
@@ -214,12 +206,8 @@ def load_traces(
     paths: Sequence[str | Path], least: int = 1, group: Callable[[Trace], str] = drafter_of, tokens: int | None = None
 ) -> dict[str, dict[float, Trace]]:
     """Traces by group and by temperature, ascending; a folder stands for all trace-*.npz in it, and of every text the
-    first `tokens` count.
-
-    Raises:
-        FileNotFoundError: a file or folder that is not there or holds none.
-        ValueError: two traces of one temperature, one of several temperatures, or tails shorter than `least`.
-    """
+    first `tokens` count. Raises FileNotFoundError for a file or folder that is not there or holds none, and ValueError
+    for two traces of one temperature, one of several temperatures, or tails shorter than `least`."""
     groups: dict[str, dict[float, Trace]] = {}
     for path in map(Path, paths):
         is_log = path.suffix == ".jsonl" or any(path.glob(LOGS))
@@ -256,11 +244,8 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
 
 
 def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row] | None = None) -> list[Row]:
-    """The rows of every source, variant and task; what the folder has is not replayed again.
-
-    Args:
-        measure: makes a row in place of `row_of`, of the same arguments.
-    """
+    """The rows of every source, variant and task; what the folder has is not replayed again. `measure` makes a row in
+    place of `row_of`, of the same arguments."""
     rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:
