@@ -49,25 +49,21 @@ SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"
 TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
 
 
-def published(plain: float, *rates: tuple[float, float, float]) -> np.ndarray:
-    """[LENGTHS, METHODS]: ratios of tokens/s to those of plain decoding."""
-    return np.array(rates) / plain
-
-
-PUBLISHED: dict[tuple[str, float], np.ndarray] = {
-    ("summarization", 0.7): published(25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
-    ("instructions", 0.7): published(29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
-    ("translation", 0.7): published(29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
-    ("instructions", 1.0): published(29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
-    ("instructions", 1.3): published(28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
-    ("instructions", 1.7): published(29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
-    ("translation", 1.0): published(29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
-    ("translation", 1.3): published(29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
-    ("translation", 1.7): published(29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
-    ("summarization", 1.0): published(25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
-    ("summarization", 1.3): published(23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
-    ("summarization", 1.7): published(25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
+RATES = {  # tokens/s of plain decoding, and of METHODS at each of LENGTHS
+    ("summarization", 0.7): (25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
+    ("instructions", 0.7): (29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
+    ("translation", 0.7): (29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
+    ("instructions", 1.0): (29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
+    ("instructions", 1.3): (28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
+    ("instructions", 1.7): (29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
+    ("translation", 1.0): (29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
+    ("translation", 1.3): (29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
+    ("translation", 1.7): (29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
+    ("summarization", 1.0): (25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
+    ("summarization", 1.3): (23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
+    ("summarization", 1.7): (25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
 }
+PUBLISHED = {key: np.array(rates) / plain for key, (plain, *rates) in RATES.items()}
 
 
 @dataclass(frozen=True)

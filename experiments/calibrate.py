@@ -96,8 +96,8 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}
         longest, hyperparameters, variants = config.max_draft_length, {}, {}
         for kind, trace in traces.items():
-            hyperparameters[kind] = hyperparameters_of(kind, trace, lenience[kind]["bound"], costs, longest)
-            variants[kind] = variants_of(kind, trace, hyperparameters[kind], costs, longest)
+            made = learnt(kind, trace, lenience[kind]["bound"], costs, longest)
+            hyperparameters[kind], variants[kind] = made
             figures[kind]["lenience"] = lenience[kind]
     roles = zip(("target", "drafter"), models, strict=True)
     content = {
@@ -252,66 +252,41 @@ def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, f
     return {"enter": middle + band, "leave": max(middle - band, 0.0), **PHASE}
 
 
-def hyperparameters_of(kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int) -> dict[str, Any]:
-    """Hyperparameters of `init` by policy, verifier and monitor, as they are built by default."""
-    drafter, target, _, _ = positions_of(trace)
-    phases = phase_hyperparameters(trace)
-    policies: dict[str, Any] = {
-        entry.policy.name: best_setting(trace, entry, costs, longest, phases)
-        for entry in _searched()
-        if _by_default(entry)
-    }
-    policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
+def learnt(
+    kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Hyperparameters of `init` by policy, verifier and monitor, as they are built by default; then a list of those of
+    other static options. The setting of a rule is the one that is fastest in replays over all texts."""
+    (drafter, target, *_), phases = positions_of(trace), phase_hyperparameters(trace)
+    policies: dict[str, Any] = {}
+    variants: list[dict[str, Any]] = []
+
+    def best(entry: Rule) -> dict[str, Any]:
+        settings = entry.settings()
+        seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
+        return settings[int(np.argmin(seconds))]
+
+    def vary(kind: str, name: str, options: dict[str, Any], values: dict[str, Any]) -> None:
+        variants.append({"kind": kind, "name": name, "static_options": options, "hyperparameters": values})
+
+    for entry in RULES:
+        if entry.grid and not weighs_costs(entry.policy):  # those that weigh costs are given them when they run
+            name, options = entry.policy.name, entry.policy.options
+            default = build("policy", name, {})
+            if entry.policy.bare == default:
+                policies[name] = best(entry)
+            else:
+                others = {key: value for key, value in options.items() if value != default.options[key]}
+                vary("policy", name, others, best(entry))
+    prior = list(fit_prior(trace))
+    policies["survival"] = {kind: prior, "drafter_cost": costs.ratio}
+    capped = best(Rule("survival-by-phase", stopping.phase_length(policy=stopping.survival(**{kind: prior})), CAPS))
+    vary("policy", "phase_length", {"policy": "survival"}, {name: capped[name] for name in capped if name in CAPS})
+    vary("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False))
+    verifiers = {name: {"lenience": lenience} for name in ("lenience", "by_phase")}
     uncertain = {"drafter_entropy": drafter, "target_entropy": target}
-    return {
-        "policy": policies,
-        "verifier": {
-            "lenience": {"lenience": lenience},
-            "by_phase": {"lenience": lenience},
-            "easd": {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()},
-        },
-        "monitor": {"phases": phases},
-    }
-
-
-def variants_of(
-    kind: str, trace: Trace, hyperparameters: dict[str, Any], costs: CostModel, longest: int
-) -> list[dict[str, Any]]:
-    """The same for other static options, after the `hyperparameters` of the default ones."""
-    phases, variants = hyperparameters["monitor"]["phases"], []
-
-    def add(kind: str, name: str, static_options: dict[str, Any], values: dict[str, Any]) -> None:
-        entry = {"kind": kind, "name": name, "static_options": static_options, "hyperparameters": values}
-        variants.append(entry)
-
-    for entry in _searched():
-        if not _by_default(entry):
-            defaults = build("policy", entry.policy.name, {}).options
-            others = {key: value for key, value in entry.policy.options.items() if value != defaults[key]}
-            add("policy", entry.policy.name, others, best_setting(trace, entry, costs, longest, phases))
-    learnt = stopping.survival(**{kind: hyperparameters["policy"]["survival"][kind]})
-    capped = Rule("survival-by-phase", stopping.phase_length(policy=learnt), CAPS)
-    best = best_setting(trace, capped, costs, longest, phases)
-    caps = {name: value for name, value in best.items() if name in CAPS}
-    add("policy", "phase_length", {"policy": "survival"}, caps)
-    add("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False))
-    return variants
-
-
-def _by_default(entry: Rule) -> bool:
-    return entry.policy.bare == build("policy", entry.policy.name, {})
-
-
-def _searched() -> list[Rule]:
-    """The rules whose setting is searched for; those that weigh costs are given them when they run."""
-    return [entry for entry in RULES if entry.grid and not weighs_costs(entry.policy)]
-
-
-def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phases: dict[str, float]) -> dict[str, Any]:
-    """The setting that is fastest in replays over all texts."""
-    settings = entry.settings()
-    seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
-    return settings[int(np.argmin(seconds))]
+    verifiers["easd"] = {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()}
+    return {"policy": policies, "verifier": verifiers, "monitor": {"phases": phases}}, variants
 
 
 main = command(Calibrate, calibrate, __doc__)

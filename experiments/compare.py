@@ -17,6 +17,7 @@ plain decoding disagrees with them before the first result, the next process mea
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -205,11 +206,8 @@ def _measure(
     if costs is not None and slots > costs.slots:
         costs = None
     (result,), state = decode(pair, request)
-    counts = {
-        name: value
-        for name, value in result.statistics.items()
-        if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
-    }
+    counted = re.compile(r"num_.*|.*_passes|acceptance_histogram")
+    counts = {name: value for name, value in result.statistics.items() if counted.fullmatch(name)}
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
     equality: Result = {"equals_plain": None, "first_difference": None}
     if job.temperature == 0 and plain is not None:
@@ -306,14 +304,8 @@ def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature
     prompt, tokens = generation.prompt_tokens, generation.tokens
     text = np.zeros((1, size), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
-    figures = deviations(
-        judge.decoder,
-        judge.params,
-        text,
-        verifier=verifier.name if exact else "rejection",
-        hyperparameters=hyperparameters,
-        warp=make_warp(1, temperature),
-    )
+    options = {"verifier": verifier.name if exact else "rejection", "hyperparameters": hyperparameters}
+    figures = deviations(judge.decoder, judge.params, text, **options, warp=make_warp(1, temperature))
     answer = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)
     means = {name: float(np.asarray(values)[0, answer].mean()) for name, values in figures._asdict().items()}
     return means if exact else means | {"total_variation": None, "divergence": None}

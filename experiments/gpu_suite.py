@@ -20,7 +20,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -86,25 +86,18 @@ def suite(config: Suite, console: Console) -> None:
     if jax.default_backend() == "cpu" and not config.smoke:
         raise ValueError("there is no accelerator here; --smoke tries the suite on a CPU")
     models = tiny_pair() if config.smoke else config.load(console, encoders=True)
-    done = {row["part"] for row in folder.rows()}
-    runs: dict[str, Callable[[], Iterator[Measurement]]] = {
-        "bandwidth": lambda: bandwidth(config),
-        "graph": lambda: graph(config, models),
-        "ballast": lambda: ballast(config, models, folder, console),
-    }
-    for part in [part for part in config.parts if part not in done]:
+    functions = {"bandwidth": bandwidth, "graph": graph, "ballast": ballast}
+    for (part,) in folder.missing(("part",), [(part,) for part in config.parts]):
         rows = []  # appended together: a part that was stopped is measured again
-        for row in runs[part]():
+        for row in functions[part](config, models, folder, console):
             rows.append({"part": part, **row})
             console.print(f"{row['what']}: {row['value']:.4g} {row['unit']} {row['note']}")
         for row in rows:
             folder.append(row)
-    rows = folder.rows()
-    lines = [
-        [row["what"], interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES), row["unit"], row["note"]]
-        for row in rows
-    ]
-    values = {row["what"]: row["value"] for row in rows}
+    lines, values = [], {row["what"]: row["value"] for row in folder.rows()}
+    for row in folder.rows():
+        figures = interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES)
+        lines.append([row["what"], figures, row["unit"], row["note"]])
     read, copied = values.get("ballast: weights read by plain passes"), values.get("bandwidth of a copy")
     if read and copied:
         lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
@@ -112,7 +105,7 @@ def suite(config: Suite, console: Console) -> None:
     publish(folder, f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n", console)
 
 
-def bandwidth(config: Suite) -> Iterator[Measurement]:
+def bandwidth(config: Suite, *_: Any) -> Iterator[Measurement]:
     """Bandwidth of a copy: bytes read and written over its time."""
     array = jnp.arange((2**20 if config.smoke else COPIED) // 4, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
@@ -120,7 +113,7 @@ def bandwidth(config: Suite) -> Iterator[Measurement]:
     yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(times)], "GB/s")
 
 
-def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
+def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
     """A generation as it is built here, with more and less in CUDA graphs, and with its loops in Python, in turns."""
     built = measured_pair(*models)
     parts, captures = built.decoder.parts, jax.default_backend() == "gpu"
@@ -208,9 +201,8 @@ def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Conso
     yield measurement("ballast: weights read by plain passes", [1e-9 * read / costs.plain_pass], "GB/s", note)
     pairs = {"plain": build_pair(target, None), "survival": build_pair(target, drafter, costs=costs)}
     requests = {batch: requests_for(config, pairs, batch) for batch in config.batches}
-    compile_together(
-        functools.partial(start, pair, requests[batch][name]) for batch in requests for name, pair in pairs.items()
-    )
+    jobs = [(pairs[name], request) for each in requests.values() for name, request in each.items()]
+    compile_together(functools.partial(start, *job) for job in jobs)
     for batch in config.batches:
         seconds, tokens = in_turns(config, pairs, requests[batch])
         about = note if batch == 1 else f"{note}; given V(k) of batch 1"
@@ -270,9 +262,8 @@ def in_turns(
     config: Suite, pairs: Mapping[str, Pair], requests: Mapping[str, Request]
 ) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
     """Seconds of each pair's generations, one of each in turn after an untimed one, and their tokens."""
-    runs = [
-        {name: decode(pair, requests[name]).results for name, pair in pairs.items()} for _ in range(config.repeats + 1)
-    ][1:]
+    turns = range(config.repeats + 1)
+    _, *runs = [{name: decode(pair, requests[name]).results for name, pair in pairs.items()} for _ in turns]
     seconds = {name: [run[name][0].seconds for run in runs] for name in pairs}
     return seconds, {name: [result.tokens for result in runs[0][name]] for name in pairs}
 

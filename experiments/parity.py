@@ -124,10 +124,9 @@ def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], con
     text += markdown(["", *names], cells) + "\n"
     write_text(folder.path / "traces.md", text)
     console.print(Whole(text))
-    far = [
-        row["model"] for row in rows for name in names if not row.get(name, 0) < (LIKELY if name == "bits" else NEAR)
-    ]
-    for name in dict.fromkeys(far):
+    limits = {name: LIKELY if name == "bits" else NEAR for name in names}
+    far = [row["model"] for row in rows if not all(row.get(name, 0) < limits[name] for name in names)]
+    for name in far:
         console.print(f"{name}: traces differ", style="red")
     return 1 if far else 0
 
@@ -187,14 +186,9 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
             run([str(python), str(SCRIPT), *words], SCRIPT.name, MOST_SECONDS)
         trace = load_trace(path)
         answers = [row[:length].tolist() for row, length in zip(trace.tokens, trace.length, strict=True)]
-        ours = trace_texts(
-            (loaded[0].model, loaded[1].model),
-            (loaded[0].params, loaded[1].params),
-            list(zip(prompts, answers, strict=True)),
-            limit=24,
-            warp=warp,
-            max_draft_length=6,
-        )
+        models_of, params = zip(*((each.model, each.params) for each in loaded), strict=True)
+        texts = list(zip(prompts, answers, strict=True))
+        ours = trace_texts(models_of, params, texts, limit=24, warp=warp, max_draft_length=6)
         name = "recorder, " + ", ".join(f"{key} {value:g}" for key, value in warp.items())
         rows.append({"model": name} | apart(trace, ours))
     return rows

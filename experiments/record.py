@@ -117,28 +117,14 @@ def _batch(
     seeds = [(config.seed + member) % 2**32 for member in prompts]
     texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
     shared = probability_shared(target, drafter.params)
-    about = {
-        "target": target.name,
-        "drafter": drafter.name,
-        "dtype": config.dtype,
-        "warp": warp,
-        "seed": config.seed,
-        "prompts": Path(config.prompts).name,
-        "versions": package_versions(),
-        "ids": [prompt.id for prompt, _ in prompts.values()],
-        "tasks": [task_of(prompt) for prompt, _ in prompts.values()],
-        **({} if shared is None else {"probability_shared": shared}),
-    }
-    return trace_texts(
-        (target.model, drafter.model),
-        (target.params, drafter.params),
-        list(zip(tokens, texts, strict=True)),
-        limit=config.max_new_tokens,
-        warp=warp,
-        seed=seeds,
-        max_draft_length=config.max_draft_length,
-        about=about,
-    )
+    about = {"target": target.name, "drafter": drafter.name, "dtype": config.dtype, "warp": warp, "seed": config.seed}
+    about |= {"prompts": Path(config.prompts).name, "versions": package_versions()}
+    about |= {"ids": [prompt.id for prompt, _ in prompts.values()]}
+    about |= {"tasks": [task_of(prompt) for prompt, _ in prompts.values()]}
+    about |= {} if shared is None else {"probability_shared": shared}
+    options = {"limit": config.max_new_tokens, "max_draft_length": config.max_draft_length, "about": about}
+    models, params = (target.model, drafter.model), (target.params, drafter.params)
+    return trace_texts(models, params, list(zip(tokens, texts, strict=True)), warp=warp, seed=seeds, **options)
 
 
 main = command(Record, record, __doc__)

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,52 +60,38 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         return
     held_out = HeldOut(text for path in config.held_out for text in read_texts(path))
     source = RequestSource(openings, pools, pools[DOCUMENTS])
-    author = Author(
-        target.model,
-        target.params,
-        target.tokenizer,
-        source,
-        held_out,
-        temperatures=config.temperatures,
-        labels=config.labels,
-        label_dtype=config.label_dtype,
-        layers=config.hidden_layers,
-        seed=config.seed,
-    )
+    options = {name: getattr(config, name) for name in ("temperatures", "labels", "label_dtype", "seed")}
+    models = target.model, target.params, target.tokenizer
+    author = Author(*models, source, held_out, layers=config.hidden_layers, **options)
     if config.hidden_layers and target.model.hidden.streams is not None:
         size = config.tokens * len(config.hidden_layers) * target.model.hidden.width * 2
         states = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
         console.print(f"Data: {states} will take {size / 1e9:.1f} GB")
+
+    def kind_of(number: int) -> tuple[str, Pool]:
+        """Whether a block is "long" or "short", and its rows."""
+        kind = config.cycle[number % len(config.cycle)]
+        return kind, config.long if kind == "long" else config.short
+
+    def blocks_missing() -> list[str]:
+        """Blocks that are surely needed, whichever process writes them: those before may have as many as fit."""
+        data.refresh()
+        there = {Path(entry["file"]).stem: entry["tokens"] for entry in data.entries}
+        tokens, names = 0, []
+        while tokens < config.tokens:
+            names.append(f"{len(names):05d}")
+            tokens += there.get(names[-1], kind_of(len(names) - 1)[1].most_tokens)
+        return [name for name in names if name not in there]
+
     with bar(console, "Writing", config.tokens, data.num_tokens) as update:
-        for name in claimed(data.path, lambda: _blocks_missing(config, data)):
+        for name in claimed(data.path, blocks_missing):
             number, before = int(name), data.num_tokens
-            kind, pool = _kind(config, number)
+            kind, pool = kind_of(number)
             shard, facts = author.block(
                 number, pool, long=kind == "long", progress=lambda done, _, before=before: update(before + done)
             )
             data.add(name, shard, rows=kind, layers=list(config.hidden_layers), **facts)
     console.print(f"Data: {data.num_tokens:,} tokens in {len(data.entries)} shards, {data.path}")
-
-
-def _kind(config: DistillConfig, number: int) -> tuple[str, Pool]:
-    """Whether a block is "long" or "short", and its rows."""
-    kind = config.cycle[number % len(config.cycle)]
-    return kind, config.long if kind == "long" else config.short
-
-
-def _blocks_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
-    """Blocks that are surely needed, whichever process writes them: those before may have as many tokens as fit."""
-    data.refresh()
-    there = {entry["file"]: entry["tokens"] for entry in data.entries}
-    tokens, number, missing = 0, 0, []
-    while tokens < config.tokens:
-        name = f"{number:05d}"
-        _, pool = _kind(config, number)
-        if f"{name}.safetensors" not in there:
-            missing.append(name)
-        tokens += there.get(f"{name}.safetensors", pool.most_tokens)
-        number += 1
-    return missing
 
 
 def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -118,27 +104,24 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         return
     layers, vocab = list(config.hidden_layers), target.model.spec.vocab_size
     labeller = build_labeller(target.model, config.labels, layers=config.hidden_layers)
+
+    def labels_missing() -> list[str]:
+        """Shards with another number of labels than configured, or without hidden states."""
+        data.refresh()
+        names = [Path(entry["file"]).stem for entry in data.entries]
+        stale = [layers and layers != layers_of(entry) for entry in data.entries]
+        return [name for at, name in enumerate(names) if data.labels_of(at) != config.labels or stale[at]]
+
     with bar(console, "Labelling", data.num_tokens, 0) as update:
-        for name in claimed(data.path, lambda: _labels_missing(config, data)):
+        for name in claimed(data.path, labels_missing):
             index = [Path(entry["file"]).stem for entry in data.entries].index(name)
             entry, shard = data.entries[index], data.load(index, hidden=False)
             labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
             facts = {key: entry[key] for key in entry if key not in OWN_FACTS}
             data.add(name, labelled, **facts | {"layers": layers})
-            missing = set(_labels_missing(config, data))
+            missing = set(labels_missing())
             update(sum(entry["tokens"] for entry in data.entries if Path(entry["file"]).stem not in missing))
     console.print(f"Labels: {config.labels} a position")
-
-
-def _labels_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
-    """Shards with another number of labels than configured, or without hidden states."""
-    data.refresh()
-    layers = list(config.hidden_layers)
-    return [
-        Path(entry["file"]).stem
-        for index, entry in enumerate(data.entries)
-        if data.labels_of(index) != config.labels or (layers and layers != layers_of(entry))
-    ]
 
 
 def layers_of(entry: Mapping[str, Any]) -> list[int]:
@@ -169,16 +152,6 @@ VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "chunk", "dtype", "seed")
 Figures = dict[str, float]
-
-
-class Begun(NamedTuple):
-    """A training before its first step."""
-
-    state: TrainState
-    drafter: Any  # the drafter's configuration
-    step: Callable[..., Any]
-    order: BatchOrder
-    held_out: Corpus | None
 
 
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -250,14 +223,16 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
     return Corpus(shards[held:], vocab_size, places), Corpus(shards[:held], vocab_size, places) if held else None
 
 
-def begin(config: DistillConfig, target: LoadedModel, data: ShardFolder) -> Begun:
-    """The training run of a config before its first step."""
+def begin(
+    config: DistillConfig, target: LoadedModel, data: ShardFolder
+) -> tuple[TrainState, Any, Callable[..., Any], BatchOrder, Corpus | None]:
+    """A training before its first step: state, the drafter's configuration, step, order, and the text held out."""
     corpus, held_out = corpora(config, data, target.model.spec.vocab_size)
     state, drafter = initial_state(config, target, corpus.counts)
     settings, target_params = _settings(config, target)
     step = build_step(drafter, config.schedule, config.loss, **settings)
     order = BatchOrder(corpus, config.packing, config.seed)
-    return Begun(state, drafter, lambda state, batch: step(state, batch, target_params), order, held_out)
+    return state, drafter, lambda state, batch: step(state, batch, target_params), order, held_out
 
 
 def _settings(config: DistillConfig, target: LoadedModel) -> tuple[dict[str, Any], Any]:

@@ -67,47 +67,37 @@ Row = Mapping[str, Any]
 
 
 class HubDataset(NamedTuple):
-    """How a set's rows become prompts."""
+    """Where a set is, and what its rows are about."""
 
     hub_id: str
     config: str | None
     split: str
     category: str  # task of its prompts, by Spec-Bench's name if it has one
-    ask: Callable[[Row], str]  # the text of the user's turn, "" for nothing; KeyError for a missing column
     id_key: str | None = None  # the column that names a row; None: its number in the split
-    keep: Callable[[Row], bool] = lambda row: True
 
 
 def _question(before: str, text: str, after: str = "") -> str:
     return f"{before}{text.strip()}{after}" if text.strip() else ""
 
 
+def _creative(row: Row) -> str:
+    asked = row["instruction"].strip() + _question("\n\n", row["context"])
+    return asked if row["category"] == "creative_writing" else ""
+
+
 DATASETS = {
-    "cnn_dailymail": HubDataset(
-        "abisee/cnn_dailymail", "3.0.0", "test", "summarization", lambda row: _question(SUMMARISE, row["article"]), "id"
-    ),
-    "databricks-dolly-15k": HubDataset(
-        "databricks/databricks-dolly-15k",
-        None,
-        "train",
-        "instructions",
-        lambda row: row["instruction"].strip() + _question("\n\n", row["context"]),
-        keep=lambda row: row["category"] == "creative_writing",
-    ),
-    "wmt19/de-en": HubDataset(
-        "wmt/wmt19", "de-en", "validation", "translation", lambda row: _question(TRANSLATE, row["translation"]["de"])
-    ),
-    "gsm8k": HubDataset(
-        "openai/gsm8k", "main", "test", "math_reasoning", lambda row: _question("", row["question"], STEP_BY_STEP)
-    ),
-    "openai_humaneval": HubDataset(
-        "openai/openai_humaneval",
-        None,
-        "test",
-        "code",
-        lambda row: _question(COMPLETE + "```python\n", row["prompt"], "\n```"),
-        "task_id",
-    ),
+    "cnn_dailymail": HubDataset("abisee/cnn_dailymail", "3.0.0", "test", "summarization", "id"),
+    "databricks-dolly-15k": HubDataset("databricks/databricks-dolly-15k", None, "train", "instructions"),
+    "wmt19/de-en": HubDataset("wmt/wmt19", "de-en", "validation", "translation"),
+    "gsm8k": HubDataset("openai/gsm8k", "main", "test", "math_reasoning"),
+    "openai_humaneval": HubDataset("openai/openai_humaneval", None, "test", "code", "task_id"),
+}
+ASK: dict[str, Callable[[Row], str]] = {  # the user's turn by category, "" for nothing; KeyError for a missing column
+    "summarization": lambda row: _question(SUMMARISE, row["article"]),
+    "instructions": _creative,
+    "translation": lambda row: _question(TRANSLATE, row["translation"]["de"]),
+    "math_reasoning": lambda row: _question("", row["question"], STEP_BY_STEP),
+    "code": lambda row: _question(COMPLETE + "```python\n", row["prompt"], "\n```"),
 }
 
 
@@ -136,7 +126,7 @@ def entries(source: str) -> list[dict[str, Any]]:
     lines = []
     for number, row in enumerate(rows):
         try:
-            text = dataset.ask(row) if dataset.keep(row) else ""
+            text = ASK[dataset.category](row)
             prompt_id = str(number) if dataset.id_key is None else row[dataset.id_key]
         except (KeyError, TypeError, AttributeError) as error:
             problem = f"has no column {error}" if isinstance(error, KeyError) else "has another shape"
