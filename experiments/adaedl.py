@@ -34,7 +34,7 @@ from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, compared, gain, interval, markdown, percent_more, speedup
-from experiments.lib.trace_runs import ALL, Source, TraceOptions, Variant, variant, write
+from experiments.lib.trace_runs import Source, TraceOptions, Variant, variant, write
 from specdec_jax.replay.trace import Trace
 from specdec_jax.stopping.update_every import update_every
 
@@ -90,14 +90,14 @@ def paper_tables(options: Tables, console: Console) -> None:
     })  # fmt: skip
     blocks, lines = [runs.about(run)], {}
     for source, title in runs.sections(run):
-        table, panels = by_length(source, runs.by_source(rows, source), title)
+        table, panels = by_length(source, rows, title)
         blocks += [f"## {title}", table] if panels else []
         lines |= panels
     head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
     gains = []
     for source, title in runs.sections(run):
         for name, task in tasks_of_sets(source).items():
-            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
+            here = runs.by_name(rows, source, task)
             at_lengths = {method: [here[f"{method}, {length}"] for length in LENGTHS] for method in OURS}
             best = {method: min(each, key=lambda row: sum(row["seconds"])) for method, each in at_lengths.items()}
             paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
@@ -145,7 +145,7 @@ def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dic
     for name, task in tasks.items():
         paper, series = PUBLISHED.get((name, source.temperature)), panels.setdefault(f"{name}, {title.lower()}", {})
         for method in OURS:
-            here = [runs.find(rows, task=task, what=f"{method}, {length}") for length in LENGTHS]
+            here = [runs.by_name(rows, source, task)[f"{method}, {length}"] for length in LENGTHS]
             series[method] = LENGTHS, [speedup(row) for row in here]
             ratios = [] if paper is None or method not in METHODS else paper[:, METHODS.index(method)].tolist()
             if ratios:
@@ -183,11 +183,11 @@ def factor(options: TraceOptions, console: Console) -> None:
         return " / ".join(dict.fromkeys(f"{value:.2g}" for value in entropies))
 
     for source, title in runs.sections(run):
-        here = runs.by_source(rows, source)
+        here = runs.by_name(rows, source)
         blocks.append(f"## {title}")
-        maps[title] = np.array([runs.find(here, what=f"{value:g}, chosen", task=ALL)["curve"] for value in FACTORS])
+        maps[title] = np.array([here[f"{value:g}, chosen"]["curve"] for value in FACTORS])
         for kind in KINDS:
-            mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
+            mine = {name: here[f"{name}, {kind}"] for name in rules}
             blocks += [f"Lambda {kind}:", compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
     figure = plots.map_figure(maps, ("lambda", LAMBDAS), ("entropy_factor", FACTORS), AXES)
     write(run, "The entropy factor", blocks, NOTE_FACTOR, factor=figure)
@@ -224,8 +224,7 @@ def moving_lambda(options: TraceOptions, console: Console) -> None:
     blocks = [runs.about(run)]
     lines, per_text = {}, lambda row: f"{tables.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in runs.sections(run):
-        here = runs.by_source(rows, source)
-        whole = {key: runs.find(here, what=key, task=ALL) for key in variants}
+        whole = runs.by_name(rows, source)
         tuned = {key: whole[key] for key in TUNED}
         blocks += [f"## {title}", compared(tuned, [FIXED], chosen="threshold")]
         for start in STARTS:

@@ -94,8 +94,7 @@ def study(options: Entropy, console: Console) -> None:
     rows = runs.sweep(run, variants())
     lines, bins = [], []
     for source, title in titled(run):  # the fits and their worth; and the share accepted in equally large bins
-        here = {name: runs.find(runs.by_source(rows, source, ALL), what=name) for name in variants()}
-        (comparison,) = runs.by_source(comparisons, source, ALL)
+        here, comparison = runs.by_name(rows, source), runs.by_name(comparisons, source)[BOUND]
         shared = source.trace.about.get("probability_shared")
         about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
         speed = [interval(speedup(row)) for row in here.values()]
@@ -110,14 +109,15 @@ def study(options: Entropy, console: Console) -> None:
     head += [f"CE/H ({number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
     for source, title in titled(run):
         lines = []  # by task: bound against acceptance, the factor that fits, and the stable-entropy assumption
-        for row in runs.by_source(comparisons, source):
+        for task in source.tasks:
+            row = runs.by_name(comparisons, source, task)[BOUND]
             whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 4
             if ratio is not None:
                 q = [f"{value:.2f}" for value in ratio["quantiles"]]
                 spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
             cells = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"])]
             cells += [f"{whole['below']:.0%}", f"{whole['by']:.2f}", interval(row["factor"])]
-            lines.append([row["task"], *cells, *spread])
+            lines.append([task, *cells, *spread])
         blocks += [f"## {title}", markdown(head, lines)]
     runs.write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
@@ -207,7 +207,7 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     styles = {name: {"color": colour} | look for name, colour, look in looks}
     lines = {}
     for source, title in titled(run):
-        (comparison,) = runs.by_source(comparisons, source, ALL)
+        comparison = runs.by_name(comparisons, source)[BOUND]
         entropy = [bin_["entropy"] for bin_ in comparison["fine"]]
         smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
         bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (FACTOR, comparison["factor"][0])]

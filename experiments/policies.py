@@ -32,6 +32,7 @@ of --costs.
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,7 +111,7 @@ def study(options: Policies, console: Console) -> None:
     rows = runs.sweep(run, variants | references)
     blocks, points = [runs.about(run)], {}
     for source, title in runs.sections(run):
-        whole, tasks = shown_of(run, source, runs.by_source(rows, source))
+        whole, tasks = shown_of(run, source, rows)
         points[title] = [(name, *speedup(row)) for name, row in whole.items()]
         repeated = np.average(source.repeated, weights=source.trace.length)
         about = f"{source.trace.num_texts} texts, {repeated:.0%} of their tokens repeat earlier ones:"
@@ -134,7 +135,7 @@ def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
     maps: dict[str, np.ndarray] = {}
     for source, title in runs.sections(run) if len(knobs) == 2 else ():
         (across, columns), (up, lines) = knobs
-        for row in runs.by_source(rows, source, ALL):
+        for row in runs.by_name(rows, source).values():
             for chosen in row["settings"] if {across, up} <= row["settings"][0].keys() else ():
                 name = f"{row['what'].partition(f' {across}=')[0]}\n{title}"
                 cells = maps.setdefault(name, np.full((len(lines), len(columns)), np.nan))
@@ -209,22 +210,20 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
 def _value(text: str) -> Any:
     """A whole number, a number, or text that a factory may take."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text.strip()
 
 
 def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> tuple[dict[str, Row], dict[str, dict[str, Row]]]:
     """The rows of a trace by rule, and by task where there are several: each task at its setting with --tuning task,
     all at one with --tuning all. The fastest rule over all texts is first, reference lines last."""
-    together = {row["what"]: row for row in rows if row["task"] == ALL}
+    together = runs.by_name(rows, source)
     texts = {task: indices for task, indices in source.tasks.items() if task != ALL}
     if run.options.tuning == "all" or not texts:
         tasks = {task: {name: part(row, at) for name, row in together.items()} for task, at in texts.items()}
         return ordered(together), tasks
-    tasks = {task: {name: runs.find(rows, what=name, task=task) for name in together} for task in texts}
+    tasks = {task: runs.by_name(rows, source, task) for task in texts}
     order = np.argsort(np.concatenate(list(texts.values())))  # texts as the trace has them
     columns = {
         name: {key: [value for task in texts for value in tasks[task][name][key]] for key in runs.COLUMNS}
@@ -271,9 +270,8 @@ def rules_table(rows: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]],
     lines = []
     for name, row in rows.items():
         published = total(row, "plain_seconds") / total(row, "first_seconds")
-        gains = [
-            NONE if name == other else interval(gain(row, rows[other]), ".3f", tables.PARENTHESES) for other in over
-        ]
+        gains = [interval(gain(row, rows[other]), ".3f", tables.PARENTHESES) for other in over]
+        gains = [NONE if name == other else text for other, text in zip(over, gains, strict=True)]
         gained = f"{(fast[name] - least) / (limit - least):.0%}" if limit > least else NONE
         drafts = [f"{tables.acceptance(row):.2f}", *(f"{per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
         rank = f"{np.mean(ranks[name]):.1f}" if name in ranks else NONE
@@ -290,10 +288,7 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
     for name in next(iter(tasks.values())):
         if name not in (over, FORESIGHT):
             gains = [gain(rows[name], rows[over]) for rows in tasks.values()]
-            marks = ["**" if tables.excludes_one(each) else "" for each in gains]
-            lines.append(
-                [name, *(f"{mark}{tables.plus_minus(each)}{mark}" for mark, each in zip(marks, gains, strict=True))]
-            )
+            lines.append([name, *(tables.bold(tables.plus_minus(each), each) for each in gains)])
     heads = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
     return markdown(["rule", *heads], lines)
 
@@ -332,12 +327,12 @@ def by_machine(options: Policies, console: Console) -> None:
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
     blocks, lines = [runs.about_traces(run)], {}
     for title, mine in sections.items():
-        here = [{row["what"]: row for row in runs.by_source(rows, source, ALL)} for source in mine]
+        here = [runs.by_name(rows, source) for source in mine]
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
         ratios = [source.costs.ratio for source in mine]
         lines[title] = {name: (ratios, [speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
     if options.groups:
-        cells = [(source, {row["what"]: row for row in runs.by_source(rows, source, ALL)}) for source in sources]
+        cells = [(source, runs.by_name(rows, source)) for source in sources]
         blocks += ["## All pairs", NOTE_PAIRS, pairs_table(cells, list(played))]
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
     styles = {ORACLE: {"color": plots.INK, "ls": "--", "marker": "."}}
@@ -349,8 +344,7 @@ def by_machine(options: Policies, console: Console) -> None:
 
 def of_one_drafter(sources: list[Source]) -> list[Source]:
     """The sources. Raises ValueError for those of several drafters."""
-    drafters = dict.fromkeys(source.group for source in sources)
-    if len(drafters) > 1:
+    if len(drafters := dict.fromkeys(source.group for source in sources)) > 1:
         raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
     return sources
 

@@ -82,7 +82,7 @@ def report(sources: Sequence[Source], rows: Sequence[Row]) -> tuple[list[list[st
         public = source.trace.lengths_only
         several = public and len(source.tasks) > 1
         for task in [task for task in source.tasks if (task != ALL) == several]:
-            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
+            here = runs.by_name(rows, source, task)
             static, drafter, decoding = (
                 here[STATIC],
                 source.group.rpartition(": ")[0],

@@ -99,8 +99,7 @@ def percent_more(value: Interval) -> str:
     texts = [f"{100 * (bound - 1):+.1f}" for bound in value]
     if not value.high > value.low:
         return f"{texts[0]} %"
-    text = f"{texts[0]} % [{texts[1]}, {texts[2]}]"
-    return f"**{text}**" if excludes_one(value) else text
+    return bold(f"{texts[0]} % [{texts[1]}, {texts[2]}]", value)
 
 
 def plus_minus(value: Interval, digits: int = 2) -> str:
@@ -109,9 +108,9 @@ def plus_minus(value: Interval, digits: int = 2) -> str:
     return f"{text} ±{(value.high - value.low) / 2:.{digits}f}" if value.high > value.low else text
 
 
-def excludes_one(value: Interval) -> bool:
-    """Whether an interval says that a ratio is not 1."""
-    return value.low > 1 or value.high < 1
+def bold(text: str, ratio: Interval) -> str:
+    """The text, bold where the interval says that a ratio is not 1."""
+    return f"**{text}**" if ratio.low > 1 or ratio.high < 1 else text
 
 
 def number(value: Any) -> str:
@@ -172,16 +171,9 @@ def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) 
 
 CLEAN_SHARE = 0.05
 """A prompt counts as free of repeated text when at most this share of its tokens, the baseline's too, is repeated."""
-TIMED_COLUMNS = {  # of a row, and what a result calls them
-    "emitted": "num_emitted_tokens",
-    "rounds": "num_rounds",
-    "drafts": "num_drafts",
-    "drafted": "num_draft_tokens",
-    "accepted": "num_accepted_tokens",
-    "passes": "drafter_passes",
-    "discarded": "discarded_passes",
-    "seconds": "seconds",
-}
+TIMED_COLUMNS = {"emitted": "num_emitted_tokens", "rounds": "num_rounds", "drafts": "num_drafts", "seconds": "seconds"}
+TIMED_COLUMNS |= {"drafted": "num_draft_tokens", "accepted": "num_accepted_tokens"}  # of a row: what a result calls it
+TIMED_COLUMNS |= {"passes": "drafter_passes", "discarded": "discarded_passes"}
 
 
 def summarise(results: Iterable[Mapping[str, Any]], baseline: str | None = None) -> list[Row]:
@@ -252,16 +244,11 @@ def _without_repeats(row: Row) -> str:
     return f"{spread(clean).mean.estimate:.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
 
 
-def _quartiles(row: Row) -> str:
-    each = spread(speedups(row))
-    return interval((each.median, each.lower_quartile, each.upper_quartile), bounds="({}–{})")
-
-
 METHOD_COLUMNS: dict[str, Callable[[Row], str]] = {  # a narrow terminal shows the first ones in its first table
     "tokens/s, total": _ratio("emitted", "seconds", ".1f"),
     "speed-up, total": lambda row: f"{speedup(row).estimate:.2f}",
     "speed-up, mean [95 %]": lambda row: interval(spread(speedups(row)).mean),
-    "median (quartiles)": _quartiles,
+    "median (quartiles)": lambda row: interval(np.quantile(speedups(row), (0.5, 0.25, 0.75)), bounds=PARENTHESES),
     "equal": lambda row: f"{sum(row['equal'])}/{len(row['equal'])}" if row["equal"] else NONE,
     "tokens/s, mean of prompts": lambda row: f"{rates(row).mean():.1f}",
     "without repeats": _without_repeats,

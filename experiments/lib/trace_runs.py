@@ -135,9 +135,10 @@ REFERENCES = {
 }
 
 
-def variant(
-    rule: Rule, settings: Sequence[Mapping[str, Any]] | None = None, max_draft_length: int | None = None
-) -> Variant:
+Settings = Sequence[Mapping[str, Any]]
+
+
+def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int | None = None) -> Variant:
     """A rule at these settings (its grid's unless given), drafting up to the run's limit unless another is given."""
     tried, replays = rule.settings() if settings is None else settings, {}
 
@@ -155,7 +156,7 @@ def replay_rule(
     rule: Rule,
     costs: CostModel,
     longest: int,
-    settings: Sequence[Mapping[str, Any]] | None = None,
+    settings: Settings | None = None,
     phases: Mapping[str, Any] | None = None,
 ) -> Replay:
     """A rule's settings (its published one unless given) over a trace, with the machine's costs. One that reads phases
@@ -223,11 +224,10 @@ def load_traces(
                 raise ValueError(
                     f"{file}: one trace of {group(trace)} a temperature, got {temperatures} besides {sorted(traces)}"
                 )
-            if trace.max_draft_length < least:
+            if (longest := trace.max_draft_length) < least:
                 raise ValueError(
-                    f"{file} holds drafts of up to {trace.max_draft_length} tokens, {least} are asked for: give "
-                    f"--max-draft-length {trace.max_draft_length}, or record longer ones (python -m experiments.record "
-                    f"--max-draft-length {least})"
+                    f"{file} holds drafts of up to {longest} tokens, {least} are asked for: give --max-draft-length "
+                    f"{longest}, or record longer ones (python -m experiments.record --max-draft-length {least})"
                 )
             length = trace.length if tokens is None else np.minimum(trace.length, tokens)
             traces[temperatures[0]] = trace._replace(length=length)
@@ -297,15 +297,9 @@ def half_of(texts: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(texts) < texts // 2
 
 
-def by_source(rows: Iterable[Row], source: Source, task: str | None = None) -> list[Row]:
-    """The rows of a source, of one task if that is given."""
-    return [row for row in rows if (row["group"], row["temperature"]) == source[:2] and task in (None, row["task"])]
-
-
-def find(rows: Iterable[Row], **wanted: Any) -> Row:
-    """The only row with these fields."""
-    (row,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    return row
+def by_name(rows: Iterable[Row], source: Source, task: str = ALL) -> dict[str, Row]:
+    """The rows of a source and task by what they are of."""
+    return {row["what"]: row for row in rows if (row["group"], row["temperature"], row["task"]) == (*source[:2], task)}
 
 
 def about(run: Run) -> str:
