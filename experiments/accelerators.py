@@ -6,9 +6,7 @@ Command:   python -m experiments.accelerators [--chips tpu-v5e h100] [--pairs sm
 Time:      1 to 3 minutes a program of the built-in pair on 2 cores; making the environments takes 2 minutes (TPU,
            1.6 GB) and 7 (GPU, 6 GB) the first time; --small is 2 minutes
 Expected:  docs/accelerators.md has the tables
-Output:    runs/accelerators-<time>/ with manifest.json, results.jsonl (a line a program), table.md, a cost
-           model for each TPU and pair (costs-tpu-v5e-smollm2.json) and the programs' texts; a stopped run goes on where
-           it was with the same --out
+Output:    runs/accelerators-<time>/, with a cost model of each TPU and pair (costs-tpu-v5e-smollm2.json) and programs
 
 Nothing here was timed: times and c are the compiler's estimate. A TPU's program says how many cycles most operations
 take; a part of a round takes those, or as long as its weights take to be read if that is longer. GPUs' compilers give
@@ -63,7 +61,7 @@ class Accelerators:
     small: bool = False  # Two layers, one chip of each kind, against configs/chips/budgets.json.
     environments: str = "runs/environments"  # Folder of the compilers' virtual environments.
     install_seconds: float = 1200  # Most time for making an environment; chips without one are skipped with a message.
-    out: str | None = None  # Run folder; none: runs/accelerators-<time>.
+    out: str | None = None  # Run folder, where a stopped run goes on; none: runs/accelerators-<time>.
 
     def __post_init__(self) -> None:
         for name in self.chips:

@@ -9,8 +9,7 @@ Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive r
            the best static length is faster than AdaEDL. factor: at lambda 0.7 the smallest is the fastest, by 6 to
            24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
            half a percent of the best fixed lambda
-Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and a picture; a stopped
-           run goes on where it was with the same --out
+Output:    runs/adaedl-STUDY-<time>/
 
 Rules are replayed with measured costs, not timed; settings are those that were fastest on the other half of the prompts
 of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a

@@ -8,8 +8,7 @@ Command:   python -m experiments.audit [--only transformers] [--samples 4000] [-
 Time:      an hour and a half on one core, and the time of `experiments.peers` to make the environments, once
 Expected:  docs/losslessness.md: the control, llama.cpp's tree and vLLM's drafter on a CPU are biased; exit code 1 where
            any but the control is, or where the control is not found out
-Output:    runs/audit-<time>/ with manifest.json, results.jsonl (a line a method), table.md, the models and logs; a
-           stopped run goes on with the same --out
+Output:    runs/audit-<time>/, with the models and logs; results.jsonl has a line a method
 
 A target of four tokens and its drafter (the target with noise) are written in Hugging Face format and as GGUF. The
 distribution of four tokens after a prompt is enumerated by this package from the same weights, and the engine's samples

@@ -5,8 +5,7 @@ Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 
 Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
 Expected:  two cores with AVX2, greedily: survival-together 1.10 times plain decoding at 2 rows, as fast as it from 4 on
            (docs/batches.md)
-Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batch, temperature, method and repeat),
-           table.md; a stopped run goes on with the same --out
+Output:    runs/batches-<time>/; results.jsonl has a line a batch, temperature, method and repeat
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
 place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls

@@ -4,8 +4,7 @@ Question:  Which hyperparameters suit this pair of models?
 Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
 Time:      twelve minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
 Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/entropy_aware.md
-Output:    runs/calibrate-<time>/ with calibration.json, table.md, curves.png, the traces, manifest.json; a stopped run
-           goes on where it was with the same --out
+Output:    runs/calibrate-<time>/, with calibration.json and the traces
 
 `generate(..., calibration="FILE")`, `--calibration FILE` and configs read calibration.json and hand its hyperparameters
 to policies, verifiers and monitors; "built-in" is the one that came with the drafter. Rules' settings are those that

@@ -4,8 +4,7 @@ Question:  How much faster is each method than plain decoding of the same target
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
            python -m experiments.compare configs/lossy.py   (what lossy verifiers gain in speed and lose in likelihood)
 Time:      the config says; a first run compiles each method once, before its first row
-Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
-           speedup.png. A stopped run goes on where it was with the same --out.
+Output:    a run folder; results.jsonl has a line a prompt, method, temperature and repeat
 
 Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Each is compiled, and
 decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.

@@ -10,8 +10,7 @@ Time:      half a minute a pair and temperature on 2 cores; --smoke needs no tra
 Expected:  the built-in pair: greedy and at temperature 1 the bound lies well below the mean acceptance of every bin
            (fitted factors 0.07 and 0.10), at 0.7 it is the mean (0.20) and 41 % of the positions are below it; the
            cross-entropy is 1.7 to 1.9 times the entropy. docs/cross_family.md has five pairs
-Output:    runs/entropy-<time>/ with manifest.json, results.jsonl (a line a pair, temperature, task and rule; what
-           "bound" is the comparison with acceptance), table.md and entropy.png; a stopped run goes on with --out
+Output:    runs/entropy-<time>/; results.jsonl has a line a pair, temperature, task and rule ("bound": the comparison)
 
 The expected acceptance of a position is the overlap of the two distributions as sampled, sum of min(p, q); at
 temperature 0 it is whether their first choices agree, a bit, and the entropy is the raw one: there a single position

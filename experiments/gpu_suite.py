@@ -7,8 +7,7 @@ Command:   python -m experiments.gpu_suite [--parts graph ballast] [--smoke]
 Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny shapes
 Time:      4 minutes on an H200 with 16 cores, nearly all of it compiling; 2 minutes with --smoke on 2 cores
 Expected:  docs/accelerators.md, "On a GPU". Aim: plain decoding reads weights at 80 % of the bandwidth of a copy
-Output:    runs/gpu_suite-<time>/ with manifest.json, results.jsonl (a line a measurement, part by part),
-           costs.json and table.md; a stopped run goes on with the same --out
+Output:    runs/gpu_suite-<time>/, with costs.json; results.jsonl has a line a measurement, part by part
 
 The pair of large shapes is the built-in one with ballast: each of its passes is followed by a pass of a random model in
 the shape of Llama 8B or 1B over the same tokens, whose result changes nothing. Text and acceptance are the small

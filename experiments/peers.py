@@ -5,8 +5,7 @@ Question:  tokens/s plain and speculative against transformers' assisted generat
 Command:   python -m experiments.peers [--only transformers llama.cpp] [--python PATH/TO/python3.11]
 Time:      on 2 cores 20 minutes to make the environments, once (torch, vLLM, and llama.cpp from source), and 25 more
 Expected:  docs/performance.md has the table of the machines it was run on
-Output:    runs/peers-<time>/ with manifest.json, results.jsonl (a line a prompt, temperature and contender),
-           failed.json, table.md and a log a side; a stopped run goes on where it was with the same --out
+Output:    runs/peers-<time>/, with failed.json and a log a side; a line of results.jsonl is one text
 
 requirements-peers.txt pins what is compared with; environments are kept in runs/environments. Both models are exported
 from what this project loads: in Hugging Face format for transformers and vLLM, as GGUF in bfloat16 for llama.cpp. Every

@@ -10,8 +10,7 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
 Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 240 Spec-Bench questions, greedy: adaedl 1.44,
            the best static length 1.61, survival 1.71, oracle 2.10
-Output:    runs/policies-<time>/ with manifest.json, results.jsonl (a line a trace, task and rule), table.md and
-           pictures; a stopped run goes on where it was with the same --out
+Output:    runs/policies-<time>/; results.jsonl has a line a trace, task and rule
 
 Replays of traces (`python -m experiments.record`), exact up to what specdec_jax/replay/replay.py says; time is the cost
 model's. A setting is chosen on the half of the prompts that it is not judged on, by task (--tuning all: one for all

@@ -6,8 +6,7 @@ Command:   python -m experiments.step_cost [--target smollm2] [--drafter smollm2
            python -m experiments.step_cost precision   (what the weights in fewer bits change and save)
 Time:      4 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
 Expected:  docs/performance.md has the tables of the machines it was run on
-Output:    runs/step_cost-<time>/ with manifest.json, costs.json (all figures), cost_model.json and table.md; a
-           finished folder is only reported again
+Output:    runs/step_cost-<time>/, with costs.json (all figures) and cost_model.json, which a finished folder keeps
 
 cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model);
 configs/costs/cpu.json, their default, is one of an earlier version, from width 2 on. It holds

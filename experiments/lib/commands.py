@@ -161,7 +161,7 @@ LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 class Output:
     """Where it writes."""
 
-    out: str | None = None  # Run folder; none: runs/<experiment>-<time>.
+    out: str | None = None  # Run folder, where a stopped run goes on; none: runs/<experiment>-<time>.
 
 
 @dataclass(frozen=True)

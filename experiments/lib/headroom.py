@@ -7,8 +7,7 @@ Command:   python -m experiments.policies headroom LOGS TRACES... [--ratios 0.05
 Data:      data/llama3.1-8B of SpecDecode-Bench's simulator
 Time:      about four minutes of one core for SpecDecode-Bench and six traces
 Expected:  docs/headroom.md has the tables
-Output:    runs/headroom-<time>/ with manifest.json, results.jsonl (a line a log, machine, task and rule), table.md and
-           headroom.png; a stopped run goes on with the same --out
+Output:    runs/headroom-<time>/; results.jsonl has a line a log, machine, task and rule
 
 On a flat machine verification is free in its width, and a drafter step costs c passes; n-gram lookup costs nothing, and
 each of its drafts the slope. Settings of rules are chosen on the other half of the texts, by data set. Of logs that
