@@ -119,8 +119,7 @@ def study(config: Accelerators, console: Console) -> int:
 
 
 def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel | None:
-    """A TPU's cost model by its compiler's estimate of a sampled round, or None: a part takes its cycles, or the time
-    that reading its weights takes if that is longer."""
+    """A TPU's cost model: parts of a sampled round take their cycles, or as long as reading their weights; or None."""
     chip = CHIPS[row["chip"]]
     if chip.platform != "tpu" or row["program"] != "run" or row["error"]:
         return None

@@ -21,7 +21,7 @@ shapes, not values.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -34,7 +34,7 @@ from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, compared, gain, interval, markdown, percent_more, speedup
 from experiments.lib.trace_runs import Source, TraceOptions, Variant, variant, write
-from specdec_jax.replay.trace import Trace
+from specdec_jax.ranges import Between
 from specdec_jax.stopping.update_every import update_every
 
 LAMBDAS = (0.0, *THRESHOLDS)
@@ -46,8 +46,6 @@ OURS = (*METHODS, KEPT)
 TRIED = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9)  # lambdas to start from; the paper's are 0.3 and more
 SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"}
 TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
-
-
 RATES = {  # tokens/s of plain decoding, and of METHODS at each of LENGTHS
     ("summarization", 0.7): (25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
     ("instructions", 0.7): (29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
@@ -69,16 +67,15 @@ PUBLISHED = {key: np.array(rates) / plain for key, (plain, *rates) in RATES.item
 class Tables(TraceOptions):
     """Compare replays with AdaEDL's published tables."""
 
-    def check(self) -> None:
-        """Raises ValueError where options are invalid."""
-        super().check()
-        if self.max_draft_length < max(LENGTHS):
-            raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
+    max_draft_length: Annotated[int, Between(max(LENGTHS))] = 16  # Longest draft.
 
 
 def paper_tables(options: Tables, console: Console) -> None:
     """static, max-confidence and AdaEDL at L = 3, 7, 16, and the published figures."""
-    sources = runs.read_sources(options, {"made up": {0.7: made_up_sets(0.7)}})
+    made_up = made_up_trace(0.7)
+    names = dict(zip(dict.fromkeys(made_up.about["tasks"]), SETS, strict=True))
+    about = made_up.about | {"tasks": [names[task] for task in made_up.about["tasks"]]}
+    sources = runs.read_sources(options, {"made up": {0.7: made_up._replace(about=about)}})
     if not any(map(tasks_of_sets, sources)):
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
     run = runs.open_traces("adaedl-tables", options, console, sources=sources)
@@ -122,19 +119,10 @@ NOTE_TABLES = (
 )
 
 
-def made_up_sets(temperature: float) -> Trace:
-    """A made-up trace of the paper's tasks."""
-    trace = made_up_trace(temperature)
-    names = dict(zip(dict.fromkeys(trace.about["tasks"]), SETS, strict=True))
-    return trace._replace(about=trace.about | {"tasks": [names[task] for task in trace.about["tasks"]]})
-
-
 def tasks_of_sets(source: Source) -> dict[str, str]:
     """The source's tasks that stand for the paper's sets: {'summarization': the task here}."""
-    names = {name: name for name in SETS if name in source.tasks}
-    for task, name in TASKS.items():
-        if task in source.tasks:
-            names.setdefault(name, task)
+    names = {name: task for task, name in reversed(TASKS.items()) if task in source.tasks}  # the first stands for it
+    names |= {name: name for name in SETS if name in source.tasks}
     return {name: names[name] for name in SETS if name in names}
 
 
@@ -199,7 +187,6 @@ NOTE_FACTOR = (
     "a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
 
-
 STARTS = (0.3, 0.5, 0.6, 0.7, 0.9)  # the paper's
 FIXED, DYNAMIC, STEEP = "fixed", "Algorithm 1", "Algorithm 1, ten times the step"
 MOVES: dict[str, dict[str, Any]] = {FIXED: {"step": 0.0}, DYNAMIC: {}, STEEP: {"step": 0.1}}
@@ -241,7 +228,6 @@ NOTE_LAMBDA = (
     "prompts, paired; bold: the interval excludes 0. Chosen: lambda on one half / on the other. Ten times the step: "
     "Algorithm 1 with epsilon 0.1 instead of 0.01."
 )
-
 
 PROGRAM = "python -m experiments.adaedl"
 papers = command(Tables, paper_tables, __doc__, f"{PROGRAM} tables")

@@ -232,16 +232,10 @@ def judged(entry: dict[str, Any], law: np.ndarray) -> dict[str, Any]:
         statistic, degrees, p_value = chi_square(prefixes[0], prefixes[1] / prefixes[1].sum() * prefixes[0].sum())
         tests.append((p_value, statistic, degrees, length))
     least, statistic, degrees, length = min(tests)
-    p_value = min(1.0, least * len(tests))
-    return entry | {
-        "samples": int(counts.sum()),
-        "tokens": length,
-        "degrees": degrees,
-        "statistic": statistic,
-        "p_value": p_value,
-        "seen_from": smallest_seen(tests[-1][2], LEVEL / len(tests)) / counts.sum(),
-        "biased": p_value < LEVEL or any(max(gaps[dtype], default=0) > NEAR[dtype] for dtype in gaps),
-    }
+    p_value, seen_from = min(1.0, least * len(tests)), smallest_seen(tests[-1][2], LEVEL / len(tests)) / counts.sum()
+    biased = p_value < LEVEL or any(max(gaps[dtype], default=0) > NEAR[dtype] for dtype in gaps)
+    row = {"samples": int(counts.sum()), "tokens": length, "degrees": degrees, "statistic": statistic}
+    return entry | row | {"p_value": p_value, "seen_from": seen_from, "biased": biased}
 
 
 def smallest_seen(degrees: int, level: float) -> float:

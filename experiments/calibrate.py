@@ -99,6 +99,11 @@ def calibrate(config: Calibrate, console: Console) -> Path:
             hyperparameters[kind], variants[kind] = made
             figures[kind]["lenience"] = lenience[kind]
     roles = zip(("target", "drafter"), models, strict=True)
+    about = {"prompts": [Path(source).name for source in config.prompts], "split": config.split}
+    about |= {"temperatures": list(config.temperatures), "texts": traces["greedy"].num_texts}
+    about |= {"tokens": {kind: trace.num_positions for kind, trace in traces.items()}}
+    about["drafter_cost"] = round(costs.ratio, 4)
+    measured = Path(config.costs).name if config.costs else "those of two x86 cores and the built-in pair"
     content = {
         "format": FORMAT,
         **{role: {"name": Path(model.name).name, **fingerprint(model.params)} for role, model in roles},
@@ -106,16 +111,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         "variants": variants,
         "any_static_options": ANY_STATIC_OPTIONS,
         "figures": figures,
-        "about": {
-            "prompts": [Path(source).name for source in config.prompts],
-            "split": config.split,
-            "temperatures": list(config.temperatures),
-            "texts": traces["greedy"].num_texts,
-            "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
-            "drafter_cost": round(costs.ratio, 4),
-            "costs": Path(config.costs).name if config.costs else "those of two x86 cores and the built-in pair",
-            "versions": package_versions(),
-        },
+        "about": about | {"costs": measured, "versions": package_versions()},
     }
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.5g}"))
     folder.write_json(FILE, content)
@@ -143,13 +139,10 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
         warp = make_warp(len(rows), temperature)
         figures = deviations(pair.decoder, pair.params, padded, **lenient, warp=warp)
         totals += np.sum(np.asarray(figures.total_variation), axis=(1, 2), where=judged[None])
-    means = totals / trace.num_positions
-    allowed = [value for value, mean in zip(LENIENCES, means, strict=True) if mean <= config.max_deviation]
-    return {
-        "by_lenience": {f"{value:g}": float(mean) for value, mean in zip(LENIENCES, means, strict=True)},
-        "bound": min(allowed, default=1.0),
-        "max_deviation": config.max_deviation,
-    }
+    means = dict(zip(LENIENCES, (totals / trace.num_positions).tolist(), strict=True))
+    bound = min((value for value, mean in means.items() if mean <= config.max_deviation), default=1.0)
+    by_lenience = {f"{value:g}": mean for value, mean in means.items()}
+    return {"by_lenience": by_lenience, "bound": bound, "max_deviation": config.max_deviation}
 
 
 def report(content: Mapping[str, Any]) -> str:
@@ -157,12 +150,11 @@ def report(content: Mapping[str, Any]) -> str:
     about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
     files, temperature = ", ".join(about["prompts"]), about["temperatures"][1]
     parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {temperature:g}. Costs: {about['costs']}.")
-    percents = list(content["figures"]["greedy"]["drafter_entropy"])
-    lines = [
-        [f"{kind}: {name.replace('_', ' ')}", *(f"{by_name[name][percent]:.2f}" for percent in percents)]
-        for kind, by_name in content["figures"].items()
-        for name in ("drafter_entropy", "target_entropy", "running_entropy")
-    ]
+    lines, percents = [], list(content["figures"]["greedy"]["drafter_entropy"])
+    for kind, by_name in content["figures"].items():
+        for name in ("drafter entropy", "target entropy", "running entropy"):
+            values = by_name[name.replace(" ", "_")]
+            lines.append([f"{kind}: {name}", *(f"{values[percent]:.2f}" for percent in percents)])
     parts.append(markdown(["nats, by percentile", *percents], lines))
     parts.append("Running entropies are of the target's raw distributions, the others of the distributions as sampled.")
     for kind, figures in content["figures"].items():
@@ -177,11 +169,8 @@ def report(content: Mapping[str, Any]) -> str:
             f"mean total variation a token under {bound['max_deviation']:g}."
         )
         parts += [f"## {kind.capitalize()}", sentences, f"Phases: reasoning {bounds}."]
-        settings = {
-            f"{group} {name}": values
-            for group, each in content["hyperparameters"][kind].items()
-            for name, values in each.items()
-        }
+        groups = content["hyperparameters"][kind].items()
+        settings = {f"{group} {name}": values for group, each in groups for name, values in each.items()}
         for variant in content["variants"][kind]:
             options = ", ".join(f"{key}={value}" for key, value in variant["static_options"].items())
             settings[f"{variant['kind']} {variant['name']}({options})"] = variant["hyperparameters"]
@@ -220,8 +209,8 @@ CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones. The
-    first two are those of the distributions as sampled; the last is raw, as the monitor reads it, unless `raw_entropy`
-    is False."""
+    first two are of the distributions as sampled, the last is raw, as the monitor reads it, or with raw_entropy=False
+    not."""
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)
     drafter = trace.path[..., FEATURES.index("entropy")]
@@ -231,17 +220,13 @@ def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np
 def figures_of(trace: Trace) -> dict[str, Any]:
     """Diagnostics: percentiles, separation, the map from entropy to acceptance."""
     drafter, target, accepted, running = positions_of(trace)
-    return {
-        "acceptance": float(accepted.mean()),
-        "drafter_entropy": percentiles(drafter),
-        "target_entropy": percentiles(target),
-        "running_entropy": percentiles(running),
-        "rejection": separate(drafter, accepted)._asdict(),
-        "rejection_by_running_entropy": separate(running, accepted)._asdict(),
-        "entropy_factor": fitted_entropy_factor(drafter, accepted),
-        "acceptance_by_entropy": acceptance_curve(drafter, accepted)._asdict(),
-        "acceptance_by_running_entropy": acceptance_curve(running, accepted)._asdict(),
-    }
+    entropies = {"drafter_entropy": drafter, "target_entropy": target, "running_entropy": running}
+    figures = {"acceptance": float(accepted.mean()), "entropy_factor": fitted_entropy_factor(drafter, accepted)}
+    figures |= {name: percentiles(values) for name, values in entropies.items()}
+    for name, values in (("entropy", drafter), ("running_entropy", running)):
+        figures[f"acceptance_by_{name}"] = acceptance_curve(values, accepted)._asdict()
+        figures[f"rejection_by_{name}"] = separate(values, accepted)._asdict()
+    return figures | {"rejection": figures.pop("rejection_by_entropy")}
 
 
 def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, float]:

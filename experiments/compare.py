@@ -107,7 +107,12 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
         task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
         for job in missing:
             name, pair = job.method.name, pairs[job.method.name]
-            request = _request(config, job, pair, slots)
+            options = {"chat": config.chat, "system": config.system, "slots": slots}
+            if jax.tree.leaves(pair.params.drafter):  # a calibration is of models
+                options["calibration"] = config.calibration
+            limits = {field: getattr(config, field) for field in ("max_new_tokens", "top_k", "top_p", "min_p")}
+            sampling = SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **limits)
+            request = prepare(pair, [job.prompt.turns[0]], sampling, **options)
             if name not in compiled:
                 bar.update(task, description=f"Compiling {name}")
                 decoded = _warm_up(config, job.method, pair, request, folder, console)
@@ -163,20 +168,10 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
     target, options = next(iter(pairs.values())).target, {"chat": config.chat, "system": config.system}
     longest, name = max((len(encode(target, prompt.turns[0], **options)), prompt.id) for prompt in prompts)
     if longest + config.max_new_tokens > target.model.spec.context:
-        raise ValueError(
-            f"prompt {name!r} of {longest} tokens and {config.max_new_tokens} new ones exceed the context "
-            f"of {config.target}, {target.model.spec.context}"
-        )
+        context = f"the context of {config.target}, {target.model.spec.context}"
+        raise ValueError(f"prompt {name!r} of {longest} tokens and {config.max_new_tokens} new ones exceed {context}")
     widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
     return slots_for(longest + config.max_new_tokens, 0, widest)
-
-
-def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:
-    limits = {name: getattr(config, name) for name in ("max_new_tokens", "top_k", "top_p", "min_p")}
-    sampling = SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **limits)
-    has_model = jax.tree.leaves(pair.params.drafter)  # a calibration is of models
-    options = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
-    return prepare(pair, [job.prompt.turns[0]], sampling, slots=slots, **options)
 
 
 def _warm_up(
@@ -214,26 +209,16 @@ def _measure(
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
         equality["equals_plain"] = difference is None
         equality["first_difference"] = None if difference is None else difference._asdict()
-    row = {
-        "prompt_id": job.prompt.id,
-        "category": job.prompt.category,
-        "method": job.method.name,
-        "temperature": job.temperature,
-        "repeat": job.repeat,
-        "seconds": result.seconds,
-        "predicted_seconds": None if costs is None else decoding_seconds(costs, jax.device_get(state.statistics)),
-        "prefill_seconds": result.prefill_seconds,
-        **counts,
-        "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
-        "repeated_share": repeated_share(result.tokens),
-        "finish_reason": result.finish_reason,
-        **equality,
-        # None is a hyperparameter's own way to say that its rule decides.
-        "policy_hyperparameters": {name: value for name, value in hyperparameters.items() if value is not None},
-        "monitor_hyperparameters": request.options.get("monitor_hyperparameters", {}),
-        "tokens": result.tokens,
-        "text": result.text,
-    }
+    predicted = None if costs is None else decoding_seconds(costs, jax.device_get(state.statistics))
+    row = {"prompt_id": job.prompt.id, "category": job.prompt.category, "method": job.method.name}
+    row |= {"temperature": job.temperature, "repeat": job.repeat, "seconds": result.seconds}
+    row |= {"predicted_seconds": predicted, "prefill_seconds": result.prefill_seconds, **counts}
+    row["accepted_at"] = [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]]
+    row |= {"repeated_share": repeated_share(result.tokens), "finish_reason": result.finish_reason, **equality}
+    # None is a hyperparameter's own way to say that its rule decides.
+    row["policy_hyperparameters"] = {name: value for name, value in hyperparameters.items() if value is not None}
+    row["monitor_hyperparameters"] = request.options.get("monitor_hyperparameters", {})
+    row |= {"tokens": result.tokens, "text": result.text}
     return row, result
 
 

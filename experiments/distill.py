@@ -8,10 +8,10 @@ Time:      the config says, three minutes with --smoke; every stage goes on wher
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
-Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long.
-`judge` judges any drafter along the target's answers, `compare` trains variants of a config for equal times, and
-`rank_tokens` writes the ranking that a draft vocabulary is read from. With --distributed the processes of a launch
-(docs/scaling.md) share the work: each writes and labels blocks of its own, all train together, and the first judges.
+Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long. `judge`
+judges any drafter along the target's answers, `compare` trains variants of a config for equal times, and `rank_tokens`
+writes the ranking that a draft vocabulary is read from. With --distributed the processes of a launch (docs/scaling.md)
+share the work: each writes and labels blocks of its own, all train together, and the first judges.
 """
 
 import argparse
@@ -60,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = [stage for stage in STAGES if stage in options.stage] or list(STAGES)
         share = join() if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
         console = terminal() if share is None or share.index == 0 else Console(quiet=True)
-        distill(_config(words[0], rest), stages, console, share)
+        changes = [word for word in rest if word not in (SMOKE, DISTRIBUTED)]
+        config = load_config(words[0], (), "distill")
+        config = small(config) if SMOKE in rest else config  # --smoke makes it small, the other options change that
+        config = override(config, changes, f"python -m experiments.distill {words[0]}") if changes else config
+        distill(config, stages, console, share)
     return 0
 
 
@@ -95,13 +99,6 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
 def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContextManager[Any]:
     """The devices of all processes, where there are several."""
     return nullcontext() if share is None else jax.set_mesh(make_spanning_mesh(config.mesh))
-
-
-def _config(path: str, arguments: list[str]) -> DistillConfig:
-    """The config, made small by --smoke, with the other arguments over it."""
-    config, rest = load_config(path, (), "distill"), [word for word in arguments if word not in (SMOKE, DISTRIBUTED)]
-    config = small(config) if SMOKE in arguments else config
-    return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 
 
 main = with_studies(main, judge=distill_judge.main, compare=distill_variants.main, rank_tokens=token_ranking.main)

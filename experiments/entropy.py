@@ -290,7 +290,6 @@ NOTE_SIBLINGS = (
     "interval excludes 0."
 )
 
-
 siblings = command(Siblings, siblings_study, SIBLINGS, "python -m experiments.entropy siblings")
 main = with_studies(command(Entropy, study, __doc__, "python -m experiments.entropy"), siblings=siblings)
 

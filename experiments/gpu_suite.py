@@ -11,8 +11,8 @@ Output:    runs/gpu_suite-<time>/, with costs.json; results.jsonl has a line a m
 
 The pair of large shapes is the built-in one with ballast: each of its passes is followed by a pass of a random model in
 the shape of Llama 8B or 1B over the same tokens, whose result changes nothing. Text and acceptance are the small
-models', bytes read and operations are real. Rows say so. Against transformers on a GPU: `python -m
-experiments.peers --only transformers` there, with a torch for its CUDA in the environment.
+models', bytes read and operations are real. Rows say so. Against transformers on a GPU: `python -m experiments.peers
+--only transformers` there, with a torch for its CUDA in the environment.
 """
 
 import functools
@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
 from specdec_jax.types import Array, Cache, DecodeState, DraftModel, LanguageModel
 
-PARTS = ("bandwidth", "graph", "ballast")
+Part = Literal["bandwidth", "graph", "ballast"]
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 COPIED = 2**31  # bytes
 TINY = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=1024)
@@ -66,16 +66,13 @@ Measurement = dict[str, Any]
 class Suite(Output, Smoke, Served):
     """Measure a GPU."""
 
-    parts: tuple[str, ...] = PARTS  # Which: bandwidth, graph, ballast.
+    parts: tuple[Part, ...] = get_args(Part)  # Which.
     batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)  # Rows of the generations with ballast.
     max_new_tokens: NewTokens = 128  # Tokens of a generation.
     repeats: Annotated[int, Between(1)] = 5  # Timed runs of each.
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for part in self.parts:
-            if part not in PARTS:
-                raise ValueError(f"unknown part {part!r} (there are: {', '.join(PARTS)})")
 
 
 def suite(config: Suite, console: Console) -> None:
@@ -147,9 +144,9 @@ def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
 
 
 def on_host(decoder: Decoder) -> Decoder:
-    """The decoder with a `run` whose loops the host turns, as engines have that run a rule outside of the program: a
-    call opens a round, one for each draft waits for what the rule said, and one verifies at the narrowest width that
-    holds the draft. Drafters with a second source are not served."""
+    """The decoder with a `run` whose loops the host turns: a call opens a round, one for each draft waits for what the
+    rule said, and one verifies at the narrowest width that holds the draft. Drafters with a second source are not
+    served."""
     parts = decoder.parts
     longest, widths = parts.drafter.max_draft_length, parts.widths
 

@@ -6,7 +6,7 @@ Question:  Of small random models of every family, written as the hub has them, 
 Command:   python -m experiments.parity [--models HuggingFaceTB/SmolLM2-135M ./folder]    (make parity)
 Time:      six minutes on 2 cores, and some more to make the environment with torch, once
 Expected:  every row under 1e-4 of the largest logit; exit code 1 where one is not
-Output:    runs/parity-<time>/ with manifest.json, results.jsonl (a line a model), table.md and the models themselves
+Output:    runs/parity-<time>/, with the models themselves; results.jsonl has a line a model
 
 The random models are written twice: in float32 as one file, in bfloat16 as several (the index names them). One pass of
 20 tokens, and the last position by itself behind a cache. --reference writes the file that tests/models/test_models.py
@@ -168,8 +168,7 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
 
 
 def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int]], out: Path) -> list[dict[str, Any]]:
-    """Records target and drafter with torch, and again with this package along those texts: a row of `apart` a warp.
-    Raises Failed, with its last line, where the recorder fails."""
+    """Records the pair with torch, and with this package along those texts: a row of `apart` a warp. Raises Failed."""
     loaded = [load_model(source, dtype="float32") for source in models]
     out.mkdir(parents=True, exist_ok=True)
     (out / "prompts.jsonl").write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
@@ -195,9 +194,9 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
 
 
 def apart(first: Trace, other: Trace) -> dict[str, float]:
-    """Largest differences of two traces along the same texts, of what does not depend on random numbers. Greedy traces
-    agree in everything. Of sampled ones every bit is a draw, whose chance over texts is the overlap: "bits" is the
-    distance of their sum from the overlaps' in standard deviations."""
+    """Largest differences of two traces along the same texts, of what does not depend on random numbers. Of sampled
+    ones every bit is a draw: "bits" is the distance of their sum from that of the overlaps, its mean, in standard
+    deviations."""
     worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
     here = np.nonzero(~first.accepted & (np.arange(first.accepted.shape[1]) <= first.length[:, None]))
     if float(first.temperature.max()) == 0:

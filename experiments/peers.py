@@ -5,7 +5,7 @@ Question:  tokens/s plain and speculative against transformers' assisted generat
 Command:   python -m experiments.peers [--only transformers llama.cpp] [--python PATH/TO/python3.11]
 Time:      on 2 cores 20 minutes to make the environments, once (torch, vLLM, and llama.cpp from source), and 25 more
 Expected:  docs/performance.md has the table of the machines it was run on
-Output:    runs/peers-<time>/, with failed.json and a log a side; a line of results.jsonl is one text
+Output:    runs/peers-<time>/, with failed.json and a log a side; results.jsonl has a line a text
 
 requirements-peers.txt pins what is compared with; environments are kept in runs/environments. Both models are exported
 from what this project loads: in Hugging Face format for transformers and vLLM, as GGUF in bfloat16 for llama.cpp. Every
@@ -172,8 +172,8 @@ class Sides:
 
 
 def peers(config: Peers, console: Console) -> None:
-    """Decodes what is missing, every prompt by all in turn, and writes the run folder; the first text of each is
-    decoded once more, before."""
+    """Decodes what is missing, every prompt by all in turn, and writes the run folder; first texts are decoded
+    twice."""
     prompts = load_prompts(config.prompts, config.limit)
     refuse_encoders("peers", config.target, config.drafter)
     target, drafter = load_pair(config.target, config.drafter, config.dtype)

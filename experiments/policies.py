@@ -17,10 +17,10 @@ model's. A setting is chosen on the half of the prompts that it is not judged on
 tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT:
 every combination is then a line of its own, of every rule that has such a hyperparameter, and with several values of
 two of them settings.png is a heat map. Head-room is what lies between the best static length, chosen likewise, and
-foresight; the oracle never drafts a token that will be rejected.
-Foresight drafts the best length for distributions that are known before the draft, with unknown coins: an upper bound
-for rules that read these distributions (specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which hold
-accepted lengths alone, rules that read distributions are left out.
+foresight; the oracle never drafts a token that will be rejected. Foresight drafts the best length for distributions
+that are known before the draft, with unknown coins: an upper bound for rules that read these distributions
+(specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which hold accepted lengths alone, rules that read
+distributions are left out.
 
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
 text, and `measured`, with the target's time by width of --costs. --groups: NAME:TRACES:COSTS each, traces of one target
@@ -33,6 +33,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,6 +53,7 @@ from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.ranges import Between
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import Trace, select
 from specdec_jax.stopping import survival
@@ -71,23 +73,17 @@ class Policies(TraceOptions):
     """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a hyperparameter."""
     over: tuple[str, ...] = (STATIC,)  # Rules that the others are compared with, prompt by prompt.
     tuning: Literal["task", "all"] = "task"  # Settings are chosen for each task, or one for all.
-    ratios: tuple[float, ...] = ()  # Values of c, a drafter step over a pass of plain decoding; one table row each.
+    ratios: Annotated[tuple[float, ...], Between(0, 10, open="low, high")] = ()
+    """Values of c, a drafter step over a pass of plain decoding; one table row each."""
     groups: tuple[str, ...] = ()  # NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c.
 
-    @property
-    def named(self) -> bool:
-        """Whether there are traces to read."""
-        return super().named or bool(self.groups)
-
-    def check(self) -> None:
+    def check(self, named: bool = False) -> None:
         """Raises ValueError where options are invalid."""
-        super().check()
+        super().check(named or bool(self.groups))
         if self.groups and (self.traces or self.ratios):
             raise ValueError(f"--groups names traces and costs: leave out {self.traces or self.ratios}")
         if self.ratios and self.ratio is not None:
             raise ValueError(f"--ratios says c, and --costs how long wider passes take: leave out --ratio {self.ratio}")
-        if not all(0 < ratio < 10 for ratio in self.ratios):
-            raise ValueError(f"ratios must be numbers above 0 and below 10, got {self.ratios}")
 
 
 def study(options: Policies, console: Console) -> None:
@@ -224,11 +220,11 @@ def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> tuple[dict[str, R
         return ordered(together), tasks
     tasks = {task: runs.by_name(rows, source, task) for task in texts}
     order = np.argsort(np.concatenate(list(texts.values())))  # texts as the trace has them
-    columns = {
-        name: {key: [value for task in texts for value in tasks[task][name][key]] for key in runs.COLUMNS}
-        for name in together
-    }
-    return ordered({name: part(row, order) for name, row in columns.items()}), tasks
+    whole = {}
+    for name in together:
+        columns = {key: [value for task in texts for value in tasks[task][name][key]] for key in runs.COLUMNS}
+        whole[name] = part(columns, order)
+    return ordered(whole), tasks
 
 
 def part(row: Row, texts: np.ndarray) -> Row:
@@ -317,7 +313,8 @@ def by_machine(options: Policies, console: Console) -> None:
     played = variants_of((STATIC, *(options.rules or COMPARED)), options.settings)
     references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
     if options.groups and "survival" in played:
-        played |= {LEFT_OUT: left_out(sources), SAME_PAIR: same_pair(options.seed)}
+        priors = {LEFT_OUT: partial(left_out, sources), SAME_PAIR: partial(same_pair, options.seed)}
+        played |= {name: Variant(replayed) for name, replayed in priors.items()}
     rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | references)
     sections: dict[str, list[Source]] = {}
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
@@ -409,45 +406,29 @@ NOTE_PAIRS = (
 Cells = Sequence[tuple[Source, Mapping[str, Row]]]
 
 
-def left_out(sources: Sequence[Source]) -> Variant:
+def left_out(sources: Sequence[Source], source: Source, longest: int) -> Replay:
     """`survival` with a prior of the other pairs' traces, greedy or sampled as the judged one."""
-
-    def replayed(source: Source, longest: int) -> Replay:
-        is_sampled = source.temperature > 0
-        others = [
-            other.trace
-            for other in sources
-            if other.group != source.group and (other.temperature > 0) == is_sampled and not other.trace.lengths_only
-        ]
-        prior = {("sampled" if is_sampled else "greedy"): list(fit_prior(*others))} if others else {}
-        return runs.replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
-
-    return Variant(replayed)
+    others = [other for other in sources if other.group != source.group and not other.trace.lengths_only]
+    traces = [other.trace for other in others if (other.temperature > 0) == (source.temperature > 0)]
+    prior = {("sampled" if source.temperature > 0 else "greedy"): list(fit_prior(*traces))} if traces else {}
+    return runs.replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
 
 
-def same_pair(seed: int) -> Variant:
+def same_pair(seed: int, source: Source, longest: int) -> Replay:
     """`survival` with a prior of the same trace: each half of the prompts has that of the other half."""
-
-    def replayed(source: Source, longest: int) -> Replay:
-        kind = "sampled" if source.temperature > 0 else "greedy"
-        first = runs.half_of(source.trace.num_texts, seed)
-        priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
-        rule = Rule(SAME_PAIR, survival())
-        both = runs.replay_rule(source.trace, rule, source.costs, longest, [{kind: prior} for prior in priors])
-        at = np.where(first, 0, 1), np.arange(len(first))
-        return Replay(*(None if counts is None else counts[at][None] for counts in both))
-
-    return Variant(replayed)
+    kind, first = "sampled" if source.temperature > 0 else "greedy", runs.half_of(source.trace.num_texts, seed)
+    priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
+    settings = [{kind: prior} for prior in priors]
+    both = runs.replay_rule(source.trace, Rule(SAME_PAIR, survival()), source.costs, longest, settings)
+    at = np.where(first, 0, 1), np.arange(len(first))
+    return Replay(*(None if counts is None else counts[at][None] for counts in both))
 
 
 def elsewhere(cells: Cells, source: Source, name: str) -> float | None:
     """A rule's speed-up at the setting that was fastest on the other pairs; None where there are none."""
-    others = [
-        np.log(rows[name]["curve"])
-        for other, rows in cells
-        if other.group != source.group and other.temperature == source.temperature and name in rows
-    ]
-    curve = next(rows for other, rows in cells if other is source)[name]["curve"]
+    here = [(other, rows) for other, rows in cells if other.temperature == source.temperature and name in rows]
+    others = [np.log(rows[name]["curve"]) for other, rows in here if other.group != source.group]
+    curve = next(rows for other, rows in here if other is source)[name]["curve"]
     return float(curve[int(np.argmax(np.sum(others, axis=0)))]) if others else None
 
 
@@ -455,19 +436,16 @@ def pairs_table(cells: Cells, names: Sequence[str]) -> str:
     """One row per rule; rules that some trace cannot replay are left out."""
     names = [name for name in names if all(name in rows for _, rows in cells)]
     here = {name: [speedup(rows[name]).estimate for _, rows in cells] for name in names}
-    there = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}
-    moved = {name: values for name, values in there.items() if None not in values}
+    moved = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}
+    moved = {name: values for name, values in moved.items() if None not in values}
     static = np.array(here[STATIC])
     limit = np.array([speedup(rows.get(FORESIGHT, rows[ORACLE])).estimate for _, rows in cells])
-    lines = {}
-    for name in names:
-        fast = np.array(here[name])
-        share = f"{(fast - static).sum() / (limit - static).sum():.0%}"
-        lines[name] = [name, *summary(here, name, static), share]
-        lines[name] += summary(moved, name, static) if name in moved else [NONE] * 3
-    return markdown(
-        list(HEAD_PAIRS), [lines[name] for name in sorted(names, key=lambda name: -np.mean(np.log(here[name])))]
-    )
+    lines = []
+    for name in sorted(names, key=lambda name: -np.mean(np.log(here[name]))):
+        share = f"{(np.array(here[name]) - static).sum() / (limit - static).sum():.0%}"
+        there = summary(moved, name, static) if name in moved else [NONE] * 3
+        lines.append([name, *summary(here, name, static), share, *there])
+    return markdown(HEAD_PAIRS, lines)
 
 
 def summary(speeds: Mapping[str, Sequence[float | None]], name: str, static: np.ndarray) -> list[str]:

@@ -12,7 +12,7 @@ Processes with the same --out, on any hosts that see it, share the batches: star
 import hashlib
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -64,47 +64,34 @@ def record(config: Record, console: Console) -> list[Path]:
     chat_options = {"chat": config.chat, "system": config.system}
     tokens = [encode(pair[0], prompt.turns[0], **chat_options) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
-    paths = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures]
+    paths, parts = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures], {}
+    order = sorted(range(len(prompts)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
+    for first in range(0, len(prompts), config.batch):
+        members = order[first : first + config.batch]
+        digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
+        parts[f"{digest}.npz"] = members
+    where = folder.path / PARTS
     for path, temperature in zip(paths, config.temperatures, strict=True):
-        _record_one(config, pair, prompts, tokens, temperature, path, console)
+        files = {f"{temperature:g}-{name}": members for name, members in parts.items()}
+
+        def missing(path: Path = path, files: Mapping[str, list[int]] = files) -> list[str]:
+            if path.exists():
+                return []
+            return [name for name in files if not (where / name).exists()] or [path.name]
+
+        with bar(console, f"Temperature {temperature:g}", len(prompts), 0, unit="prompts") as update:
+            for name in claimed(where, missing):
+                if name == path.name:
+                    save_trace(path, select(join([load_trace(where / part) for part in files]), np.argsort(order)))
+                else:
+                    here = {member: (prompts[member], tokens[member]) for member in files[name]}
+                    save_trace(where / name, _batch(config, pair, here, temperature))
+                    update(sum(len(members) for part, members in files.items() if (where / part).exists()))
         trace = load_trace(path)
         accepted = trace.accepted.sum() / trace.num_positions
         console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
-    shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+    shutil.rmtree(where, ignore_errors=True)
     return paths
-
-
-def _record_one(
-    config: Record,
-    pair: LoadedPair,
-    prompts: Sequence[Prompt],
-    tokens: Sequence[list[int]],
-    temperature: float,
-    path: Path,
-    console: Console,
-) -> None:
-    """Writes the trace of one temperature, in the prompts' order; similar lengths form a batch."""
-    count, where = len(prompts), path.parent / PARTS
-    order = sorted(range(count), key=lambda index: len(tokens[index]))
-    parts = {}  # the members of a batch by its file
-    for first in range(0, count, config.batch):
-        members = order[first : first + config.batch]
-        digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
-        parts[f"{temperature:g}-{digest}.npz"] = members
-
-    def missing() -> list[str]:
-        if path.exists():
-            return []
-        return [name for name in parts if not (where / name).exists()] or [path.name]
-
-    with bar(console, f"Temperature {temperature:g}", count, 0, unit="prompts") as update:
-        for name in claimed(where, missing):
-            if name == path.name:
-                save_trace(path, select(join([load_trace(where / part) for part in parts]), np.argsort(order)))
-            else:
-                here = {member: (prompts[member], tokens[member]) for member in parts[name]}
-                save_trace(where / name, _batch(config, pair, here, temperature))
-                update(sum(len(members) for part, members in parts.items() if (where / part).exists()))
 
 
 def _batch(

@@ -76,9 +76,8 @@ def spec_bench(config: SpecBench, console: Console) -> None:
 def speeds(
     baseline: Mapping[Any, Answer], method: Mapping[Any, Answer], count: Callable[[str], int] | None = None
 ) -> list[tuple[Any, ...]]:
-    """The figures of HEADS by task, Spec-Bench's first, then others by name, then overall. Choices of a question are
-    added up. `count` counts the baseline's tokens. Accepted tokens are by round, None without rounds. Raises ValueError
-    for a question that only one of them answers, or an answer without tokens or time."""
+    """The figures of HEADS by task, Spec-Bench's first, then overall. Choices of a question are added up; `count`
+    counts the baseline's tokens. Raises ValueError for a question that one of them answers, or no tokens or time."""
     plain = {name: _tokens_and_seconds(answer, count) for name, answer in baseline.items()}
     fast = {name: _tokens_and_seconds(answer) for name, answer in method.items()}
     alone = [*(name for name in plain if name not in fast), *(name for name in fast if name not in plain)]

@@ -9,9 +9,8 @@ Expected:  docs/performance.md has the tables of the machines it was run on
 Output:    runs/step_cost-<time>/, with costs.json (all figures) and cost_model.json, which a finished folder keeps
 
 cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model);
-configs/costs/cpu.json, their default, is one of an earlier version, from width 2 on. It holds
-the drafter step of the greedy program, the first dtype's target pass by width, and the pass of plain decoding, which is
-the narrowest.
+configs/costs/cpu.json, their default, is one of an earlier version, from width 2 on. It holds the drafter step of the
+greedy program, the first dtype's target pass by width, and the pass of plain decoding, which is the narrowest.
 
 All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
 What a rule costs is measured as two whole generations that draw the same tokens: a static draft length, and a rule at

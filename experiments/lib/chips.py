@@ -90,7 +90,6 @@ CHIPS = {
     )
 }
 
-
 SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
 SMALL_DRAFTER = llama.LlamaConfig(49152, 224, 640, 4, 4, 2, 56, max_position_embeddings=8192, tie_word_embeddings=True)
 READING_DRAFTER = llama_reading.reading_config(SMALL_DRAFTER, (16, 22, 26), SMOLLM2.hidden_size)
@@ -185,8 +184,8 @@ def _weights(config: llama.LlamaConfig, int8: bool) -> Any:
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
-    """Bytes of weights that a pass of either model reads: of an embedding-only table, single rows. `shares`: chips that
-    share the target's, and a large drafter's."""
+    """Bytes of weights that a pass of either model reads; `shares`: chips that share the target's, or a large
+    drafter's."""
     read = {}
     for role, config, rows in (("target", pair.target, None), ("drafter", pair.drafter, pair.draft_vocabulary)):
         weights = dict(_weights(config, pair.int8))
@@ -252,8 +251,8 @@ def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, in
 
 def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
     """The kernels of the one program that was dumped, by XLA's text of the thunks as they run, and what each is named
-    after; and counts: kernels, copies, command_buffers, and on the host whiles and conditionals: those that no command
-    buffer holds read their predicate there. Raises ValueError where the compiler wrote no thunks."""
+    after; and counts: kernels, copies, command_buffers, and those of ON_HOST. Raises ValueError where no thunks were
+    written."""
     ending = ".thunk_sequence_after_thunk_passes.txt"
     sequences = sorted(dump.glob(f"*{ending}"))
     if not sequences:

@@ -97,8 +97,7 @@ def terminal() -> Console:
 
 
 def described(doc: str | None) -> str:
-    """A docstring for a terminal: question, command and time on lines of their own, the rest wrapped. Every line is
-    indented: tyro joins those that are not."""
+    """A docstring for a terminal: entries on lines of their own, the rest wrapped, and all indented, as tyro wants."""
     width = shutil.get_terminal_size().columns - 2
     blocks = []
     for block in (doc or "").strip().split("\n\n"):

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import describe
@@ -42,8 +41,7 @@ from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
 
 DOCUMENTS = "documents"
-# What the manifest says by itself:
-OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")
+OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")  # of a manifest, by itself
 LEAST_WORDS = 40  # minimum length of a paragraph of a package's description
 
 
@@ -191,32 +189,37 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
         loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, measure and validate)
     if is_first():
+        rows = [row for _, row in json_lines(where / loop.METRICS)]
+        figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
+        both = ("acceptance", "validation_acceptance", "agreement", "validation_agreement")
+        for axes, names, unit in ((losses, ("loss", "validation_loss"), "loss (nats)"), (shares, both, "share")):
+            for name in names:
+                points = [(row["step"], row[name]) for row in rows if name in row] or [(np.nan, np.nan)]
+                marker = "o" if name.startswith("validation") else None
+                axes.plot(*zip(*points, strict=True), label=name.replace("_", " "), marker=marker)
+            axes.set(xlabel="step", ylabel=unit)
+            axes.legend(frameon=False)
         with replacing(where / "curve.png") as path:
-            curve(where).savefig(path)
+            figure.savefig(path)
     console.print(f"Training: {where / loop.METRICS}, {where / 'curve.png'}")
 
 
 def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[Corpus, Corpus | None]:
-    """The training corpus and the validation corpus (None if nothing is held out). Raises ValueError for no shards, or
-    ones without the labels or hidden states that training needs."""
+    """The training corpus and the one held out, or None. Raises ValueError for shards without what training needs."""
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
     for index, entry in enumerate(data.entries if config.labels else ()):
         if (stored := data.labels_of(index)) != config.labels:
-            raise ValueError(
-                f"{data.path / entry['file']} has {stored} labels per position, labels is {config.labels}: "
-                "run --stage label"
-            )
+            held = f"{data.path / entry['file']} has {stored} labels per position"
+            raise ValueError(f"{held}, labels is {config.labels}: run --stage label")
     layers, reads = list(config.hidden_layers), config.shape.reads if config.labels else ()
     for entry in data.entries if reads else ():
         if layers_of(entry) != layers:
             raise ValueError(f"{data.path / entry['file']} lacks hidden states of layers {layers}: run --stage label")
     missing = [layer for layer in reads if layer not in layers]
     if missing:
-        raise ValueError(
-            f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}: "
-            "name it in hidden_layers"
-        )
+        wanted = f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}"
+        raise ValueError(f"{wanted}: name it in hidden_layers")
     places = [layers.index(layer) for layer in reads]
     shards = [data.load(index, hidden=bool(reads)) for index in range(len(data.entries))]
     held = min(config.validation, len(shards) - 1)
@@ -257,18 +260,14 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         start = load_model(config.start_from, dtype="float32", share_from=math.inf)
         drafter, params = start.config, start.params
         if isinstance(drafter, LlamaReadingConfig) and drafter.target_layers != config.shape.reads:
-            raise ValueError(
-                f"start_from {config.start_from!r} reads layers {drafter.target_layers}, shape.reads is "
-                f"{config.shape.reads}: they must be the same"
-            )
+            read = f"start_from {config.start_from!r} reads layers {drafter.target_layers}"
+            raise ValueError(f"{read}, shape.reads is {config.shape.reads}: they must be the same")
         check_reads(target.model, start.model)
     if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
         check_layers(target.model, config.shape.reads)
         if type(drafter) is not LlamaConfig:
-            raise ValueError(
-                f"shape.reads is for drafters of family 'llama', start_from {config.start_from!r} is a "
-                f"{type(drafter).__name__}"
-            )
+            kind = f"start_from {config.start_from!r} is a {type(drafter).__name__}"
+            raise ValueError(f"shape.reads is for drafters of family 'llama', {kind}")
         drafter = reading_config(drafter, config.shape.reads, target.model.hidden.width)
         params = with_reading(drafter, params, jnp.float32, config.seed)
     if config.shape.block:
@@ -278,21 +277,6 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         if config.unroll.steps > drafter.block_size:
             raise ValueError(f"unroll.steps is {config.unroll.steps}, and a block has {drafter.block_size} tokens")
     return init_state(params, config.schedule), drafter
-
-
-def curve(where: Path) -> Figure:
-    """Loss and acceptance over steps, from metrics.jsonl."""
-    rows = [row for _, row in json_lines(where / loop.METRICS)]
-    figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
-    both = ("acceptance", "validation_acceptance", "agreement", "validation_agreement")
-    for axes, names, unit in ((losses, ("loss", "validation_loss"), "loss (nats)"), (shares, both, "share")):
-        for name in names:
-            points = [(row["step"], row[name]) for row in rows if name in row]
-            marker = "o" if name.startswith("validation") else None
-            axes.plot(*zip(*points, strict=True) if points else ([], []), label=name.replace("_", " "), marker=marker)
-        axes.set(xlabel="step", ylabel=unit)
-        axes.legend(frameon=False)
-    return figure
 
 
 def by_draft(config: DistillConfig, target: LoadedModel, model: LoadedModel, held_out: Corpus | None) -> list[Figures]:

@@ -5,9 +5,9 @@ Command:   python -m experiments.distill compare configs/distill_variants.py [--
 Time:      the config says; two and a half minutes of training a variant, and one of compiling and judging
 Output:    paces.json, results.jsonl (a line a variant) and table.md in --out; what is there is not run again
 
-Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then
-has as many steps as fit in the seconds, warm-up and decay scaled with them. Judged along conversations of the shards
-held out: greedy agreement and acceptance over the whole vocabulary.
+Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then has as
+many steps as fit in the seconds, warm-up and decay scaled with them. Judged along conversations of the shards held out:
+greedy agreement and acceptance over the whole vocabulary.
 """
 
 import dataclasses

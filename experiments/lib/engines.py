@@ -22,6 +22,7 @@ from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".requirements"
+THIS, Words = sys.executable, Sequence[str]
 PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
 SOURCE = "llama-cpp-python"
 LLAMA_CPP = ("llama-completion", "llama-speculative-simple", "llama-speculative")
@@ -33,18 +34,12 @@ class Failed(OSError):
 
 
 def python_of(
-    requirements: str,
-    folder: Path,
-    *,
-    seconds: float,
-    packages: Sequence[str] = (),
-    without: Sequence[str] = (),
-    base: str = sys.executable,
+    requirements: str, folder: Path, *, seconds: float, packages: Words = (), without: Words = (), base: str = THIS
 ) -> Path:
     """The interpreter of the environment that a requirements file of the repository describes, made by `base` unless it
     is there: `packages` alone, at the file's versions, and `without` some that they bring along and do not need. Raises
     Failed where it cannot be made, or not within the time."""
-    made_by = [_digest(ROOT / requirements), *packages, *([base] if base != sys.executable else [])]
+    made_by = [_digest(ROOT / requirements), *packages, *([base] if base != THIS else [])]
     place = (folder / "-".join([Path(requirements).stem, *packages[:1]])).absolute()
     python, wanted = place / "bin" / "python", " ".join(made_by)
     requested = ["-c" if packages else "-r", str(ROOT / requirements), *packages]
@@ -60,7 +55,7 @@ def python_of(
     return python
 
 
-def llama_cpp(folder: Path, *, seconds: float, base: str = sys.executable) -> Path:
+def llama_cpp(folder: Path, *, seconds: float, base: str = THIS) -> Path:
     """The folder with llama.cpp's programs, compiled from the source in llama-cpp-python unless they are there. Raises
     Failed where there is no compiler, or they do not compile, or not within the time."""
     python = python_of("requirements-peers.txt", folder, seconds=seconds, packages=("cmake", "ninja"), base=base)
@@ -91,8 +86,7 @@ def run(
     command: Sequence[str], what: str, seconds: float, env: Mapping[str, str] | None = None, log: Path | None = None
 ) -> tuple[str, str]:
     """Runs a command to its end; returns what it printed and its errors, which `log` has too. Raises Failed, whose
-    message begins with `what`, where it does not start, takes longer, or ends with another code than 0. One that takes
-    longer is ended with what it started."""
+    message begins with `what`, where it does not start, fails, or takes longer: then it ends with what it started."""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
     try:
         process = subprocess.Popen(command, env=env, start_new_session=True, **options)
@@ -129,25 +123,18 @@ SIDES = Path(__file__).parent / "peer_sides"
 READY = 900.0  # seconds to load models in
 SIMPLE = "llama-speculative-simple"
 PROGRAMS = {"plain": "llama-completion", "draft": SIMPLE, "lookup": SIMPLE, "tree": "llama-speculative"}
-MEASURED = (  # runs a command and says at its end how much memory it had at most
-    sys.executable,
-    "-S",
-    "-c",
-    "import re, subprocess, sys, time\n"
-    "run, peak = subprocess.Popen(sys.argv[1:]), 0\n"
-    "while run.poll() is None:\n"
-    "    try: peak = int(re.search(r'VmHWM:\\s+(\\d+)', open(f'/proc/{run.pid}/status').read())[1])\n"
-    "    except (OSError, TypeError): pass\n"
-    "    time.sleep(0.05)\n"
-    "print('\\npeak_kb', peak, file=sys.stderr)\n"
-    "sys.exit(run.returncode)",
+MEASURED = (sys.executable, "-S", "-c")  # runs a command and says at its end how much memory it had at most
+MEASURED += (
+    "import resource, subprocess, sys\n"
+    "code = subprocess.call(sys.argv[1:])\n"
+    "print('\\npeak_kb', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)\n"
+    "sys.exit(code)",
 )
 
 
 class Process:
-    """A process that lives as long as the run: one request per line in, one answer per line out. `answer` gives tokens
-    or text, seconds with the prompt's, passes and peak memory. Raises Failed where it does not start, ends, or does not
-    answer in time."""
+    """A process that lives as long as the run: a request per line in, an answer per line out, with tokens or text,
+    seconds, passes and peak memory. Raises Failed where it does not start, ends, or does not answer in time."""
 
     def __init__(self, command: Sequence[str], log: Path, seconds: float):
         self._log, self._seconds, pipe = log, seconds, subprocess.PIPE

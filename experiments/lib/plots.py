@@ -110,10 +110,14 @@ def map_figure(maps: Mapping[str, np.ndarray], across: Knob, up: Knob, label: st
 Point = tuple[str, float, float, float]  # name, estimate, low, high
 
 
-def dots_figure(titled: Mapping[str, Sequence[Point]], label: str) -> Figure:
-    """Points with intervals by title, in the order given; rules that are always compared have their colours."""
+def dots_figure(
+    titled: Mapping[str, Sequence[Point]], label: str, rings: Mapping[str, Sequence[float]] | None = None
+) -> Figure:
+    """Points with intervals by title, and further estimates as rings; rules always compared have their colours."""
     figure, grid = panels(list(titled), 1.2 + 0.27 * max(map(len, titled.values())), width=4.9)
-    for axes, points in zip(grid[0], titled.values(), strict=True):
+    for axes, (title, points) in zip(grid[0], titled.items(), strict=True):
+        mine = (rings or {}).get(title, ())
+        axes.plot(mine, range(len(mine)), "o", mfc="white", mec=INK, ms=5)
         for place, (name, estimate, low, high) in enumerate(points):
             colour = RULE_COLOURS.get(name, INK)
             axes.plot([low, high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")

@@ -38,6 +38,7 @@ KEYS = ("group", "temperature", "task", "what")
 COUNTS = ("rounds", "drafted", "accepted", "passes")
 COLUMNS = ("emitted", *COUNTS, "seconds", "first_seconds", "plain_seconds", "repeated")  # one number a text each
 Traces = Mapping[str, Mapping[float, Trace]]  # by drafter and temperature
+Settings = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,9 @@ class TraceFiles(Output, Smoke):
     """Only the first tokens of every text, as if generation had ended there."""
     max_draft_length: Annotated[int, Between(1)] = 16  # Longest draft.
 
-    @property
-    def named(self) -> bool:
-        """Whether there are traces to read."""
-        return bool(self.traces or self.smoke)
-
-    def check(self) -> None:
-        """Raises ValueError where options are invalid."""
-        if not self.named:
+    def check(self, named: bool = False) -> None:
+        """Raises ValueError where options are invalid. `named`: another option names the traces."""
+        if not (named or self.traces or self.smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
         check_fields(self)
 
@@ -72,9 +68,9 @@ class TraceOptions(TraceFiles):
     ratio: float | None = None  # Instead of --costs: c, a drafter step over a target pass.
     slope: float = 0.0  # With --ratio: what one more verified token costs, in target passes.
 
-    def check(self) -> None:
+    def check(self, named: bool = False) -> None:
         """Raises ValueError where options are invalid."""
-        super().check()
+        super().check(named)
         if self.ratio is None and self.slope or self.slope < 0:
             raise ValueError(f"slope must be 0 or more and goes with --ratio, got {self.slope} and {self.ratio}")
 
@@ -125,7 +121,7 @@ class Variant(NamedTuple):
     """A compared policy. Of several settings, each half of the prompts uses the one fastest on the other half."""
 
     replay: Callable[[Source, int], Any]  # (source, longest draft) -> a Replay: one row per setting, all texts
-    settings: Sequence[Mapping[str, Any]] = ({},)
+    settings: Settings = ({},)
 
 
 ORACLE, FORESIGHT = "oracle", "foresight"
@@ -133,9 +129,6 @@ REFERENCES = {
     FORESIGHT: Variant(lambda source, longest: with_foresight(source.trace, source.costs, longest)),
     ORACLE: Variant(lambda source, longest: oracle(source.trace, longest)),
 }
-
-
-Settings = Sequence[Mapping[str, Any]]
 
 
 def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int | None = None) -> Variant:
@@ -152,12 +145,7 @@ def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int 
 
 
 def replay_rule(
-    trace: Trace,
-    rule: Rule,
-    costs: CostModel,
-    longest: int,
-    settings: Settings | None = None,
-    phases: Mapping[str, Any] | None = None,
+    trace: Trace, rule: Rule, costs: CostModel, longest: int, settings: Settings | None = None, phases: Any = None
 ) -> Replay:
     """A rule's settings (its published one unless given) over a trace, with the machine's costs. One that reads phases
     gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
@@ -192,8 +180,7 @@ def drafter_of(trace: Trace) -> str:
 def read_sources(
     options: TraceOptions, made_up: Traces | None = None, group: Callable[[Trace], str] = drafter_of
 ) -> list[Source]:
-    """The traces by group and temperature; `made_up` is what --smoke runs on. Raises as `load_traces`, and for bad
-    options."""
+    """The traces by group and temperature; `made_up` is what --smoke runs on. Raises as `load_traces` does."""
     options.check()
     costs = options.machine()
     if options.smoke:
@@ -218,12 +205,10 @@ def load_traces(
         for file in files:
             trace = read_exact(file) if is_log else load_trace(file)
             traces = groups.setdefault(group(trace), {})
-            # 0.7, not float32's 0.69999999
-            temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()
+            temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()  # not 0.69999999
             if len(temperatures) > 1 or temperatures[0] in traces:
-                raise ValueError(
-                    f"{file}: one trace of {group(trace)} a temperature, got {temperatures} besides {sorted(traces)}"
-                )
+                there = f"got {temperatures} besides {sorted(traces)}"
+                raise ValueError(f"{file}: one trace of {group(trace)} a temperature, {there}")
             if (longest := trace.max_draft_length) < least:
                 raise ValueError(
                     f"{file} holds drafts of up to {longest} tokens, {least} are asked for: give --max-draft-length "
@@ -244,8 +229,7 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
 
 
 def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row] | None = None) -> list[Row]:
-    """The rows of every source, variant and task; what the folder has is not replayed again. `measure` makes a row in
-    place of `row_of`, of the same arguments."""
+    """The rows of every source, variant and task, those that are missing by `measure`, of the arguments of `row_of`."""
     rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:
@@ -265,9 +249,7 @@ def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row]
     return [rows[key] for key in order]
 
 
-def row_of(
-    source: Source, texts: np.ndarray, result: Replay, settings: Sequence[Mapping[str, Any]], seed: int
-) -> dict[str, Any]:
+def row_of(source: Source, texts: np.ndarray, result: Replay, settings: Settings, seed: int) -> Row:
     """A row of some texts: each half uses the setting with the least total time on the other half."""
     counts = {name: getattr(result, name)[:, texts] for name in COUNTS}
     columns: dict[str, np.ndarray] = {"seconds": result.seconds(source.costs)[:, texts], **counts}
@@ -280,16 +262,12 @@ def row_of(
     picked = {name: values[at, np.arange(len(texts))] for name, values in columns.items()}
     emitted, totals = source.trace.length[texts].astype(int), columns["seconds"].sum(axis=1)
     plain = emitted * source.costs.plain_pass
-    return {
-        "emitted": emitted.tolist(),
-        **{name: picked[name].astype(int).tolist() for name in COUNTS},
-        "seconds": picked["seconds"].tolist(),
-        "first_seconds": columns["seconds"][0].tolist(),  # at the first setting, the published one
-        "plain_seconds": plain.tolist(),
-        "repeated": source.repeated[texts].tolist(),
-        "settings": chosen[: len(settings)],
-        "curve": (plain.sum() / totals).tolist(),  # speed-up of every setting
-    }
+    row: Row = {"emitted": emitted.tolist(), **{name: picked[name].astype(int).tolist() for name in COUNTS}}
+    row["seconds"] = picked["seconds"].tolist()
+    row["first_seconds"] = columns["seconds"][0].tolist()  # at the first setting, the published one
+    row |= {"plain_seconds": plain.tolist(), "repeated": source.repeated[texts].tolist()}
+    curve = (plain.sum() / totals).tolist()  # speed-up of every setting
+    return row | {"settings": chosen[: len(settings)], "curve": curve}
 
 
 def half_of(texts: int, seed: int) -> np.ndarray:

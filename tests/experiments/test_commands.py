@@ -59,6 +59,12 @@ READING = ("policies", "entropy", "adaedl lambda", "adaedl factor", "adaedl tabl
 REFUSED = [
     ("record --temperatures nan", "temperatures must lie in [0, inf), got (nan,)"),
     ("accelerators --batches -1", "batches must lie in [1, inf), got (-1,)"),
+    ("accelerators --chips tpu-v9", "no chip 'tpu-v9'"),
+    ("peers --only lama.cpp", "unknown peer 'lama.cpp'"),
+    ("parity --recorder --models a", "--recorder compares traces of --models TARGET DRAFTER"),
+    ("step_cost --smoke --batch 0", "batch must lie in [1, inf), got 0"),
+    ("step_cost precision --dtypes int8", "there must be two dtypes or more"),
+    ("step_cost precision --dtypes bfloat16 int4", "unknown dtype 'int4'"),
     ("batches --batches x", "error: parsing --batches: Could not find valid parse for arguments: ['x']"),
     ("adaedl", NO_TRACES),
     ("adaedl tabels", "no trace 'tabels'"),
@@ -203,7 +209,7 @@ def test_a_torn_line_is_dropped_and_a_broken_one_in_the_middle_is_an_error_with_
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_no_rest(folder):
-    folder.write_text("table.md", "old")
+    (folder.path / "table.md").write_text("old")
     with pytest.raises(RuntimeError), folder.replacing("table.md") as path:
         path.write_text("half")
         raise RuntimeError

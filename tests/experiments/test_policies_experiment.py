@@ -95,7 +95,7 @@ def test_the_table_has_means_losses_ranks_and_the_share_of_the_bound(cells):
 def test_left_out_has_a_prior_of_the_other_pairs_alone():
     traces = [made_up_trace(0.0, texts=6, seed=seed, boost=boost) for seed, boost in ((0, 0.0), (1, 1.0), (2, 2.0))]
     sources = [source_of(name, 0.0, trace, COSTS) for name, trace in zip("abc", traces, strict=True)]
-    found = policies.left_out(sources).replay(sources[0], 8)
+    found = policies.left_out(sources, sources[0], 8)
     given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
     expected = replay(traces[0], survival(greedy=list(fit_prior(*traces[1:]))), given, max_draft_length=8)
     np.testing.assert_array_equal(found.passes, expected.passes)
@@ -105,7 +105,7 @@ def test_left_out_has_a_prior_of_the_other_pairs_alone():
 
 def test_a_prior_of_the_pair_is_that_of_the_other_half():
     trace = made_up_trace(0.0, texts=8, boost=1.0)
-    found = policies.same_pair(seed=3).replay(source_of("a", 0.0, trace, COSTS), 8)
+    found = policies.same_pair(3, source_of("a", 0.0, trace, COSTS), 8)
     first = half_of(8, seed=3)
     given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
     for half in (first, ~first):

@@ -11,19 +11,10 @@ import numpy as np
 TOKENS = np.random.default_rng(3).integers(0, 61, (2, 20)).tolist()
 SOURCES = [np.random.default_rng(4).integers(3, 61, size).tolist() for size in (23, 11)]  # for encoder models
 POSITIONS = (0, 1, 6, 13, 19)
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    "eos_token_id": 2,
-    "bos_token_id": 1,
-    "pad_token_id": None,
-}
+SMALL = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SMALL |= {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+SMALL |= {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": None}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 100.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 PARTIAL = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.67}
