@@ -136,8 +136,8 @@ def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel 
 def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
     """Compilation, memory and host round trips; then operations and estimates by part of a round."""
     programs, names = [], [f"{row['chip']}, {row['pair']}, {row['batch']}" for row in rows]
-    for row, who in zip(rows, names, strict=True):
-        name = f"{who}: {row['program']}"
+    for row, pair_name in zip(rows, names, strict=True):
+        name = f"{pair_name}: {row['program']}"
         if row["error"]:
             programs.append([name, row["error"], *[""] * 6])
             continue
@@ -150,20 +150,20 @@ def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
         passed = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items()) or "none"
         sizes = [f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB", donated, memory]
         programs.append([name, "yes", *sizes, ", ".join(trips) or captured, passed])
-    runs = {who: row for who, row in zip(names, rows, strict=True) if row["program"] == "run" and not row["error"]}
+    runs = {name: row for name, row in zip(names, rows, strict=True) if row["program"] == "run" and not row["error"]}
     columns = list(dict.fromkeys(part for row in runs.values() for part in sorted(row["parts"])))
     operations, estimates = [], []
-    for who, row in runs.items():
+    for pair_name, row in runs.items():
         counts = [[row["parts"].get(part, {}).get(path, {}).get("ops", 0) for path in PATHS] for part in columns]
         cells = [" / ".join(map(str, each)) if each[-1] else NONE for each in counts]
-        operations.append([who, *cells, str(sum(each[-1] for each in counts))])
+        operations.append([pair_name, *cells, str(sum(each[-1] for each in counts))])
         model, bandwidth = estimated_costs(row, max_draft_length), CHIPS[row["chip"]].bandwidth
         if model is not None:
             least = {name: 1e3 * size / bandwidth for name, size in row["weights_read"].items()}
             passes = [f"{1e3 * time:.2f} ms" for time in model.target_pass]
             passes[0] += f" ({least['target']:.2f})"
             step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
-            estimates.append([who, step, *passes, f"{model.ratio:.3f}"])
+            estimates.append([pair_name, step, *passes, f"{model.ratio:.3f}"])
     parts = ["# Compiled without a device", MEMORY_NOTE, markdown(PROGRAM_HEADS, programs)]
     if runs:
         parts += ["## A round", PARTS_NOTE, markdown(["chip, pair, batch", *columns, "program"], operations)]

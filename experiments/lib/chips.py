@@ -69,8 +69,8 @@ class Chip(NamedTuple):
 
         sizes = [size for size in sorted(self.topologies) if size >= count]
         if not sizes:
-            most = max(self.topologies)
-            raise ValueError(f"{count} chips of {self.name} are more than {most}, the most that is served")
+            largest = max(self.topologies)
+            raise ValueError(f"{count} chips of {self.name} are more than {largest}, the most that is served")
         topology = self.topologies[sizes[0]]
         options: dict[str, Any] = {"topology_name": topology}
         if self.platform == "cuda":

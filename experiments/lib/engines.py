@@ -83,10 +83,10 @@ def llama_cpp(folder: Path, *, seconds: float, base: str = THIS) -> Path:
 
 
 def run(
-    command: Sequence[str], what: str, seconds: float, env: Mapping[str, str] | None = None, log: Path | None = None
+    command: Sequence[str], failed: str, seconds: float, env: Mapping[str, str] | None = None, log: Path | None = None
 ) -> tuple[str, str]:
     """Runs a command to its end; returns what it printed and its errors, which `log` has too. Raises Failed, whose
-    message begins with `what`, where it does not start, fails, or takes longer: then it ends with what it started."""
+    message begins with `failed`, where it does not start, fails, or takes longer: then it ends with what it started."""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
     try:
         process = subprocess.Popen(command, env=env, start_new_session=True, **options)
@@ -94,13 +94,13 @@ def run(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise Failed(f"{what}: not within {seconds:.0f} s") from None
+        raise Failed(f"{failed}: not within {seconds:.0f} s") from None
     except OSError as error:
-        raise Failed(f"{what}: {error}") from None
+        raise Failed(f"{failed}: {error}") from None
     if log:
         log.write_text(f"{out}\n{errors}", encoding="utf-8")
     if process.returncode:
-        raise Failed(f"{what}: {last_line(errors) or f'exit code {process.returncode}'}")
+        raise Failed(f"{failed}: {last_line(errors) or f'exit code {process.returncode}'}")
     return out, errors
 
 

@@ -81,8 +81,8 @@ def _question(before: str, text: str, after: str = "") -> str:
 
 
 def _creative(row: Row) -> str:
-    asked = row["instruction"].strip() + _question("\n\n", row["context"])
-    return asked if row["category"] == "creative_writing" else ""
+    text = row["instruction"].strip() + _question("\n\n", row["context"])
+    return text if row["category"] == "creative_writing" else ""
 
 
 DATASETS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import stopping_oracles as twins
 from stored_tables import check_table
-from trace_walks import COSTS, on_the_other_half, over_plain, totals
+from trace_walks import COSTS, on_the_other_half, totals
 
 from experiments import adaedl, entropy, policies
 from experiments.lib import trace_runs
@@ -175,26 +175,6 @@ def test_moving_lambdas_fitted_factors_and_other_machines_are_walks(run):
         speeds = {(row["group"], row["temperature"], row["what"]): speedup(row).estimate for row in rows_of(run(name))}
         for (group, temperature, _), speed in speeds.items():
             assert speed <= 1.0001 * speeds[group, temperature, "oracle"]
-
-
-def test_the_papers_figures_stand_beside_ours(run):
-    text = (run("tables") / "table.md").read_text()
-    cells = re.search(r"^\| 7, static \| (.+) \|$", text, re.MULTILINE)[1].split(" | ")
-    assert cells[::2] == [f"{51.5 / 25.74:.2f}", f"{47.6 / 29.02:.2f}", f"{32.7 / 29.80:.2f}"]
-    trace = made_up_trace(0.7)
-    texts = [index for index, task in enumerate(trace.about["tasks"]) if task == trace.about["tasks"][0]]
-    seconds = totals(trace, lambda: twins.Static(7), 7, texts)[0]
-    assert float(cells[1].split()[0]) == pytest.approx(over_plain(trace, seconds, texts), abs=0.006)
-    assert "| summarization, temperature 0.7 | +5.2 % |" in text  # 56.9 over 54.1, as the paper's reader computes it
-
-
-def test_positions_below_the_bound_are_counted():
-    taken = np.array([0.5, 0.9, 0.6, 0.0])
-    found = entropy.Positions(np.array([0, 0, 1, 1]), np.array([0.2, 0.2, 1.25, 9.0]), taken, taken > 0.5, np.ones(4))
-    whole = entropy.described(found)
-    assert whole["below"] == 0.25 and whole["by"] == pytest.approx(0.3)  # the bound: 0.8, 0.8, 0.5 and 0, not negative
-    means = [whole["bound"], whole["acceptance"][0], whole["accepted"][0]]
-    assert means == pytest.approx([2.1 / 4, 0.5, 0.5])
 
 
 def test_a_pair_of_drafter_and_target_may_come_once(tmp_path, capsys):
