@@ -116,14 +116,14 @@ def dots_figure(
     """Points with intervals by title, and further estimates as rings; rules always compared have their colours."""
     figure, grid = panels(list(titled), 1.2 + 0.27 * max(map(len, titled.values())), width=4.9)
     for axes, (title, points) in zip(grid[0], titled.items(), strict=True):
-        mine = (rings or {}).get(title, ())
-        axes.plot(mine, range(len(mine)), "o", mfc="white", mec=INK, ms=5)
         for place, (name, estimate, low, high) in enumerate(points):
             colour = RULE_COLOURS.get(name, INK)
             axes.plot([low, high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
             axes.plot([estimate], [place], "o", color=colour, ms=4.5)
             end = estimate if np.isnan(high) else high  # of a single prompt there is no interval
             axes.annotate(f"{estimate:.2f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        mine = (rings or {}).get(title, ())
+        axes.plot(mine, range(len(mine)), "o", mfc="white", mec=INK, ms=5, zorder=1)
         axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
         axes.set_yticks(range(len(points)), [name for name, *_ in points], fontsize=8)
         for tick, (name, *_) in zip(axes.get_yticklabels(), points, strict=True):

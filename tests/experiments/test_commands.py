@@ -93,7 +93,7 @@ REFUSED = [
     ("policies --groups one:.:-1", "c must lie above 0"),
     ("policies --groups one:.:none.json", "no cost model"),
     ("policies --smoke --costs costs.json", "is not a cost model"),
-    ("adaedl tables --smoke --max-draft-length 7", "max_draft_length must be 16 or more"),
+    ("adaedl tables --smoke --max-draft-length 7", "max_draft_length must lie in [16, inf), got 7"),
 ]
 
 

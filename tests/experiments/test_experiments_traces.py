@@ -1,5 +1,6 @@
 """Commands over traces, from arguments to pictures: whole tables as they are stored, rows by plain loops, going on."""
 
+import importlib
 import json
 import re
 import shlex
@@ -10,7 +11,7 @@ import stopping_oracles as twins
 from stored_tables import check_table
 from trace_walks import COSTS, on_the_other_half, totals
 
-from experiments import adaedl, entropy, policies
+from experiments import entropy, policies
 from experiments.lib import trace_runs
 from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace, made_up_traces
@@ -20,34 +21,23 @@ from specdec_jax.replay.trace import save_trace
 
 pytestmark = pytest.mark.slow
 
-COMMANDS = {  # the table's name: the command, its pictures and its words
-    "rules": (policies, "policies", "--smoke --rules static-3 adaedl --set threshold=0.2,0.6"),
-    "over": (
-        policies,
-        "policies",
-        "--smoke --rules survival svip --set threshold=0.1,0.3 drafter_cost=0.01,0.9 "
-        "--over 'svip( threshold = 0.30 )' static adaedl",
-    ),
-    "tuning-all": (policies, "policies", "--smoke --rules adaedl --tuning all"),
-    "ratios": (policies, "speedups", "--smoke --ratios 0.01 0.1 0.5"),
-    "groups": (policies, "speedups", "--groups worse:WORSE:0.05 better:BETTER:0.2 --rules adaedl-keep survival"),
-    "files": (
-        policies,
-        "policies",
-        "WORSE BETTER/trace-1.npz --ratio 0.3 --slope 0.05 --max-draft-length 5 --rules 'SHORT(unused=1)' "
-        "--set draft_length=2:4:2",
-    ),
-    "repeating": (policies, "policies", "REPEATING --rules svip survival adaedl static-7"),
-    "headroom": (
-        policies,
-        "headroom",
-        "headroom LOG WORSE/trace-0.npz --ratios 0.1 --slopes 0.05 --max-draft-length 3",
-    ),
-    "lambda": (adaedl, "lambdas", "lambda --smoke"),
-    "factor": (adaedl, "factor", "factor --smoke"),
-    "tables": (adaedl, "paper", "tables --smoke"),
-    "entropy": (entropy, "entropy", "--smoke --bins 5"),
-    "siblings": (entropy, "", "siblings --smoke"),
+OVER = "--rules survival svip --set threshold=0.1,0.3 drafter_cost=0.01,0.9 --over 'svip( threshold = 0.30 )'"
+FILES = "WORSE BETTER/trace-1.npz --ratio 0.3 --slope 0.05 --max-draft-length 5 --rules 'SHORT(unused=1)'"
+LOGS = "LOG WORSE/trace-0.npz --ratios 0.1 --slopes 0.05 --max-draft-length 3"
+COMMANDS = {  # the table's name: the picture, and the command
+    "rules": ("policies", "policies --smoke --rules static-3 adaedl --set threshold=0.2,0.6"),
+    "over": ("policies", f"policies --smoke {OVER} static adaedl"),
+    "tuning-all": ("policies", "policies --smoke --rules adaedl --tuning all"),
+    "ratios": ("speedups", "policies --smoke --ratios 0.01 0.1 0.5"),
+    "groups": ("speedups", "policies --groups worse:WORSE:0.05 better:BETTER:0.2 --rules adaedl-keep survival"),
+    "files": ("policies", f"policies {FILES} --set draft_length=2:4:2"),
+    "repeating": ("policies", "policies REPEATING --rules svip survival adaedl static-7"),
+    "headroom": ("headroom", f"policies headroom {LOGS}"),
+    "lambda": ("lambdas", "adaedl lambda --smoke"),
+    "factor": ("factor", "adaedl factor --smoke"),
+    "tables": ("paper", "adaedl tables --smoke"),
+    "entropy": ("entropy", "entropy --smoke --bins 5"),
+    "siblings": ("", "entropy siblings --smoke"),
 }
 
 
@@ -85,11 +75,12 @@ def run(files, tmp_path_factory):
     folders = {}
 
     def go(name, again=False):
-        module, _, words = COMMANDS[name]
         if again or name not in folders:
             folders.setdefault(name, tmp_path_factory.mktemp(name) / "out")
-            words = re.sub("|".join(files), lambda match: files[match[0]], words)
-            assert module.main([*shlex.split(words), "--out", str(folders[name])]) == 0
+            words = re.sub("|".join(files), lambda match: files[match[0]], COMMANDS[name][1])
+            experiment, *words = shlex.split(words)
+            main = importlib.import_module(f"experiments.{experiment}").main
+            assert main([*words, "--out", str(folders[name])]) == 0
         return folders[name]
 
     return go
@@ -99,7 +90,7 @@ def run(files, tmp_path_factory):
 def test_a_run_writes_the_stored_table_rows_and_pictures_once(run, name, monkeypatch):
     out = run(name)
     rows = ["results.jsonl"] * (name != "siblings")
-    pictures = [f"{picture}.png" for picture in COMMANDS[name][1].split()]
+    pictures = [f"{picture}.png" for picture in COMMANDS[name][0].split()]
     assert sorted(path.name for path in out.iterdir()) == sorted(["manifest.json", "table.md", *rows, *pictures])
     assert all((out / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
     check_table(name, (out / "table.md").read_text())
@@ -119,7 +110,7 @@ def test_a_stopped_run_goes_on_where_it_was(run, tmp_path):
     (out / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
     lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
     (out / "results.jsonl").write_bytes(b"".join(lines[:-7]) + lines[-7][:30])  # killed inside a line
-    assert policies.main([*COMMANDS["rules"][2].split(), "--out", str(out)]) == 0
+    assert policies.main([*COMMANDS["rules"][1].split()[1:], "--out", str(out)]) == 0
     assert (out / "results.jsonl").read_bytes() == b"".join(lines)
     assert (out / "table.md").read_text() == (whole / "table.md").read_text()
 
