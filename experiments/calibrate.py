@@ -223,10 +223,11 @@ def figures_of(trace: Trace) -> dict[str, Any]:
     entropies = {"drafter_entropy": drafter, "target_entropy": target, "running_entropy": running}
     figures = {"acceptance": float(accepted.mean()), "entropy_factor": fitted_entropy_factor(drafter, accepted)}
     figures |= {name: percentiles(values) for name, values in entropies.items()}
-    for name, values in (("entropy", drafter), ("running_entropy", running)):
-        figures[f"acceptance_by_{name}"] = acceptance_curve(values, accepted)._asdict()
-        figures[f"rejection_by_{name}"] = separate(values, accepted)._asdict()
-    return figures | {"rejection": figures.pop("rejection_by_entropy")}
+    for name, values in (("rejection", drafter), ("rejection_by_running_entropy", running)):
+        figures[name] = separate(values, accepted)._asdict()
+    for name, values in (("acceptance_by_entropy", drafter), ("acceptance_by_running_entropy", running)):
+        figures[name] = acceptance_curve(values, accepted)._asdict()
+    return figures
 
 
 def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, float]:
