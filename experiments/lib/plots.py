@@ -122,8 +122,8 @@ def dots_figure(
             axes.plot([estimate], [place], "o", color=colour, ms=4.5)
             end = estimate if np.isnan(high) else high  # of a single prompt there is no interval
             axes.annotate(f"{estimate:.2f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
-        mine = (rings or {}).get(title, ())
-        axes.plot(mine, range(len(mine)), "o", mfc="white", mec=INK, ms=5, zorder=1)
+        if rings:
+            axes.plot(rings[title], range(len(points)), "o", mfc="white", mec=INK, ms=5, zorder=1)
         axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
         axes.set_yticks(range(len(points)), [name for name, *_ in points], fontsize=8)
         for tick, (name, *_) in zip(axes.get_yticklabels(), points, strict=True):
