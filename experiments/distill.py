@@ -60,11 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = [stage for stage in STAGES if stage in options.stage] or list(STAGES)
         share = join() if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
         console = terminal() if share is None or share.index == 0 else Console(quiet=True)
-        changes = [word for word in rest if word not in (SMOKE, DISTRIBUTED)]
-        config = load_config(words[0], (), "distill")
-        config = small(config) if SMOKE in rest else config  # --smoke makes it small, the other options change that
-        config = override(config, changes, f"python -m experiments.distill {words[0]}") if changes else config
-        distill(config, stages, console, share)
+        distill(_config(words[0], rest), stages, console, share)
     return 0
 
 
@@ -99,6 +95,13 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
 def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContextManager[Any]:
     """The devices of all processes, where there are several."""
     return nullcontext() if share is None else jax.set_mesh(make_spanning_mesh(config.mesh))
+
+
+def _config(path: str, arguments: list[str]) -> DistillConfig:
+    """The config, made small by --smoke, with the other arguments over it."""
+    config, rest = load_config(path, (), "distill"), [word for word in arguments if word not in (SMOKE, DISTRIBUTED)]
+    config = small(config) if SMOKE in arguments else config
+    return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 
 
 main = with_studies(main, judge=distill_judge.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
