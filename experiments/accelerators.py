@@ -6,9 +6,7 @@ Command:   python -m experiments.accelerators [--chips tpu-v5e h100] [--pairs sm
 Time:      1 to 3 minutes a program of the built-in pair on 2 cores; making the environments takes 2 minutes (TPU,
            1.6 GB) and 7 (GPU, 6 GB) the first time; --small is 2 minutes
 Expected:  docs/accelerators.md has the tables
-Output:    runs/accelerators-<time>/ with manifest.json, results.jsonl (a line a program), table.md, a cost
-           model for each TPU and pair (costs-tpu-v5e-smollm2.json) and the programs' texts; a stopped run goes on where
-           it was with the same --out
+Output:    runs/accelerators-<time>/, with a cost model of each TPU and pair (costs-tpu-v5e-smollm2.json) and programs
 
 Nothing here was timed: times and c are the compiler's estimate. A TPU's program says how many cycles most operations
 take; a part of a round takes those, or as long as its weights take to be read if that is longer. GPUs' compilers give
@@ -20,10 +18,9 @@ compares with configs/chips/budgets.json: exit code 1 where a budget is exceeded
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +28,7 @@ from rich.console import Console
 
 from experiments.lib.chips import CHIPS, COMMAND, PATHS, TARGETS, Job, environment
 from experiments.lib.commands import exit_codes, parsed, terminal
-from experiments.lib.engines import NoEnvironment, python_of
+from experiments.lib.engines import Failed, python_of, run
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import NONE, markdown, publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
@@ -50,31 +47,21 @@ MOST_SECONDS = 1800  # for one program
 class Accelerators:
     """Compile for chips that are not here."""
 
-    chips: tuple[str, ...] = tuple(CHIPS)
-    """Names of experiments/lib/chips.py."""
+    chips: tuple[str, ...] = tuple(CHIPS)  # Names of experiments/lib/chips.py.
     pairs: tuple[str, ...] = ("smollm2",)
     """smollm2-reading (the default pair), smollm2 (a drafter that reads nothing), smollm2-whole (without the draft
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
-    programs: tuple[str, ...] = ("prefill", "run", "step", "extend")
-    """Programs of the decoder."""
-    batches: Annotated[tuple[int, ...], Between(1)] = (1,)
-    """Rows."""
-    slots: Annotated[int, Between(1)] = 512
-    """Cache slots per row."""
-    max_draft_length: Annotated[int, Between(1)] = 7
-    """Maximum draft length."""
+    programs: tuple[str, ...] = ("prefill", "run", "step", "extend")  # Programs of the decoder.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1,)  # Rows.
+    slots: Annotated[int, Between(1)] = 512  # Cache slots per row.
+    max_draft_length: Annotated[int, Between(1)] = 7  # Maximum draft length.
     mesh: str = "data=1,model=1"
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
-    int8: bool = False
-    """The matrices of both models in eight bits."""
-    small: bool = False
-    """Two layers, one chip of each kind, against configs/chips/budgets.json."""
-    environments: str = "runs/environments"
-    """Folder of the compilers' virtual environments."""
-    install_seconds: float = 1200
-    """Most time for making an environment; chips without one are skipped with a message."""
-    out: str | None = None
-    """Run folder; none: runs/accelerators-<time>."""
+    int8: bool = False  # The matrices of both models in eight bits.
+    small: bool = False  # Two layers, one chip of each kind, against configs/chips/budgets.json.
+    environments: str = "runs/environments"  # Folder of the compilers' virtual environments.
+    install_seconds: float = 1200  # Most time for making an environment; chips without one are skipped with a message.
+    out: str | None = None  # Run folder, where a stopped run goes on; none: runs/accelerators-<time>.
 
     def __post_init__(self) -> None:
         for name in self.chips:
@@ -82,13 +69,6 @@ class Accelerators:
                 raise ValueError(f"no chip {name!r}: {', '.join(CHIPS)}")
         check_fields(self)
         mesh_sizes(self.mesh)
-
-
-@exit_codes()
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compiles and reports; 1 where a budget is exceeded, 2 on invalid input."""
-    config = parsed(Accelerators, __doc__, arguments)
-    return study(config, terminal())
 
 
 def study(config: Accelerators, console: Console) -> int:
@@ -99,22 +79,27 @@ def study(config: Accelerators, console: Console) -> int:
     folder = RunFolder.create("accelerators", config, config.out)
     each = itertools.product(chosen["chips"], chosen["pairs"], config.batches, chosen["programs"])
     wanted = [(chip, pair, program, batch) for chip, pair, batch, program in each]
-    pythons: dict[str, Path | None] = {}  # interpreter of every required environment
+    pythons: dict[str, Path] = {}  # interpreter of every required environment
     for requirements in sorted({CHIPS[key[0]].packages for key in folder.missing(KEYS, wanted)}):
         try:
             with console.status(f"Making the environment of {requirements}"):
                 options = {"seconds": config.install_seconds}
                 pythons[requirements] = python_of(requirements, Path(config.environments), **options)
-        except NoEnvironment as error:
+        except Failed as error:
             console.print(f"skipped: {error}")
-            pythons[requirements] = None
     died = []
-    for key in folder.missing(KEYS, wanted):
-        python = pythons[CHIPS[key[0]].packages]
-        if python is not None:
+    for key in [key for key in folder.missing(KEYS, wanted) if CHIPS[key[0]].packages in pythons]:
+        row, (chip, pair, program, batch) = dict(zip(KEYS, key, strict=True)), key
+        out = folder.path / "programs" / "-".join(map(str, key))
+        options = config.slots, config.max_draft_length, config.mesh, config.int8
+        job = Job(chip, pair, program, str(out), batch, *options)
+        command = [str(pythons[CHIPS[chip].packages]), "-m", COMMAND, json.dumps(job._asdict())]
+        try:  # in a process of its own; where that dies, the program is tried again by the next run
             with console.status(" ".join(map(str, key))):
-                row = dict(zip(KEYS, key, strict=True)) | compiled(config, key, folder, python)
-            died.append(row) if "device" not in row else folder.append(row)
+                run(command, "the compiler", MOST_SECONDS, env=os.environ | environment(job))
+            folder.append(row | json.loads((out / "facts.json").read_text(encoding="utf-8")))
+        except Failed as error:
+            died.append(row | {"error": str(error)})
     rows = [row for row in [*folder.rows(), *died] if tuple(row[key] for key in KEYS) in wanted]
     for row in rows:
         model = estimated_costs(row, config.max_draft_length)
@@ -133,30 +118,8 @@ def study(config: Accelerators, console: Console) -> int:
     return EXCEEDED if exceeded else 0
 
 
-def compiled(config: Accelerators, key: tuple[Any, ...], folder: RunFolder, python: Path) -> dict[str, Any]:
-    """The facts of one program, from a process of its own; no more than an error where that died, to be tried again."""
-    chip, pair, program, batch = key
-    out = folder.path / "programs" / "-".join(map(str, key))
-    options = config.slots, config.max_draft_length, config.mesh, config.int8
-    job = Job(chip, pair, program, str(out), batch, *options)
-    command = [str(python), "-m", COMMAND, json.dumps(asdict(job))]
-    try:
-        done = subprocess.run(
-            command, env=os.environ | environment(job), capture_output=True, text=True, timeout=MOST_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"the compiler did not end within {MOST_SECONDS} s"}
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()]
-        return {"error": f"the process ended with {done.returncode}: {last[-1][:300] if last else ''}"}
-    return json.loads((out / "facts.json").read_text(encoding="utf-8"))
-
-
 def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel | None:
-    """A TPU's cost model by its compiler's estimate of a sampled round; None where there is none.
-
-    A part takes its cycles, or the time that reading its weights takes if that is longer.
-    """
+    """A TPU's cost model: parts of a sampled round take their cycles, or as long as reading their weights; or None."""
     chip = CHIPS[row["chip"]]
     if chip.platform != "tpu" or row["program"] != "run" or row["error"]:
         return None
@@ -172,9 +135,9 @@ def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel 
 
 def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
     """Compilation, memory and host round trips; then operations and estimates by part of a round."""
-    programs = []
-    for row in rows:
-        name = f"{_name(row)}: {row['program']}"
+    programs, names = [], [f"{row['chip']}, {row['pair']}, {row['batch']}" for row in rows]
+    for row, pair_name in zip(rows, names, strict=True):
+        name = f"{pair_name}: {row['program']}"
         if row["error"]:
             programs.append([name, row["error"], *[""] * 6])
             continue
@@ -187,25 +150,23 @@ def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
         passed = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items()) or "none"
         sizes = [f"{row['seconds']:.0f}", f"{row['argument'] / 1e6:,.0f} MB", donated, memory]
         programs.append([name, "yes", *sizes, ", ".join(trips) or captured, passed])
-    runs = [row for row in rows if row["program"] == "run" and not row["error"]]
-    names = list(dict.fromkeys(part for row in runs for part in sorted(row["parts"])))
+    runs = {name: row for name, row in zip(names, rows, strict=True) if row["program"] == "run" and not row["error"]}
+    columns = list(dict.fromkeys(part for row in runs.values() for part in sorted(row["parts"])))
     operations, estimates = [], []
-    for row in runs:
-        counts = [row["parts"].get(part) for part in names]
-        cells = [
-            NONE if c is None else " / ".join(str(c.get(path, {}).get("ops", 0)) for path in PATHS) for c in counts
-        ]
-        operations.append([_name(row), *cells, str(sum(paths["all"]["ops"] for paths in row["parts"].values()))])
+    for pair_name, row in runs.items():
+        counts = [[row["parts"].get(part, {}).get(path, {}).get("ops", 0) for path in PATHS] for part in columns]
+        cells = [" / ".join(map(str, each)) if each[-1] else NONE for each in counts]
+        operations.append([pair_name, *cells, str(sum(each[-1] for each in counts))])
         model, bandwidth = estimated_costs(row, max_draft_length), CHIPS[row["chip"]].bandwidth
         if model is not None:
             least = {name: 1e3 * size / bandwidth for name, size in row["weights_read"].items()}
             passes = [f"{1e3 * time:.2f} ms" for time in model.target_pass]
             passes[0] += f" ({least['target']:.2f})"
             step = f"{1e3 * model.drafter_step:.3f} ms ({least['drafter']:.3f})"
-            estimates.append([_name(row), step, *passes, f"{model.ratio:.3f}"])
+            estimates.append([pair_name, step, *passes, f"{model.ratio:.3f}"])
     parts = ["# Compiled without a device", MEMORY_NOTE, markdown(PROGRAM_HEADS, programs)]
     if runs:
-        parts += ["## A round", PARTS_NOTE, markdown(["chip, pair, batch", *names, "program"], operations)]
+        parts += ["## A round", PARTS_NOTE, markdown(["chip, pair, batch", *columns, "program"], operations)]
     if estimates:
         widths = [f"verifying {width}" for width in default_widths(max_draft_length)]
         heads = ["chip, pair, batch", "drafter step", *widths, "c"]
@@ -213,14 +174,8 @@ def report(rows: Sequence[Mapping[str, Any]], max_draft_length: int) -> str:
     return "\n\n".join([*parts, ""])
 
 
-def _name(row: Mapping[str, Any]) -> str:
-    return f"{row['chip']}, {row['pair']}, {row['batch']}"
-
-
-PROGRAM_HEADS = (
-    *("chip, pair, batch: program", "compiles", "seconds", "arguments", "donated", "temporary"),
-    *("host round trips", "between chips"),
-)
+PROGRAM_HEADS = ["chip, pair, batch: program", "compiles", "seconds", "arguments", "donated", "temporary"]
+PROGRAM_HEADS += ["host round trips", "between chips"]
 MEMORY_NOTE = (
     "Donated: bytes of arguments that results overwrite, of the bytes of all caches. Temporary memory: what there is "
     "beside arguments and results, of the chip's memory that is free then. Host round trips: whiles and conditionals "
@@ -241,7 +196,14 @@ def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
     """One line per quantity of a program that exceeds its budget."""
     if row["error"]:
         return [f"{row['chip']} does not compile: {row['error']}"]
-    values = measures(row)
+    thunks = row.get("thunks", {})
+    values = {
+        "operations of a sampled drafter step": row["parts"]["draft step"]["sampled"]["ops"],
+        "operations of the program": sum(part["all"]["ops"] for part in row["parts"].values()),
+        "copies": thunks.get("copies", row["instructions"]["copy"]),
+        "bytes of temporary memory": row["temp"],
+        "host round trips": thunks.get("whiles", 0) + thunks.get("conditionals", 0),
+    }
     lines = [
         f"{row['chip']}: {values[name]:,} {name}, {limit['most']:,} allowed ({limit['why']})"
         for name, limit in budget.items()
@@ -250,16 +212,10 @@ def over_budget(row: Mapping[str, Any], budget: Mapping[str, Any]) -> list[str]:
     return lines + ([] if row["alias"] >= row["caches"] else [f"{row['chip']}: not every cache is donated"])
 
 
-def measures(row: Mapping[str, Any]) -> dict[str, int]:
-    """The quantities limited by budgets."""
-    thunks = row.get("thunks", {})
-    return {
-        "operations of a sampled drafter step": row["parts"]["draft step"]["sampled"]["ops"],
-        "operations of the program": sum(part["all"]["ops"] for part in row["parts"].values()),
-        "copies": thunks.get("copies", row["instructions"]["copy"]),
-        "bytes of temporary memory": row["temp"],
-        "host round trips": thunks.get("whiles", 0) + thunks.get("conditionals", 0),
-    }
+@exit_codes()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles and reports; 1 where a budget is exceeded, 2 on invalid input."""
+    return study(parsed(Accelerators, __doc__, arguments), terminal())
 
 
 if __name__ == "__main__":

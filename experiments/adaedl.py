@@ -9,8 +9,7 @@ Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive r
            the best static length is faster than AdaEDL. factor: at lambda 0.7 the smallest is the fastest, by 6 to
            24 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda: Algorithm 1 is within
            half a percent of the best fixed lambda
-Output:    runs/adaedl-STUDY-<time>/ with manifest.json, results.jsonl, table.md and a picture; a stopped
-           run goes on where it was with the same --out
+Output:    runs/adaedl-STUDY-<time>/
 
 Rules are replayed with measured costs, not timed; settings are those that were fastest on the other half of the prompts
 of the task. Published figures: arXiv 2410.18351, Table 1 (temperature 0.7) and Figure 8, tokens/s of Llama2-7B with a
@@ -22,7 +21,7 @@ shapes, not values.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -34,8 +33,8 @@ from experiments.lib.plots import COLOURS, rule_colours
 from experiments.lib.rules import THRESHOLDS, Rule, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, compared, gain, interval, markdown, percent_more, speedup
-from experiments.lib.trace_runs import ALL, Source, TraceOptions, Variant, variant, write
-from specdec_jax.replay.trace import Trace
+from experiments.lib.trace_runs import Source, TraceOptions, Variant, variant, write
+from specdec_jax.ranges import Between
 from specdec_jax.stopping.update_every import update_every
 
 LAMBDAS = (0.0, *THRESHOLDS)
@@ -47,43 +46,36 @@ OURS = (*METHODS, KEPT)
 TRIED = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9)  # lambdas to start from; the paper's are 0.3 and more
 SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"}
 TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
-
-
-def published(plain: float, *rates: tuple[float, float, float]) -> np.ndarray:
-    """[LENGTHS, METHODS]: ratios of tokens/s to those of plain decoding."""
-    return np.array(rates) / plain
-
-
-PUBLISHED: dict[tuple[str, float], np.ndarray] = {
-    ("summarization", 0.7): published(25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
-    ("instructions", 0.7): published(29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
-    ("translation", 0.7): published(29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
-    ("instructions", 1.0): published(29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
-    ("instructions", 1.3): published(28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
-    ("instructions", 1.7): published(29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
-    ("translation", 1.0): published(29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
-    ("translation", 1.3): published(29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
-    ("translation", 1.7): published(29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
-    ("summarization", 1.0): published(25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
-    ("summarization", 1.3): published(23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
-    ("summarization", 1.7): published(25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
+RATES = {  # tokens/s of plain decoding, and of METHODS at each of LENGTHS
+    ("summarization", 0.7): (25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
+    ("instructions", 0.7): (29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
+    ("translation", 0.7): (29.80, (40.9, 42.5, 45.0), (32.7, 45.1, 45.2), (22.3, 43.7, 43.9)),
+    ("instructions", 1.0): (29.1, (53.9, 56.0, 56.2), (46.1, 54.7, 56.0), (31.0, 55.3, 53.4)),
+    ("instructions", 1.3): (28.7, (47.3, 50.4, 49.9), (38.7, 50.1, 50.3), (26.7, 48.7, 49.0)),
+    ("instructions", 1.7): (29.1, (28.2, 32.3, 31.9), (20.6, 31.6, 31.8), (13.6, 31.3, 31.7)),
+    ("translation", 1.0): (29.6, (40.5, 42.9, 44.5), (30.3, 44.7, 44.8), (22.2, 43.5, 43.4)),
+    ("translation", 1.3): (29.1, (40.4, 42.4, 43.5), (32.0, 44.2, 44.4), (21.6, 43.6, 44.2)),
+    ("translation", 1.7): (29.9, (30.4, 35.6, 36.6), (24.4, 36.2, 37.1), (16.5, 35.8, 36.0)),
+    ("summarization", 1.0): (25.9, (50.1, 50.5, 52.2), (45.6, 51.8, 52.8), (30.0, 47.4, 49.8)),
+    ("summarization", 1.3): (23.3, (37.4, 39.0, 40.2), (30.1, 37.5, 39.3), (19.7, 37.2, 38.4)),
+    ("summarization", 1.7): (25.7, (23.5, 27.0, 27.8), (17.8, 26.6, 27.7), (12.1, 26.7, 27.6)),
 }
+PUBLISHED = {key: np.array(rates) / plain for key, (plain, *rates) in RATES.items()}
 
 
 @dataclass(frozen=True)
 class Tables(TraceOptions):
     """Compare replays with AdaEDL's published tables."""
 
-    def check(self) -> None:
-        """Raises ValueError where options are invalid."""
-        super().check()
-        if self.max_draft_length < max(LENGTHS):
-            raise ValueError(f"max_draft_length must be {max(LENGTHS)} or more here, got {self.max_draft_length}")
+    max_draft_length: Annotated[int, Between(max(LENGTHS))] = 16  # Longest draft.
 
 
 def paper_tables(options: Tables, console: Console) -> None:
     """static, max-confidence and AdaEDL at L = 3, 7, 16, and the published figures."""
-    sources = runs.read_sources(options, {"made up": {0.7: made_up_sets(0.7)}})
+    made_up = made_up_trace(0.7)
+    names = dict(zip(dict.fromkeys(made_up.about["tasks"]), SETS, strict=True))
+    about = made_up.about | {"tasks": [names[task] for task in made_up.about["tasks"]]}
+    sources = runs.read_sources(options, {"made up": {0.7: made_up._replace(about=about)}})
     if not any(map(tasks_of_sets, sources)):
         raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
     run = runs.open_traces("adaedl-tables", options, console, sources=sources)
@@ -94,14 +86,14 @@ def paper_tables(options: Tables, console: Console) -> None:
     })  # fmt: skip
     blocks, lines = [runs.about(run)], {}
     for source, title in runs.sections(run):
-        table, panels = by_length(source, runs.by_source(rows, source), title)
+        table, panels = by_length(source, rows, title)
         blocks += [f"## {title}", table] if panels else []
         lines |= panels
     head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
     gains = []
     for source, title in runs.sections(run):
         for name, task in tasks_of_sets(source).items():
-            here = {row["what"]: row for row in runs.by_source(rows, source, task)}
+            here = runs.by_name(rows, source, task)
             at_lengths = {method: [here[f"{method}, {length}"] for length in LENGTHS] for method in OURS}
             best = {method: min(each, key=lambda row: sum(row["seconds"])) for method, each in at_lengths.items()}
             paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
@@ -127,19 +119,10 @@ NOTE_TABLES = (
 )
 
 
-def made_up_sets(temperature: float) -> Trace:
-    """A made-up trace of the paper's tasks."""
-    trace = made_up_trace(temperature)
-    names = dict(zip(dict.fromkeys(trace.about["tasks"]), SETS, strict=True))
-    return trace._replace(about=trace.about | {"tasks": [names[task] for task in trace.about["tasks"]]})
-
-
 def tasks_of_sets(source: Source) -> dict[str, str]:
     """The source's tasks that stand for the paper's sets: {'summarization': the task here}."""
-    names = {name: name for name in SETS if name in source.tasks}
-    for task, name in TASKS.items():
-        if task in source.tasks:
-            names.setdefault(name, task)
+    names = {name: task for task, name in reversed(TASKS.items()) if task in source.tasks}  # the first stands for it
+    names |= {name: name for name in SETS if name in source.tasks}
     return {name: names[name] for name in SETS if name in names}
 
 
@@ -149,7 +132,7 @@ def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dic
     for name, task in tasks.items():
         paper, series = PUBLISHED.get((name, source.temperature)), panels.setdefault(f"{name}, {title.lower()}", {})
         for method in OURS:
-            here = [runs.find(rows, task=task, what=f"{method}, {length}") for length in LENGTHS]
+            here = [runs.by_name(rows, source, task)[f"{method}, {length}"] for length in LENGTHS]
             series[method] = LENGTHS, [speedup(row) for row in here]
             ratios = [] if paper is None or method not in METHODS else paper[:, METHODS.index(method)].tolist()
             if ratios:
@@ -187,11 +170,11 @@ def factor(options: TraceOptions, console: Console) -> None:
         return " / ".join(dict.fromkeys(f"{value:.2g}" for value in entropies))
 
     for source, title in runs.sections(run):
-        here = runs.by_source(rows, source)
+        here = runs.by_name(rows, source)
         blocks.append(f"## {title}")
-        maps[title] = np.array([runs.find(here, what=f"{value:g}, chosen", task=ALL)["curve"] for value in FACTORS])
+        maps[title] = np.array([here[f"{value:g}, chosen"]["curve"] for value in FACTORS])
         for kind in KINDS:
-            mine = {name: runs.find(here, what=f"{name}, {kind}", task=ALL) for name in rules}
+            mine = {name: here[f"{name}, {kind}"] for name in rules}
             blocks += [f"Lambda {kind}:", compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
     figure = plots.map_figure(maps, ("lambda", LAMBDAS), ("entropy_factor", FACTORS), AXES)
     write(run, "The entropy factor", blocks, NOTE_FACTOR, factor=figure)
@@ -203,7 +186,6 @@ NOTE_FACTOR = (
     "where they exclude 0. Chosen: on one half of the prompts / on the other. Cut-off: the entropy in nats above which "
     "a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
-
 
 STARTS = (0.3, 0.5, 0.6, 0.7, 0.9)  # the paper's
 FIXED, DYNAMIC, STEEP = "fixed", "Algorithm 1", "Algorithm 1, ten times the step"
@@ -228,8 +210,7 @@ def moving_lambda(options: TraceOptions, console: Console) -> None:
     blocks = [runs.about(run)]
     lines, per_text = {}, lambda row: f"{tables.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in runs.sections(run):
-        here = runs.by_source(rows, source)
-        whole = {key: runs.find(here, what=key, task=ALL) for key in variants}
+        whole = runs.by_name(rows, source)
         tuned = {key: whole[key] for key in TUNED}
         blocks += [f"## {title}", compared(tuned, [FIXED], chosen="threshold")]
         for start in STARTS:
@@ -247,7 +228,6 @@ NOTE_LAMBDA = (
     "prompts, paired; bold: the interval excludes 0. Chosen: lambda on one half / on the other. Ten times the step: "
     "Algorithm 1 with epsilon 0.1 instead of 0.01."
 )
-
 
 PROGRAM = "python -m experiments.adaedl"
 papers = command(Tables, paper_tables, __doc__, f"{PROGRAM} tables")

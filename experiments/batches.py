@@ -5,13 +5,12 @@ Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 
 Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
 Expected:  two cores with AVX2, greedily: survival-together 1.10 times plain decoding at 2 rows, as fast as it from 4 on
            (docs/batches.md)
-Output:    runs/batches-<time>/ with manifest.json, results.jsonl (a line a batch, temperature, method and repeat),
-           table.md; a stopped run goes on with the same --out
+Output:    runs/batches-<time>/; results.jsonl has a line a batch, temperature, method and repeat
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
-place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls
-on all of them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are
-measured for each batch and given to rules that weigh them; verification widths are those that the costs choose.
+place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls on
+all of them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are measured
+for each batch and given to rules that weigh them; verification widths are those that the costs choose.
 """
 
 import sys
@@ -25,14 +24,12 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import Models, Output, command
+from experiments.lib.commands import Output, Served, command
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import at_temperature, interval, markdown, publish
 from specdec_jax import stopping
-from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.at_hand import sentence
-from specdec_jax.loading import download, load_pair
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, prepare, start
 from specdec_jax.text.pair import measured_pair
@@ -53,27 +50,18 @@ KEY = ("batch", "temperature", "method", "repeat")
 
 
 @dataclass(frozen=True)
-class Batches(Output, Models):
+class Batches(Output, Served):
     """Throughput by batch."""
 
     drafter: str = "smollm2-drafter-reading@8192"
     """As target."""
-    prompts: str = "configs/prompts/demo.jsonl"
-    """A JSONL file; rows take its prompts in turn."""
-    batches: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 16)
-    """Rows decoded at once."""
-    temperatures: Temperatures = (0.0, 0.7)
-    """Temperatures of all rows."""
-    max_new_tokens: NewTokens = 64
-    """Tokens of every row."""
-    repeats: Annotated[int, Between(1)] = 5
-    """Repeats of every figure."""
-    only: tuple[str, ...] = ()
-    """Names of methods besides plain decoding; none: all."""
-    dtype: str = "bfloat16"
-    """Dtype of both models."""
-    costs: str | None = None
-    """As everywhere; none: measured, for each batch."""
+    prompts: str = "configs/prompts/demo.jsonl"  # A JSONL file; rows take its prompts in turn.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 16)  # Rows decoded at once.
+    temperatures: Temperatures = (0.0, 0.7)  # Temperatures of all rows.
+    max_new_tokens: NewTokens = 64  # Tokens of every row.
+    repeats: Annotated[int, Between(1)] = 5  # Repeats of every figure.
+    only: tuple[str, ...] = ()  # Names of methods besides plain decoding; none: all.
+    costs: str | None = None  # As everywhere; none: measured, for each batch.
 
 
 def batches(config: Batches, console: Console) -> None:
@@ -83,11 +71,8 @@ def batches(config: Batches, console: Console) -> None:
     if unknown:
         raise ValueError(f"no method {min(unknown)!r}")
     prompts = [prompt.turns[0] for prompt in load_prompts(config.prompts)]
-    enable()
     folder = RunFolder.create("batches", config, config.out)
-    download(config.target, config.drafter)
-    with console.status("Loading the models"):
-        target, drafter = load_pair(config.target, config.drafter, config.dtype)
+    target, drafter = config.load(console, encoders=True)
     methods = [PLAIN, *(name for name in METHODS if not config.only or name in config.only)]
     repeats = range(config.repeats)
     keys = [(b, t, m, r) for b in config.batches for r in repeats for t in config.temperatures for m in methods]

@@ -4,8 +4,7 @@ Question:  Which hyperparameters suit this pair of models?
 Command:   python -m experiments.calibrate [--target smollm2 --drafter smollm2-drafter] [--prompts FILE.jsonl ...]
 Time:      twelve minutes on 2 cores (42 prompts at two temperatures, 128 tokens each)
 Expected:  for the built-in pair what specdec_jax/weights/smollm2-drafter/calibration.json holds; docs/entropy_aware.md
-Output:    runs/calibrate-<time>/ with calibration.json, table.md, curves.png, the traces, manifest.json; a stopped run
-           goes on where it was with the same --out
+Output:    runs/calibrate-<time>/, with calibration.json and the traces
 
 `generate(..., calibration="FILE")`, `--calibration FILE` and configs read calibration.json and hand its hyperparameters
 to policies, verifiers and monitors; "built-in" is the one that came with the drafter. Rules' settings are those that
@@ -59,22 +58,16 @@ ROUND_UP = 128  # tokens, of their lengths, so that few shapes compile
 class Calibrate(Output, Served):
     """Learn the hyperparameters of a pair."""
 
-    prompts: tuple[str, ...] = SETS
-    """JSONL files, FILE:n for every n-th of its prompts, or hub:NAME."""
-    split: str | None = "calibrate"
-    """Only prompts of this half, so that the other can judge; None: all."""
+    prompts: tuple[str, ...] = SETS  # JSONL files, FILE:n for every n-th of its prompts, or hub:NAME.
+    split: str | None = "calibrate"  # Only prompts of this half, so that the other can judge; None: all.
     temperatures: Annotated[tuple[float, float], Between(0)] = (0.0, 0.7)
     """Temperatures of the greedy hyperparameters (0) and of the sampled ones."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    max_draft_length: Annotated[int, Between(1)] = 7
-    """Maximum draft length in replays."""
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    max_draft_length: Annotated[int, Between(1)] = 7  # Maximum draft length in replays.
     max_deviation: Annotated[float, Between(0, 1, open="low, high")] = 0.02
     """Bounds lenience: mean total variation per token between what it emits and the target's distribution."""
-    costs: str | None = None
-    """A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json."""
-    seed: Seed = 0
-    """Seed of the answers."""
+    costs: str | None = None  # A cost model (cost_model.json of experiments.step_cost); none: configs/costs/cpu.json.
+    seed: Seed = 0  # Seed of the answers.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -102,10 +95,15 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}
         longest, hyperparameters, variants = config.max_draft_length, {}, {}
         for kind, trace in traces.items():
-            hyperparameters[kind] = hyperparameters_of(kind, trace, lenience[kind]["bound"], costs, longest)
-            variants[kind] = variants_of(kind, trace, hyperparameters[kind], costs, longest)
+            made = learnt(kind, trace, lenience[kind]["bound"], costs, longest)
+            hyperparameters[kind], variants[kind] = made
             figures[kind]["lenience"] = lenience[kind]
     roles = zip(("target", "drafter"), models, strict=True)
+    about = {"prompts": [Path(source).name for source in config.prompts], "split": config.split}
+    about |= {"temperatures": list(config.temperatures), "texts": traces["greedy"].num_texts}
+    about |= {"tokens": {kind: trace.num_positions for kind, trace in traces.items()}}
+    about["drafter_cost"] = round(costs.ratio, 4)
+    measured = Path(config.costs).name if config.costs else "those of two x86 cores and the built-in pair"
     content = {
         "format": FORMAT,
         **{role: {"name": Path(model.name).name, **fingerprint(model.params)} for role, model in roles},
@@ -113,16 +111,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         "variants": variants,
         "any_static_options": ANY_STATIC_OPTIONS,
         "figures": figures,
-        "about": {
-            "prompts": [Path(source).name for source in config.prompts],
-            "split": config.split,
-            "temperatures": list(config.temperatures),
-            "texts": traces["greedy"].num_texts,
-            "tokens": {kind: trace.num_positions for kind, trace in traces.items()},
-            "drafter_cost": round(costs.ratio, 4),
-            "costs": Path(config.costs).name if config.costs else "those of two x86 cores and the built-in pair",
-            "versions": package_versions(),
-        },
+        "about": about | {"costs": measured, "versions": package_versions()},
     }
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.5g}"))
     folder.write_json(FILE, content)
@@ -150,13 +139,10 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
         warp = make_warp(len(rows), temperature)
         figures = deviations(pair.decoder, pair.params, padded, **lenient, warp=warp)
         totals += np.sum(np.asarray(figures.total_variation), axis=(1, 2), where=judged[None])
-    means = totals / trace.num_positions
-    allowed = [value for value, mean in zip(LENIENCES, means, strict=True) if mean <= config.max_deviation]
-    return {
-        "by_lenience": {f"{value:g}": float(mean) for value, mean in zip(LENIENCES, means, strict=True)},
-        "bound": min(allowed, default=1.0),
-        "max_deviation": config.max_deviation,
-    }
+    means = dict(zip(LENIENCES, (totals / trace.num_positions).tolist(), strict=True))
+    bound = min((value for value, mean in means.items() if mean <= config.max_deviation), default=1.0)
+    by_lenience = {f"{value:g}": mean for value, mean in means.items()}
+    return {"by_lenience": by_lenience, "bound": bound, "max_deviation": config.max_deviation}
 
 
 def report(content: Mapping[str, Any]) -> str:
@@ -164,12 +150,11 @@ def report(content: Mapping[str, Any]) -> str:
     about, parts = content["about"], [f"# {content['target']['name']} with {content['drafter']['name']}"]
     files, temperature = ", ".join(about["prompts"]), about["temperatures"][1]
     parts.append(f"{about['texts']} texts of {files}; temperatures 0 and {temperature:g}. Costs: {about['costs']}.")
-    percents = list(content["figures"]["greedy"]["drafter_entropy"])
-    lines = [
-        [f"{kind}: {name.replace('_', ' ')}", *(f"{by_name[name][percent]:.2f}" for percent in percents)]
-        for kind, by_name in content["figures"].items()
-        for name in ("drafter_entropy", "target_entropy", "running_entropy")
-    ]
+    lines, percents = [], list(content["figures"]["greedy"]["drafter_entropy"])
+    for kind, by_name in content["figures"].items():
+        for name in ("drafter entropy", "target entropy", "running entropy"):
+            values = by_name[name.replace(" ", "_")]
+            lines.append([f"{kind}: {name}", *(f"{values[percent]:.2f}" for percent in percents)])
     parts.append(markdown(["nats, by percentile", *percents], lines))
     parts.append("Running entropies are of the target's raw distributions, the others of the distributions as sampled.")
     for kind, figures in content["figures"].items():
@@ -184,11 +169,8 @@ def report(content: Mapping[str, Any]) -> str:
             f"mean total variation a token under {bound['max_deviation']:g}."
         )
         parts += [f"## {kind.capitalize()}", sentences, f"Phases: reasoning {bounds}."]
-        settings = {
-            f"{group} {name}": values
-            for group, each in content["hyperparameters"][kind].items()
-            for name, values in each.items()
-        }
+        groups = content["hyperparameters"][kind].items()
+        settings = {f"{group} {name}": values for group, each in groups for name, values in each.items()}
         for variant in content["variants"][kind]:
             options = ", ".join(f"{key}={value}" for key, value in variant["static_options"].items())
             settings[f"{variant['kind']} {variant['name']}({options})"] = variant["hyperparameters"]
@@ -226,11 +208,9 @@ CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 
 
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones.
-
-    The first two are those of the distributions as sampled; the last is raw, as the monitor reads it, unless
-    `raw_entropy` is False.
-    """
+    """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones. The
+    first two are of the distributions as sampled, the last is raw, as the monitor reads it, or with raw_entropy=False
+    not."""
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)
     drafter = trace.path[..., FEATURES.index("entropy")]
@@ -240,17 +220,14 @@ def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np
 def figures_of(trace: Trace) -> dict[str, Any]:
     """Diagnostics: percentiles, separation, the map from entropy to acceptance."""
     drafter, target, accepted, running = positions_of(trace)
-    return {
-        "acceptance": float(accepted.mean()),
-        "drafter_entropy": percentiles(drafter),
-        "target_entropy": percentiles(target),
-        "running_entropy": percentiles(running),
-        "rejection": separate(drafter, accepted)._asdict(),
-        "rejection_by_running_entropy": separate(running, accepted)._asdict(),
-        "entropy_factor": fitted_entropy_factor(drafter, accepted),
-        "acceptance_by_entropy": acceptance_curve(drafter, accepted)._asdict(),
-        "acceptance_by_running_entropy": acceptance_curve(running, accepted)._asdict(),
-    }
+    entropies = {"drafter_entropy": drafter, "target_entropy": target, "running_entropy": running}
+    figures = {"acceptance": float(accepted.mean()), "entropy_factor": fitted_entropy_factor(drafter, accepted)}
+    figures |= {name: percentiles(values) for name, values in entropies.items()}
+    for name, values in (("rejection", drafter), ("rejection_by_running_entropy", running)):
+        figures[name] = separate(values, accepted)._asdict()
+    for name, values in (("acceptance_by_entropy", drafter), ("acceptance_by_running_entropy", running)):
+        figures[name] = acceptance_curve(values, accepted)._asdict()
+    return figures
 
 
 def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, float]:
@@ -260,66 +237,41 @@ def phase_hyperparameters(trace: Trace, raw_entropy: bool = True) -> dict[str, f
     return {"enter": middle + band, "leave": max(middle - band, 0.0), **PHASE}
 
 
-def hyperparameters_of(kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int) -> dict[str, Any]:
-    """Hyperparameters of `init` by policy, verifier and monitor, as they are built by default."""
-    drafter, target, _, _ = positions_of(trace)
-    phases = phase_hyperparameters(trace)
-    policies: dict[str, Any] = {
-        entry.policy.name: best_setting(trace, entry, costs, longest, phases)
-        for entry in _searched()
-        if _by_default(entry)
-    }
-    policies["survival"] = {kind: list(fit_prior(trace)), "drafter_cost": costs.ratio}
+def learnt(
+    kind: str, trace: Trace, lenience: float, costs: CostModel, longest: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Hyperparameters of `init` by policy, verifier and monitor, as they are built by default; then a list of those of
+    other static options. The setting of a rule is the one that is fastest in replays over all texts."""
+    (drafter, target, *_), phases = positions_of(trace), phase_hyperparameters(trace)
+    policies: dict[str, Any] = {}
+    variants: list[dict[str, Any]] = []
+
+    def best(entry: Rule) -> dict[str, Any]:
+        settings = entry.settings()
+        seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
+        return settings[int(np.argmin(seconds))]
+
+    def vary(kind: str, name: str, options: dict[str, Any], values: dict[str, Any]) -> None:
+        variants.append({"kind": kind, "name": name, "static_options": options, "hyperparameters": values})
+
+    for entry in RULES:
+        if entry.grid and not weighs_costs(entry.policy):  # those that weigh costs are given them when they run
+            name, options = entry.policy.name, entry.policy.options
+            default = build("policy", name, {})
+            if entry.policy.bare == default:
+                policies[name] = best(entry)
+            else:
+                others = {key: value for key, value in options.items() if value != default.options[key]}
+                vary("policy", name, others, best(entry))
+    prior = list(fit_prior(trace))
+    policies["survival"] = {kind: prior, "drafter_cost": costs.ratio}
+    capped = best(Rule("survival-by-phase", stopping.phase_length(policy=stopping.survival(**{kind: prior})), CAPS))
+    vary("policy", "phase_length", {"policy": "survival"}, {name: capped[name] for name in capped if name in CAPS})
+    vary("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False))
+    verifiers = {name: {"lenience": lenience} for name in ("lenience", "by_phase")}
     uncertain = {"drafter_entropy": drafter, "target_entropy": target}
-    return {
-        "policy": policies,
-        "verifier": {
-            "lenience": {"lenience": lenience},
-            "by_phase": {"lenience": lenience},
-            "easd": {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()},
-        },
-        "monitor": {"phases": phases},
-    }
-
-
-def variants_of(
-    kind: str, trace: Trace, hyperparameters: dict[str, Any], costs: CostModel, longest: int
-) -> list[dict[str, Any]]:
-    """The same for other static options, after the `hyperparameters` of the default ones."""
-    phases, variants = hyperparameters["monitor"]["phases"], []
-
-    def add(kind: str, name: str, static_options: dict[str, Any], values: dict[str, Any]) -> None:
-        entry = {"kind": kind, "name": name, "static_options": static_options, "hyperparameters": values}
-        variants.append(entry)
-
-    for entry in _searched():
-        if not _by_default(entry):
-            defaults = build("policy", entry.policy.name, {}).options
-            others = {key: value for key, value in entry.policy.options.items() if value != defaults[key]}
-            add("policy", entry.policy.name, others, best_setting(trace, entry, costs, longest, phases))
-    learnt = stopping.survival(**{kind: hyperparameters["policy"]["survival"][kind]})
-    capped = Rule("survival-by-phase", stopping.phase_length(policy=learnt), CAPS)
-    best = best_setting(trace, capped, costs, longest, phases)
-    caps = {name: value for name, value in best.items() if name in CAPS}
-    add("policy", "phase_length", {"policy": "survival"}, caps)
-    add("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False))
-    return variants
-
-
-def _by_default(entry: Rule) -> bool:
-    return entry.policy.bare == build("policy", entry.policy.name, {})
-
-
-def _searched() -> list[Rule]:
-    """The rules whose setting is searched for; those that weigh costs are given them when they run."""
-    return [entry for entry in RULES if entry.grid and not weighs_costs(entry.policy)]
-
-
-def best_setting(trace: Trace, entry: Rule, costs: CostModel, longest: int, phases: dict[str, float]) -> dict[str, Any]:
-    """The setting that is fastest in replays over all texts."""
-    settings = entry.settings()
-    seconds = replay_rule(trace, entry, costs, longest, settings, phases).seconds(costs).sum(axis=1)
-    return settings[int(np.argmin(seconds))]
+    verifiers["easd"] = {name: float(np.percentile(values, UNCERTAIN)) for name, values in uncertain.items()}
+    return {"policy": policies, "verifier": verifiers, "monitor": {"phases": phases}}, variants
 
 
 main = command(Calibrate, calibrate, __doc__)

@@ -4,8 +4,7 @@ Question:  How much faster is each method than plain decoding of the same target
 Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--max-new-tokens 32] [--repeats 3] ...
            python -m experiments.compare configs/lossy.py   (what lossy verifiers gain in speed and lose in likelihood)
 Time:      the config says; a first run compiles each method once, before its first row
-Output:    a run folder with manifest.json, results.jsonl (a line a prompt, method, temperature and repeat), table.md,
-           speedup.png. A stopped run goes on where it was with the same --out.
+Output:    a run folder; results.jsonl has a line a prompt, method, temperature and repeat
 
 Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Each is compiled, and
 decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.
@@ -17,6 +16,7 @@ plain decoding disagrees with them before the first result, the next process mea
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,23 +27,12 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import CompareConfig, Method
+from experiments.lib import tables
 from experiments.lib.commands import config_command
 from experiments.lib.plots import Point, dots_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
-from experiments.lib.tables import (
-    NONE,
-    Row,
-    against_table,
-    at_temperature,
-    doubts_of_rows,
-    interval,
-    markdown,
-    methods_tables,
-    publish,
-    speedups,
-    summarise,
-)
+from experiments.lib.tables import NONE, Row, at_temperature, interval, markdown, speedups, summarise
 from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
@@ -91,11 +80,8 @@ class Job(NamedTuple):
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
-    """Measures all results of the config that are still missing, and writes the run folder.
-
-    Raises:
-        ValueError, FileNotFoundError for invalid input, before anything is written or compiled.
-    """
+    """Measures all results of the config that are still missing, and writes the run folder. Raises ValueError,
+    FileNotFoundError for invalid input, before anything is written or compiled."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     cache = enable()
     named = [config.drafter, *(method.drafter for method in config.chosen_methods())]
@@ -121,7 +107,12 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
         task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
         for job in missing:
             name, pair = job.method.name, pairs[job.method.name]
-            request = _request(config, job, pair, slots)
+            options = {"chat": config.chat, "system": config.system, "slots": slots}
+            if jax.tree.leaves(pair.params.drafter):  # a calibration is of models
+                options["calibration"] = config.calibration
+            limits = {field: getattr(config, field) for field in ("max_new_tokens", "top_k", "top_p", "min_p")}
+            sampling = SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **limits)
+            request = prepare(pair, [job.prompt.turns[0]], sampling, **options)
             if name not in compiled:
                 bar.update(task, description=f"Compiling {name}")
                 decoded = _warm_up(config, job.method, pair, request, folder, console)
@@ -174,25 +165,13 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
     """Cache slots that suffice for all prompts. Raises ValueError for a prompt that exceeds the context."""
-    target = next(iter(pairs.values())).target
+    target, options = next(iter(pairs.values())).target, {"chat": config.chat, "system": config.system}
+    longest, name = max((len(encode(target, prompt.turns[0], **options)), prompt.id) for prompt in prompts)
+    if longest + config.max_new_tokens > target.model.spec.context:
+        context = f"the context of {config.target}, {target.model.spec.context}"
+        raise ValueError(f"prompt {name!r} of {longest} tokens and {config.max_new_tokens} new ones exceed {context}")
     widest = max(max(pair.decoder.parts.widths) for pair in pairs.values())
-    options = {"chat": config.chat, "system": config.system}
-    lengths = {prompt.id: len(encode(target, prompt.turns[0], **options)) for prompt in prompts}
-    longest = max(lengths, key=lengths.__getitem__)
-    if lengths[longest] + config.max_new_tokens > target.model.spec.context:
-        raise ValueError(
-            f"prompt {longest!r} of {lengths[longest]} tokens and {config.max_new_tokens} new ones exceed the context "
-            f"of {config.target}, {target.model.spec.context}"
-        )
-    return slots_for(lengths[longest] + config.max_new_tokens, 0, widest)
-
-
-def _request(config: CompareConfig, job: Job, pair: Pair, slots: int) -> Request:
-    limits = {name: getattr(config, name) for name in ("max_new_tokens", "top_k", "top_p", "min_p")}
-    sampling = SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **limits)
-    has_model = jax.tree.leaves(pair.params.drafter)  # a calibration is of models
-    options = {"chat": config.chat, "system": config.system, "calibration": config.calibration if has_model else None}
-    return prepare(pair, [job.prompt.turns[0]], sampling, slots=slots, **options)
+    return slots_for(longest + config.max_new_tokens, 0, widest)
 
 
 def _warm_up(
@@ -221,11 +200,8 @@ def _measure(
     if costs is not None and slots > costs.slots:
         costs = None
     (result,), state = decode(pair, request)
-    counts = {
-        name: value
-        for name, value in result.statistics.items()
-        if name.startswith("num_") or name.endswith("_passes") or name == "acceptance_histogram"
-    }
+    counted = re.compile(r"num_.*|.*_passes|acceptance_histogram")
+    counts = {name: value for name, value in result.statistics.items() if counted.fullmatch(name)}
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
     equality: Result = {"equals_plain": None, "first_difference": None}
     if job.temperature == 0 and plain is not None:
@@ -233,26 +209,16 @@ def _measure(
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
         equality["equals_plain"] = difference is None
         equality["first_difference"] = None if difference is None else difference._asdict()
-    row = {
-        "prompt_id": job.prompt.id,
-        "category": job.prompt.category,
-        "method": job.method.name,
-        "temperature": job.temperature,
-        "repeat": job.repeat,
-        "seconds": result.seconds,
-        "predicted_seconds": None if costs is None else decoding_seconds(costs, jax.device_get(state.statistics)),
-        "prefill_seconds": result.prefill_seconds,
-        **counts,
-        "accepted_at": [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]],
-        "repeated_share": repeated_share(result.tokens),
-        "finish_reason": result.finish_reason,
-        **equality,
-        # None is a hyperparameter's own way to say that its rule decides.
-        "policy_hyperparameters": {name: value for name, value in hyperparameters.items() if value is not None},
-        "monitor_hyperparameters": request.options.get("monitor_hyperparameters", {}),
-        "tokens": result.tokens,
-        "text": result.text,
-    }
+    predicted = None if costs is None else decoding_seconds(costs, jax.device_get(state.statistics))
+    row = {"prompt_id": job.prompt.id, "category": job.prompt.category, "method": job.method.name}
+    row |= {"temperature": job.temperature, "repeat": job.repeat, "seconds": result.seconds}
+    row |= {"predicted_seconds": predicted, "prefill_seconds": result.prefill_seconds, **counts}
+    row["accepted_at"] = [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]]
+    row |= {"repeated_share": repeated_share(result.tokens), "finish_reason": result.finish_reason, **equality}
+    # None is a hyperparameter's own way to say that its rule decides.
+    row["policy_hyperparameters"] = {name: value for name, value in hyperparameters.items() if value is not None}
+    row["monitor_hyperparameters"] = request.options.get("monitor_hyperparameters", {})
+    row |= {"tokens": result.tokens, "text": result.text}
     return row, result
 
 
@@ -272,15 +238,15 @@ def _report(
     began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
     clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
-    doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *doubts_of_rows(rows)]
+    doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *tables.doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
     drafting = {row["method"] for row in rows if row["num_draft_tokens"] or not row["drafter_passes"]}
     idle = [f"{name} drafted nothing: try a lower threshold." for name in pairs if name not in drafting]
     doubtful = [f"**Doubtful, measured on a busy machine: {'; '.join(doubts)}.**"] if doubts else []
     about = f"The target's weights are in {next(iter(pairs.values())).target.dtype}."
-    blocks = [f"# {config.name}", *methods_tables(summaries)]
+    blocks = [f"# {config.name}", *tables.methods_tables(summaries)]
     if config.against in {summary["what"] for summary in summaries}:
-        blocks.append(against_table(summarise(rows, config.against), config.against))
+        blocks.append(tables.against_table(summarise(rows, config.against), config.against))
     if config.quality:
         names = [method.name for method in config.chosen_methods()]
         reference = config.against if config.against in names else names[0]
@@ -299,7 +265,7 @@ def _report(
     title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     equal = "\n".join(equality) if compared else "No greedy outputs to compare."
     text = "\n\n".join([*blocks, *idle, *doubtful, about, equal, ""])
-    publish(folder, text, console, speedup=picture(summaries, title))
+    tables.publish(folder, text, console, speedup=picture(summaries, title))
 
 
 def picture(summaries: Iterable[Row], title: str) -> Figure:
@@ -315,23 +281,15 @@ def picture(summaries: Iterable[Row], title: str) -> Figure:
 
 def quality(judge: Pair, verifier: Verifier, generation: Generation, temperature: float, size: int) -> Result:
     """Means over a text's tokens, by passes of both models over it, padded to `size` so that all share one program.
-
-    `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have.
-    """
+    `total_variation` and `divergence` are None for a verifier whose distribution metrics/deviation.py does not have."""
     exact = verifier.name in DISTRIBUTIONS
     hyperparameters = {key: np.float32(value) for key, value in verifier.hyperparameters.items()} if exact else {}
     hyperparameters |= {key: value for key, value in verifier.options.items() if exact and key == "top_n"}
     prompt, tokens = generation.prompt_tokens, generation.tokens
     text = np.zeros((1, size), np.int32)
     text[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
-    figures = deviations(
-        judge.decoder,
-        judge.params,
-        text,
-        verifier=verifier.name if exact else "rejection",
-        hyperparameters=hyperparameters,
-        warp=make_warp(1, temperature),
-    )
+    options = {"verifier": verifier.name if exact else "rejection", "hyperparameters": hyperparameters}
+    figures = deviations(judge.decoder, judge.params, text, **options, warp=make_warp(1, temperature))
     answer = slice(len(prompt) - 1, len(prompt) + len(tokens) - 1)
     means = {name: float(np.asarray(values)[0, answer].mean()) for name, values in figures._asdict().items()}
     return means if exact else means | {"total_variation": None, "divergence": None}

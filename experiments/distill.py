@@ -8,10 +8,10 @@ Time:      the config says, three minutes with --smoke; every stage goes on wher
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
-Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long.
-`judge` judges any drafter along the target's answers, `compare` trains variants of a config for equal times, and
-`rank_tokens` writes the ranking that a draft vocabulary is read from. With --distributed the processes of a launch
-(docs/scaling.md) share the work: each writes and labels blocks of its own, all train together, and the first judges.
+Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long. `judge`
+judges any drafter along the target's answers, `compare` trains variants of a config for equal times, and `rank_tokens`
+writes the ranking that a draft vocabulary is read from. With --distributed the processes of a launch (docs/scaling.md)
+share the work: each writes and labels blocks of its own, all train together, and the first judges.
 """
 
 import argparse
@@ -65,10 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def distill(config: DistillConfig, stages: Sequence[str], console: Console, share: Share | None = None) -> Path:
-    """Runs the stages in the config's run folder; `share`: with the other processes of a launch.
-
-    Raises ValueError, OSError for invalid input, a full disk or a folder in use.
-    """
+    """Runs the stages in the config's run folder; `share`: with the other processes of a launch. Raises ValueError,
+    OSError for invalid input, a full disk or a folder in use."""
     if share and not config.labels and "train" in stages:
         raise ValueError("with --distributed, training uses stored labels: labels must be more than 0")
     folder = Path(config.out or f"runs/{config.name}")

@@ -10,8 +10,7 @@ Time:      half a minute a pair and temperature on 2 cores; --smoke needs no tra
 Expected:  the built-in pair: greedy and at temperature 1 the bound lies well below the mean acceptance of every bin
            (fitted factors 0.07 and 0.10), at 0.7 it is the mean (0.20) and 41 % of the positions are below it; the
            cross-entropy is 1.7 to 1.9 times the entropy. docs/cross_family.md has five pairs
-Output:    runs/entropy-<time>/ with manifest.json, results.jsonl (a line a pair, temperature, task and rule; what
-           "bound" is the comparison with acceptance), table.md and entropy.png; a stopped run goes on with --out
+Output:    runs/entropy-<time>/; results.jsonl has a line a pair, temperature, task and rule ("bound": the comparison)
 
 The expected acceptance of a position is the overlap of the two distributions as sampled, sum of min(p, q); at
 temperature 0 it is whether their first choices agree, a bit, and the entropy is the raw one: there a single position
@@ -22,6 +21,7 @@ at temperatures 0 (raw distributions) and 1. All pairs are given the costs of on
 acceptance. The factor is fitted to the tokens it is then judged on, which favours it a little: it is one number.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,13 +31,25 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import plots, siblings
+from experiments.lib import plots
 from experiments.lib import trace_runs as runs
 from experiments.lib.commands import command, with_studies
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, at_temperature, gain, interval, markdown, number, percent_more, speedup
-from experiments.lib.trace_runs import ALL, Run, Source, TraceOptions, Variant, drafter_of, variant
+from experiments.lib.trace_runs import (
+    ALL,
+    Run,
+    Source,
+    TraceOptions,
+    Variant,
+    costs_or_default,
+    drafter_of,
+    replay_rule,
+    variant,
+)
+from specdec_jax.contrib.trees.replaying import chances, rejections
+from specdec_jax.costs.cost_model import between, cost_model
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
 from specdec_jax.ranges import Between
@@ -56,8 +68,7 @@ PANELS, POINTS = 4, 60  # in the figure: panels side by side, points of a curve
 class Entropy(TraceOptions):
     """Compare AdaEDL's bound with the acceptance it bounds."""
 
-    bins: Annotated[int, Between(2)] = 8
-    """Bins of entropy, with equally many tokens each."""
+    bins: Annotated[int, Between(2)] = 8  # Bins of entropy, with equally many tokens each.
 
 
 class Positions(NamedTuple):
@@ -82,8 +93,7 @@ def study(options: Entropy, console: Console) -> None:
     rows = runs.sweep(run, variants())
     lines, bins = [], []
     for source, title in titled(run):  # the fits and their worth; and the share accepted in equally large bins
-        here = {name: runs.find(runs.by_source(rows, source, ALL), what=name) for name in variants()}
-        (comparison,) = runs.by_source(comparisons, source, ALL)
+        here, comparison = runs.by_name(rows, source), runs.by_name(comparisons, source)[BOUND]
         shared = source.trace.about.get("probability_shared")
         about = [NONE if shared is None else f"{shared:.1%}", f"{comparison['whole']['accepted'][0]:.3f}"]
         speed = [interval(speedup(row)) for row in here.values()]
@@ -98,14 +108,15 @@ def study(options: Entropy, console: Console) -> None:
     head += [f"CE/H ({number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
     for source, title in titled(run):
         lines = []  # by task: bound against acceptance, the factor that fits, and the stable-entropy assumption
-        for row in runs.by_source(comparisons, source):
+        for task in source.tasks:
+            row = runs.by_name(comparisons, source, task)[BOUND]
             whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 4
             if ratio is not None:
                 q = [f"{value:.2f}" for value in ratio["quantiles"]]
                 spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
             cells = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"])]
             cells += [f"{whole['below']:.0%}", f"{whole['by']:.2f}", interval(row["factor"])]
-            lines.append([row["task"], *cells, *spread])
+            lines.append([task, *cells, *spread])
         blocks += [f"## {title}", markdown(head, lines)]
     runs.write(run, "Entropy and acceptance", blocks, NOTES, entropy=picture(run, comparisons))
 
@@ -184,25 +195,18 @@ def described(seen: Positions) -> dict[str, Any]:
     }
     bound = np.maximum(1.0 - np.sqrt(FACTOR * seen.entropy), 0.0)
     below = seen.acceptance < bound - 1e-6
-    return {
-        "entropy": seen.entropy.mean(),
-        "bound": bound.mean(),
-        **means,
-        "below": below.mean(),
-        "by": float((bound - seen.acceptance)[below].mean()) if below.any() else 0.0,
-    }
+    by = float((bound - seen.acceptance)[below].mean()) if below.any() else 0.0
+    return {"entropy": seen.entropy.mean(), "bound": bound.mean(), **means, "below": below.mean(), "by": by}
 
 
 def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     """Acceptance by entropy, and AdaEDL's bound with both factors."""
     names = ("accepted", f"1 - sqrt({FACTOR:g} H)", "1 - sqrt(factor H), fitted")
-    looks = ({"marker": "o"}, {"ls": "--"}, {"ls": ":"})
-    styles = {
-        name: {"color": plots.COLOURS[at + 1]} | look for at, (name, look) in enumerate(zip(names, looks, strict=True))
-    }
+    looks = zip(names, plots.COLOURS[1:4], ({"marker": "o"}, {"ls": "--"}, {"ls": ":"}), strict=True)
+    styles = {name: {"color": colour} | look for name, colour, look in looks}
     lines = {}
     for source, title in titled(run):
-        (comparison,) = runs.by_source(comparisons, source, ALL)
+        comparison = runs.by_name(comparisons, source)[BOUND]
         entropy = [bin_["entropy"] for bin_ in comparison["fine"]]
         smooth = entropy[-1] * np.linspace(0.0, 1.0, POINTS) ** 2  # closest together where the bounds bend
         bounds = [np.maximum(0.0, 1 - np.sqrt(gamma * smooth)) for gamma in (FACTOR, comparison["factor"][0])]
@@ -213,7 +217,81 @@ def picture(run: Run, comparisons: Sequence[Row]) -> Figure:
     return plots.lines_figure(lines, axes, styles, columns=min(PANELS, len(lines)))
 
 
-main = with_studies(command(Entropy, study, __doc__, "python -m experiments.entropy"), siblings=siblings.main)
+SIBLINGS = """How often is the drafter's second, third or fourth candidate right, and what do combs bring?
+
+Question:  Where the first draft is rejected, what is the chance h that the next candidate is the target's token, by
+           depth, entropy, task and temperature; and how much faster are rounds that verify siblings too?
+Command:   python -m experiments.entropy siblings TRACES... [--costs cost_model.json]
+           traces by: python -m experiments.record --drafter smollm2-drafter-reading@8192 --out runs/PAIR
+Time:      a minute a trace on 2 cores; --smoke needs no trace
+Expected:  docs/combs.md
+Output:    runs/siblings-<time>/ with manifest.json and table.md
+
+Every position of a text is taken for the beginning of a round, whose first rejected draft counts; 95 % intervals over
+texts. Combs are replayed.
+"""
+EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, float("inf"))  # nats
+LEAST_REJECTIONS = 20  # rejections; of fewer a line says nothing
+ORDINALS = ("second", "third", "fourth")
+WIDTHS = (1, 2, 4, 8, 16, 32)
+TPU = "tpu-v5e"
+
+
+@dataclass(frozen=True)
+class Siblings(TraceOptions):
+    """Chances of siblings and what they would bring."""
+
+    max_draft_length: int = 7  # Longest chain.
+
+
+def siblings_study(options: Siblings, console: Console) -> None:
+    """Counts, replays and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
+    run = runs.open_traces("siblings", options, console)
+    blocks = [runs.about(run)]
+    for source, title in runs.sections(run):
+        with console.status(title):
+            trace, mine = source.trace, source.costs
+            rejected = rejections(trace)
+            masks = {"anywhere": np.ones(len(rejected.text), bool)}
+            depths = range(int(rejected.depth.max(initial=-1)) + 1)
+            masks |= {f"draft {depth + 1}": rejected.depth == depth for depth in depths}
+            for low, high in itertools.pairwise(EDGES):
+                upper = f"to {high:g}" if np.isfinite(high) else "or more"
+                masks[f"{low:g} {upper} nats"] = (rejected.entropy >= low) & (rejected.entropy < high)
+            masks |= {task: np.isin(rejected.text, texts) for task, texts in source.tasks.items() if task != ALL}
+            lines = []
+            for name, mask in masks.items():
+                if mask.sum() >= LEAST_REJECTIONS:
+                    cells = []
+                    for right, tried in chances(rejected.candidate[mask], rejected.text[mask], trace.num_texts):
+                        some = tried > 0
+                        cells.append(interval(ratio_of_totals(right[some], tried[some])) if some.any() else NONE)
+                    lines.append([name, str(mask.sum()), *cells])
+            blocks += [f"## {title}", markdown(["rejected at", "rejections", *ORDINALS], lines)]
+            lines = []
+            longest, tpu = min(options.max_draft_length, trace.max_draft_length), costs_or_default(TPU)
+            machines = {
+                mine.device or "the costs given": mine,
+                "flat verification": cost_model(mine.ratio, dict.fromkeys(WIDTHS, 1.0)),
+                tpu.device: between(tpu, [width for width in WIDTHS if width > 1]),
+            }
+            for name, costs in machines.items():
+                rules = rule("survival"), rule("survival-siblings")
+                chain, comb = (replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
+                over_plain = interval(ratio_of_totals(trace.length * costs.plain_pass, chain))
+                lines.append([name, over_plain, percent_more(ratio_of_totals(chain, comb))])
+            blocks.append(markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines))
+    runs.write(run, "Siblings", blocks, NOTE_SIBLINGS)
+
+
+NOTE_SIBLINGS = (
+    "Chances that a candidate is the target's token where those before it are not, with 95 % intervals over texts. "
+    "Then the rules, replayed: `survival` over plain decoding, `survival_tree(siblings=3)` over it, bold where an "
+    "interval excludes 0."
+)
+
+siblings = command(Siblings, siblings_study, SIBLINGS, "python -m experiments.entropy siblings")
+main = with_studies(command(Entropy, study, __doc__, "python -m experiments.entropy"), siblings=siblings)
 
 if __name__ == "__main__":
     sys.exit(main())

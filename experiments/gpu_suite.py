@@ -7,22 +7,21 @@ Command:   python -m experiments.gpu_suite [--parts graph ballast] [--smoke]
 Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny shapes
 Time:      4 minutes on an H200 with 16 cores, nearly all of it compiling; 2 minutes with --smoke on 2 cores
 Expected:  docs/accelerators.md, "On a GPU". Aim: plain decoding reads weights at 80 % of the bandwidth of a copy
-Output:    runs/gpu_suite-<time>/ with manifest.json, results.jsonl (a line a measurement, part by part),
-           costs.json and table.md; a stopped run goes on with the same --out
+Output:    runs/gpu_suite-<time>/, with costs.json; results.jsonl has a line a measurement, part by part
 
 The pair of large shapes is the built-in one with ballast: each of its passes is followed by a pass of a random model in
 the shape of Llama 8B or 1B over the same tokens, whose result changes nothing. Text and acceptance are the small
-models', bytes read and operations are real. Rows say so. Against transformers on a GPU: `python -m
-experiments.peers --only transformers` there, with a torch for its CUDA in the environment.
+models', bytes read and operations are real. Rows say so. Against transformers on a GPU: `python -m experiments.peers
+--only transformers` there, with a torch for its CUDA in the environment.
 """
 
 import functools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +49,7 @@ from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
 from specdec_jax.types import Array, Cache, DecodeState, DraftModel, LanguageModel
 
-PARTS = ("bandwidth", "graph", "ballast")
+Part = Literal["bandwidth", "graph", "ballast"]
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 COPIED = 2**31  # bytes
 TINY = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=1024)
@@ -67,20 +66,13 @@ Measurement = dict[str, Any]
 class Suite(Output, Smoke, Served):
     """Measure a GPU."""
 
-    parts: tuple[str, ...] = PARTS
-    """Which: bandwidth, graph, ballast."""
-    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)
-    """Rows of the generations with ballast."""
-    max_new_tokens: NewTokens = 128
-    """Tokens of a generation."""
-    repeats: Annotated[int, Between(1)] = 5
-    """Timed runs of each."""
+    parts: tuple[Part, ...] = get_args(Part)  # Which.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)  # Rows of the generations with ballast.
+    max_new_tokens: NewTokens = 128  # Tokens of a generation.
+    repeats: Annotated[int, Between(1)] = 5  # Timed runs of each.
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for part in self.parts:
-            if part not in PARTS:
-                raise ValueError(f"unknown part {part!r} (there are: {', '.join(PARTS)})")
 
 
 def suite(config: Suite, console: Console) -> None:
@@ -90,25 +82,18 @@ def suite(config: Suite, console: Console) -> None:
     if jax.default_backend() == "cpu" and not config.smoke:
         raise ValueError("there is no accelerator here; --smoke tries the suite on a CPU")
     models = tiny_pair() if config.smoke else config.load(console, encoders=True)
-    done = {row["part"] for row in folder.rows()}
-    runs: dict[str, Callable[[], Iterator[Measurement]]] = {
-        "bandwidth": lambda: bandwidth(config),
-        "graph": lambda: graph(config, models),
-        "ballast": lambda: ballast(config, models, folder, console),
-    }
-    for part in [part for part in config.parts if part not in done]:
+    functions = {"bandwidth": bandwidth, "graph": graph, "ballast": ballast}
+    for (part,) in folder.missing(("part",), [(part,) for part in config.parts]):
         rows = []  # appended together: a part that was stopped is measured again
-        for row in runs[part]():
+        for row in functions[part](config, models, folder, console):
             rows.append({"part": part, **row})
             console.print(f"{row['what']}: {row['value']:.4g} {row['unit']} {row['note']}")
         for row in rows:
             folder.append(row)
-    rows = folder.rows()
-    lines = [
-        [row["what"], interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES), row["unit"], row["note"]]
-        for row in rows
-    ]
-    values = {row["what"]: row["value"] for row in rows}
+    lines, values = [], {row["what"]: row["value"] for row in folder.rows()}
+    for row in folder.rows():
+        figures = interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES)
+        lines.append([row["what"], figures, row["unit"], row["note"]])
     read, copied = values.get("ballast: weights read by plain passes"), values.get("bandwidth of a copy")
     if read and copied:
         lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
@@ -116,7 +101,7 @@ def suite(config: Suite, console: Console) -> None:
     publish(folder, f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n", console)
 
 
-def bandwidth(config: Suite) -> Iterator[Measurement]:
+def bandwidth(config: Suite, *_: Any) -> Iterator[Measurement]:
     """Bandwidth of a copy: bytes read and written over its time."""
     array = jnp.arange((2**20 if config.smoke else COPIED) // 4, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
@@ -124,7 +109,7 @@ def bandwidth(config: Suite) -> Iterator[Measurement]:
     yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(times)], "GB/s")
 
 
-def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
+def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
     """A generation as it is built here, with more and less in CUDA graphs, and with its loops in Python, in turns."""
     built = measured_pair(*models)
     parts, captures = built.decoder.parts, jax.default_backend() == "gpu"
@@ -159,11 +144,9 @@ def graph(config: Suite, models: LoadedPair) -> Iterator[Measurement]:
 
 
 def on_host(decoder: Decoder) -> Decoder:
-    """The decoder with a `run` whose loops the host turns, as engines have that run a rule outside of the program.
-
-    A round is a call that opens it, one for each draft, after which the host waits for what the rule said, and one that
-    verifies at the narrowest width that holds the draft. Drafters with a second source are not served.
-    """
+    """The decoder with a `run` whose loops the host turns: a call opens a round, one for each draft waits for what the
+    rule said, and one verifies at the narrowest width that holds the draft. Drafters with a second source are not
+    served."""
     parts = decoder.parts
     longest, widths = parts.drafter.max_draft_length, parts.widths
 
@@ -214,9 +197,8 @@ def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Conso
     yield measurement("ballast: weights read by plain passes", [1e-9 * read / costs.plain_pass], "GB/s", note)
     pairs = {"plain": build_pair(target, None), "survival": build_pair(target, drafter, costs=costs)}
     requests = {batch: requests_for(config, pairs, batch) for batch in config.batches}
-    compile_together(
-        functools.partial(start, pair, requests[batch][name]) for batch in requests for name, pair in pairs.items()
-    )
+    jobs = [(pairs[name], request) for each in requests.values() for name, request in each.items()]
+    compile_together(functools.partial(start, *job) for job in jobs)
     for batch in config.batches:
         seconds, tokens = in_turns(config, pairs, requests[batch])
         about = note if batch == 1 else f"{note}; given V(k) of batch 1"
@@ -237,10 +219,7 @@ class BallastCache(NamedTuple):
 
 def with_ballast(loaded: LoadedModel, config: llama.LlamaConfig, dtype: Any) -> LoadedModel:
     """The loaded model with a random model of that shape as ballast; parameters are a pair, theirs and the ballast's.
-
-    Raises:
-        ValueError: a drafter with a draft vocabulary, whose pass cannot be left whole.
-    """
+    Raises ValueError for a drafter with a draft vocabulary, whose pass cannot be left whole."""
     if DraftModel.of(loaded.model).head is not None:
         raise ValueError(f"{loaded.name!r} has a draft vocabulary: ballast goes with whole models")
     model = ballasted(loaded.model, llama.language_model(config, jnp.dtype(dtype)))
@@ -279,9 +258,8 @@ def in_turns(
     config: Suite, pairs: Mapping[str, Pair], requests: Mapping[str, Request]
 ) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
     """Seconds of each pair's generations, one of each in turn after an untimed one, and their tokens."""
-    runs = [
-        {name: decode(pair, requests[name]).results for name, pair in pairs.items()} for _ in range(config.repeats + 1)
-    ][1:]
+    turns = range(config.repeats + 1)
+    _, *runs = [{name: decode(pair, requests[name]).results for name, pair in pairs.items()} for _ in turns]
     seconds = {name: [run[name][0].seconds for run in runs] for name in pairs}
     return seconds, {name: [result.tokens for result in runs[0][name]] for name in pairs}
 

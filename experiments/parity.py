@@ -6,7 +6,7 @@ Question:  Of small random models of every family, written as the hub has them, 
 Command:   python -m experiments.parity [--models HuggingFaceTB/SmolLM2-135M ./folder]    (make parity)
 Time:      six minutes on 2 cores, and some more to make the environment with torch, once
 Expected:  every row under 1e-4 of the largest logit; exit code 1 where one is not
-Output:    runs/parity-<time>/ with manifest.json, results.jsonl (a line a model), table.md and the models themselves
+Output:    runs/parity-<time>/, with the models themselves; results.jsonl has a line a model
 
 The random models are written twice: in float32 as one file, in bfloat16 as several (the index names them). One pass of
 20 tokens, and the last position by itself behind a cache. --reference writes the file that tests/models/test_models.py
@@ -28,7 +28,7 @@ from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
 from experiments.lib.commands import Output, command
-from experiments.lib.engines import NoEnvironment, python_of
+from experiments.lib.engines import Failed, python_of, run
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import Whole, markdown, publish
@@ -42,6 +42,7 @@ NEAR = 1e-4  # tolerance relative to the largest logit; also for statistics in n
 RECORDED = "llama float32"  # the small model that is traced, with its own weights and noise as the drafter
 LIKELY = 4  # standard deviations
 SLOTS = 32
+MOST_SECONDS = 3600  # for a script in the environment with torch
 SCRIPT = Path(__file__).parents[1] / "docs" / "examples" / "record_torch.py"
 WARPS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -56,16 +57,12 @@ SHARED = ("path", "overlap", "cross_entropy", "target_entropy", "raw_target_entr
 class Parity(Output):
     """Compare logits with those of transformers."""
 
-    models: tuple[str, ...] = ()
-    """Hub ids or folders; none: small random models of every family."""
+    models: tuple[str, ...] = ()  # Hub ids or folders; none: small random models of every family.
     reference: str | None = None
     """Also write the logits of the small models to this file, as tests/data/family_logits.json has them."""
-    recorder: bool = False
-    """Compare traces of --models TARGET DRAFTER instead of logits."""
-    environments: str = "runs/environments"
-    """Folder of the environment with torch."""
-    install_seconds: float = 3600.0
-    """Most time for making it."""
+    recorder: bool = False  # Compare traces of --models TARGET DRAFTER instead of logits.
+    environments: str = "runs/environments"  # Folder of the environment with torch.
+    install_seconds: float = 3600.0  # Most time for making it.
 
     def __post_init__(self) -> None:
         if self.recorder and len(self.models) != 2:
@@ -80,7 +77,7 @@ def parity(config: Parity, console: Console) -> int:
     try:
         with console.status("The environment with torch"):
             python = python_of("requirements-peers.txt", where, seconds=config.install_seconds, packages=names)
-    except NoEnvironment as error:
+    except Failed as error:
         console.print(f"Nothing is compared: {error}", style="yellow")
         return 0
     folder = RunFolder.create("parity", config, config.out)
@@ -88,7 +85,7 @@ def parity(config: Parity, console: Console) -> int:
         return _report_traces(folder, python, (config.models[0], config.models[1]), console)
     out = folder.path / "models"
     with console.status("Logits by transformers on torch"):
-        run_script(python, SIDE, str(out), *config.models)
+        run([str(python), str(SIDE), str(out), *config.models], SIDE.name, MOST_SECONDS)
     theirs = {path.parent.name: np.load(path) for path in sorted(out.glob("*/logits.npz"))}
     compared = {row["model"]: row for row in folder.rows()}
     sources = {slug(model): model for model in config.models}
@@ -117,14 +114,6 @@ def parity(config: Parity, console: Console) -> int:
     return max(_report_traces(folder, python, (str(target), str(drafter)), console), int(bool(far)))
 
 
-def run_script(python: Path, script: Path, *words: str) -> None:
-    """Runs a script in another environment. Raises OSError with the last line that it printed where it fails."""
-    done = subprocess.run([str(python), str(script), *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise OSError(f"{script.name}: {last[-1]}")
-
-
 def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], console: Console) -> int:
     """Compares the recorder's traces with ours, prints a table; 1 where they differ."""
     with console.status("Traces by torch"):
@@ -135,10 +124,9 @@ def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], con
     text += markdown(["", *names], cells) + "\n"
     write_text(folder.path / "traces.md", text)
     console.print(Whole(text))
-    far = [
-        row["model"] for row in rows for name in names if not row.get(name, 0) < (LIKELY if name == "bits" else NEAR)
-    ]
-    for name in dict.fromkeys(far):
+    limits = {name: LIKELY if name == "bits" else NEAR for name in names}
+    far = [row["model"] for row in rows if not all(row.get(name, 0) < limits[name] for name in names)]
+    for name in far:
         console.print(f"{name}: traces differ", style="red")
     return 1 if far else 0
 
@@ -180,11 +168,7 @@ def _write_reference(path: Path, out: Path, python: Path) -> None:
 
 
 def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int]], out: Path) -> list[dict[str, Any]]:
-    """Records target and drafter with torch, and again with this package along those texts: a row of `apart` a warp.
-
-    Raises:
-        OSError: the recorder failed; the message is its last line.
-    """
+    """Records the pair with torch, and with this package along those texts: a row of `apart` a warp. Raises Failed."""
     loaded = [load_model(source, dtype="float32") for source in models]
     out.mkdir(parents=True, exist_ok=True)
     (out / "prompts.jsonl").write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
@@ -198,28 +182,21 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
             words += [f"--{name.replace('_', '-')}", f"{warp[name]:g}"]
         path = folder / f"trace-{warp['temperature']:g}.npz"
         if not path.exists():
-            run_script(python, SCRIPT, *words)
+            run([str(python), str(SCRIPT), *words], SCRIPT.name, MOST_SECONDS)
         trace = load_trace(path)
         answers = [row[:length].tolist() for row, length in zip(trace.tokens, trace.length, strict=True)]
-        ours = trace_texts(
-            (loaded[0].model, loaded[1].model),
-            (loaded[0].params, loaded[1].params),
-            list(zip(prompts, answers, strict=True)),
-            limit=24,
-            warp=warp,
-            max_draft_length=6,
-        )
+        models_of, params = zip(*((each.model, each.params) for each in loaded), strict=True)
+        texts = list(zip(prompts, answers, strict=True))
+        ours = trace_texts(models_of, params, texts, limit=24, warp=warp, max_draft_length=6)
         name = "recorder, " + ", ".join(f"{key} {value:g}" for key, value in warp.items())
         rows.append({"model": name} | apart(trace, ours))
     return rows
 
 
 def apart(first: Trace, other: Trace) -> dict[str, float]:
-    """Largest differences of two traces along the same texts, of what does not depend on random numbers.
-
-    Greedy traces agree in everything. Of sampled ones every bit is a draw, whose chance over texts is the overlap:
-    "bits" is the distance of their sum from the overlaps' in standard deviations.
-    """
+    """Largest differences of two traces along the same texts, of what does not depend on random numbers. Of sampled
+    ones every bit is a draw: "bits" is the distance of their sum from that of the overlaps, its mean, in standard
+    deviations."""
     worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
     here = np.nonzero(~first.accepted & (np.arange(first.accepted.shape[1]) <= first.length[:, None]))
     if float(first.temperature.max()) == 0:

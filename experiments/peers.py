@@ -5,8 +5,7 @@ Question:  tokens/s plain and speculative against transformers' assisted generat
 Command:   python -m experiments.peers [--only transformers llama.cpp] [--python PATH/TO/python3.11]
 Time:      on 2 cores 20 minutes to make the environments, once (torch, vLLM, and llama.cpp from source), and 25 more
 Expected:  docs/performance.md has the table of the machines it was run on
-Output:    runs/peers-<time>/ with manifest.json, results.jsonl (a line a prompt, temperature and contender),
-           failed.json, table.md and a log a side; a stopped run goes on where it was with the same --out
+Output:    runs/peers-<time>/, with failed.json and a log a side; results.jsonl has a line a text
 
 requirements-peers.txt pins what is compared with; environments are kept in runs/environments. Both models are exported
 from what this project loads: in Hugging Face format for transformers and vLLM, as GGUF in bfloat16 for llama.cpp. Every
@@ -15,7 +14,6 @@ the same number of tokens, past an end of sequence; seconds include the prompt's
 or gives no answer in time is a row that says so.
 """
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -29,13 +27,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib.commands import Models, Output, command
-from experiments.lib.engines import SIDES, Failed, LlamaCpp, NoEnvironment, Process, llama_cpp, python_of
-from experiments.lib.prompts import Prompt, load_prompts
+from experiments.lib.engines import SIDES, Failed, LlamaCpp, Process, llama_cpp, python_of
+from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.tables import NONE, PARENTHESES, at_temperature, interval, markdown, publish
+from experiments.lib.tables import NONE, PARENTHESES, Row, at_temperature, interval, markdown, publish
 from specdec_jax.app.views.printing import progress
 from specdec_jax.contrib.gguf_writer import save_gguf
-from specdec_jax.costs.machine import device
+from specdec_jax.costs.machine import cores, device
 from specdec_jax.costs.step_cost import summary
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_hf_folder
@@ -88,20 +86,13 @@ def contenders_of(
 class Sided(Output):
     """How engines are installed and run beside this package."""
 
-    only: tuple[str, ...] = ()
-    """Peers alone: transformers, llama.cpp, vllm; none: all."""
-    threads: Annotated[int, Between(1)] = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    only: tuple[str, ...] = ()  # Peers alone: transformers, llama.cpp, vllm; none: all.
+    threads: Annotated[int, Between(1)] = cores() or 1
     """Threads of every peer; this project's processes use the cores they may use."""
-    python: str = sys.executable
-    """The interpreter that makes the environments."""
-    environments: str = "runs/environments"
-    """Where they are kept."""
-    install_seconds: float = 3600.0
-    """For each of them."""
-    answer_seconds: float = 300.0
-    """For a generation; a side that takes longer is ended."""
+    python: str = sys.executable  # The interpreter that makes the environments.
+    environments: str = "runs/environments"  # Where they are kept.
+    install_seconds: float = 3600.0  # For each of them.
+    answer_seconds: float = 300.0  # For a generation; a side that takes longer is ended.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -114,20 +105,13 @@ class Sided(Output):
 class Peers(Sided, Models):
     """Decode the same prompts here and with peers, in turns."""
 
-    own_drafter: str | None = None
-    """Another drafter, for this project alone: smollm2-drafter-reading@8192."""
-    dtype: str = "bfloat16"
-    """Dtype of all sides; transformers also in float32."""
-    prompts: str = "configs/prompts/demo.jsonl:2"
-    """As in experiments.compare."""
-    limit: int | None = None
-    """Only the first prompts."""
-    temperatures: Temperatures = (0.0, 0.7)
-    """0 is greedy."""
-    max_new_tokens: NewTokens = 64
-    """Tokens of a generation, whether a text ends before or not."""
-    seed: Seed = 0
-    """Where rows are sampled; every peer draws its own way."""
+    own_drafter: str | None = None  # Another drafter, for this project alone: smollm2-drafter-reading@8192.
+    dtype: str = "bfloat16"  # Dtype of all sides; transformers also in float32.
+    prompts: str = "configs/prompts/demo.jsonl:2"  # As in experiments.compare.
+    limit: int | None = None  # Only the first prompts.
+    temperatures: Temperatures = (0.0, 0.7)  # 0 is greedy.
+    max_new_tokens: NewTokens = 64  # Tokens of a generation, whether a text ends before or not.
+    seed: Seed = 0  # Where rows are sampled; every peer draws its own way.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,7 +136,7 @@ class Sides:
             try:
                 with self._console.status(f"Starting {contender.name} in {contender.dtype}"):
                     self._up[key] = self._start(contender)
-            except (Failed, NoEnvironment, OSError) as error:
+            except OSError as error:
                 self._down[key] = str(error)
                 raise Failed(str(error)) from None
         try:
@@ -188,64 +172,31 @@ class Sides:
 
 
 def peers(config: Peers, console: Console) -> None:
-    """Decodes what is missing, with everyone in turn, and writes the run folder."""
+    """Decodes what is missing, every prompt by all in turn, and writes the run folder; first texts are decoded
+    twice."""
     prompts = load_prompts(config.prompts, config.limit)
     refuse_encoders("peers", config.target, config.drafter)
     target, drafter = load_pair(config.target, config.drafter, config.dtype)
     if DraftModel.of(drafter.model).reading is not None:
-        raise ValueError(
-            f"no peer can decode with {config.drafter!r}, which reads its target: give it as --own-drafter"
-        )
+        reads = f"no peer can decode with {config.drafter!r}, which reads its target"
+        raise ValueError(f"{reads}: give it as --own-drafter")
     folder = RunFolder.create("peers", config, config.out)
     every = contenders_of(config.dtype, config.drafter, config.own_drafter)
     wanted = [contender for contender in every if not config.only or contender.peer in (OWN, *config.only)]
-    with closing(Sides(config, folder, export(folder.path / "weights", target, drafter), console)) as sides:
-        failed = measure(config, folder, prompts, target, wanted, sides, console)
-    folder.write_json(FAILED, failed)
-    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) for model in (target, drafter)]
-    publish(folder, report(config, folder.rows(), wanted, failed, sizes), console)
-
-
-def export(place: Path, target: LoadedModel, drafter: LoadedModel, kind: str = "BF16") -> dict[str, str]:
-    """Both models in Hugging Face format and as GGUF of this kind, by role; unless they are there."""
-    exported = {}
-    place.mkdir(exist_ok=True)
-    for role, model in (("target", target), ("drafter", drafter)):
-        folder, file = place / role, place / f"{role}.gguf"
-        if not folder.exists():
-            save_hf_folder(folder, model.config, model.params, model.tokenizer)
-        if not file.exists():
-            save_gguf(file, model.config, model.params, model.tokenizer, kind=kind)
-        exported |= {role: str(folder), f"{role}.gguf": str(file)}
-    return exported
-
-
-def measure(
-    config: Peers,
-    folder: RunFolder,
-    prompts: Sequence[Prompt],
-    target: LoadedModel,
-    wanted: Sequence[Contender],
-    sides: Sides,
-    console: Console,
-) -> dict[str, str]:
-    """Every prompt at every temperature by every contender in turn; the first of each is decoded once more, before.
-
-    Returns why contenders failed, by "name, dtype".
-    """
-    failed: dict[str, str] = {}
+    failed: dict[str, str] = {}  # why contenders failed, by "name, dtype"
     decoded = {(row["prompt_id"], row["temperature"], row["name"], row["dtype"]) for row in folder.rows()}
     ids, ends = [encode(target, prompt.turns[0]) for prompt in prompts], {*target.model.spec.eos_ids}
     ends |= {*target.tokenizer.eos_ids}
     slots = slots_for(max(map(len, ids)), config.max_new_tokens, WIDEST)
     warm: set[tuple[Contender, bool]] = set()
     jobs = [(p, t, contender) for t in config.temperatures for p in range(len(prompts)) for contender in wanted]
-    with progress(console) as bar:
+    weights = export(folder.path / "weights", target, drafter)
+    with closing(Sides(config, folder, weights, console)) as sides, progress(console) as bar:
         task = bar.add_task("Decoding", total=len(jobs))
         for index, temperature, contender in jobs:
             bar.update(task, advance=1, description=f"{contender.name} in {contender.dtype}")
-            label = f"{contender.name}, {contender.dtype}"
-            if label in failed or (prompts[index].id, temperature, contender.name, contender.dtype) in decoded:
+            label, prompt = f"{contender.name}, {contender.dtype}", prompts[index].id
+            if label in failed or (prompt, temperature, contender.name, contender.dtype) in decoded:
                 continue
             fields = {"new": config.max_new_tokens, "temperature": temperature, "seed": config.seed, "slots": slots}
             text = target.tokenizer.decode(ids[index], skip_special=False)
@@ -266,14 +217,28 @@ def measure(
             else:
                 end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
                 words, count = target.tokenizer.decode(tokens[:end]), len(tokens)
-            row = {"prompt_id": prompts[index].id, "temperature": temperature}
+            row = {"prompt_id": prompt, "temperature": temperature, "text": words, "num_emitted_tokens": count}
             row |= {name: getattr(contender, name) for name in ("name", "dtype", "peer", "mode")}
-            row |= {"text": words, "num_emitted_tokens": count}
-            row |= {name: answer[name] for name in ("seconds", "passes", "peak_kb", "base_kb")}
-            folder.append(row)
-            where = f"{prompts[index].id:16s} temperature {temperature:<4g}"
-            console.print(f"{label:46s} {where} {row['num_emitted_tokens'] / row['seconds']:6.1f} tokens/s")
-    return failed
+            folder.append(row | {name: answer[name] for name in ("seconds", "passes", "peak_kb", "base_kb")})
+            speed = f"{count / answer['seconds']:6.1f} tokens/s"
+            console.print(f"{label:46s} {prompt:16s} temperature {temperature:<4g} {speed}")
+    folder.write_json(FAILED, failed)
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) for model in (target, drafter)]
+    publish(folder, report(config, folder.rows(), wanted, failed, sizes), console)
+
+
+def export(place: Path, target: LoadedModel, drafter: LoadedModel, kind: str = "BF16") -> dict[str, str]:
+    """Both models in Hugging Face format and as GGUF of this kind, by role; unless they are there."""
+    exported = {}
+    place.mkdir(exist_ok=True)
+    for role, model in (("target", target), ("drafter", drafter)):
+        folder, file = place / role, place / f"{role}.gguf"
+        if not folder.exists():
+            save_hf_folder(folder, model.config, model.params, model.tokenizer)
+        if not file.exists():
+            save_gguf(file, model.config, model.params, model.tokenizer, kind=kind)
+        exported |= {role: str(folder), f"{role}.gguf": str(file)}
+    return exported
 
 
 HEADS = ["contender", "dtype", "tokens/s", "over its plain", "specdec_jax over it", "passes per token"]
@@ -282,11 +247,7 @@ OURS = f"{OWN} plain", f"{OWN} survival"  # what contenders are compared with
 
 
 def report(
-    config: Peers,
-    rows: Sequence[Mapping[str, Any]],
-    wanted: Sequence[Contender],
-    failed: Mapping[str, str],
-    sizes: Sequence[int],
+    config: Peers, rows: Sequence[Row], wanted: Sequence[Contender], failed: Mapping[str, str], sizes: Sequence[int]
 ) -> str:
     """A table a temperature: everyone's speed, and medians (quartiles) over prompts of ratios of neighbours in time."""
     megabytes = [f"{size / 1e6:.0f}" for size in sizes]
@@ -298,46 +259,37 @@ def report(
         "process before it loaded models, over the weights that the process holds."
     ]
     for temperature in config.temperatures:
-        here: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}  # by contender and dtype, by prompt
+        here: dict[tuple[str, str], dict[str, Row]] = {}  # by contender and dtype, by prompt
         for row in rows:
             if row["temperature"] == temperature:
-                here.setdefault((row["name"], row["dtype"]), {})[row["prompt_id"]] = row
-        lines = []
+                speed = row["num_emitted_tokens"] / row["seconds"]
+                here.setdefault((row["name"], row["dtype"]), {})[row["prompt_id"]] = {**row, "speed": speed}
+        lines, reference = [], here.get((OURS[0], config.dtype), {})
         for each in wanted:
             ended, mine = failed.get(f"{each.name}, {each.dtype}"), here.get((each.name, each.dtype), {})
-            if mine:
-                name = each.name + (f" (then: {ended})" if ended else "")
-                lines.append([name, each.dtype, *_figures(each, mine, here, sizes, config.dtype, temperature == 0)])
-            else:
-                lines.append(
-                    [each.name, each.dtype, (ended or "not run").replace("|", "/"), *[NONE] * (len(HEADS) - 3)]
-                )
+            if not mine:
+                why = (ended or "not run").replace("|", "/")
+                lines.append([each.name, each.dtype, why, *[NONE] * (len(HEADS) - 3)])
+                continue
+            plain = here.get((f"{each.peer} plain", each.dtype), {})
+            ours = here.get((OURS[each.mode != "plain"], config.dtype), {})
+            ratios = [
+                [upper[prompt]["speed"] / lower[prompt]["speed"] for prompt in upper if prompt in lower]
+                for upper, lower in ((mine, plain), (ours, mine))
+            ]
+            cells = [interval(summary(ratio), bounds=PARENTHESES) if ratio else NONE for ratio in ratios]
+            cells.append(f"{np.mean([row['passes'] / row['num_emitted_tokens'] for row in mine.values()]):.2f}")
+            both = [prompt for prompt in mine if prompt in reference]
+            shares = [agreement(mine[prompt]["text"], reference[prompt]["text"]) for prompt in both]
+            cells.append(f"{np.mean(shares):.0%}" if temperature == 0 and shares else NONE)
+            peak, base = (max(row[name] for row in mine.values()) / 1e3 for name in ("peak_kb", "base_kb"))
+            models = 1 if each.mode == "plain" and each.peer != "transformers" else 2
+            held = sum(sizes[:models]) / 1e6 * (1 + (each.dtype != config.dtype))
+            speeds = interval(summary([row["speed"] for row in mine.values()]), ".1f", PARENTHESES)
+            name = each.name + (f" (then: {ended})" if ended else "")
+            lines.append([name, each.dtype, speeds, *cells, f"{peak:.0f}", f"{(peak - base) / held:.1f}"])
         parts += [f"**{at_temperature(temperature)}**", markdown(HEADS, lines)]
     return "\n\n".join(parts) + "\n"
-
-
-def _figures(
-    contender: Contender,
-    mine: Mapping[str, Mapping[str, Any]],
-    others: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]],
-    sizes: Sequence[int],
-    dtype: str,
-    greedy: bool,
-) -> list[str]:
-    plain, reference = (others.get(key, {}) for key in ((f"{contender.peer} plain", contender.dtype), (OURS[0], dtype)))
-    ours = others.get((OURS[contender.mode != "plain"], dtype), {})
-    speed = lambda row: row["num_emitted_tokens"] / row["seconds"]  # noqa: E731
-    over = [speed(row) / speed(plain[prompt]) for prompt, row in mine.items() if prompt in plain]
-    under = [speed(row) / speed(mine[prompt]) for prompt, row in ours.items() if prompt in mine]
-    ratios = [interval(summary(each), bounds=PARENTHESES) if each else NONE for each in (over, under)]
-    peak, base = (max(row[name] for row in mine.values()) / 1e3 for name in ("peak_kb", "base_kb"))
-    models = 1 if contender.mode == "plain" and contender.peer != "transformers" else 2
-    held = sum(sizes[:models]) / 1e6 * (1 + (contender.dtype != dtype))
-    passes = np.mean([row["passes"] / row["num_emitted_tokens"] for row in mine.values()])
-    shares = [agreement(row["text"], reference[prompt]["text"]) for prompt, row in mine.items() if prompt in reference]
-    agreed = f"{np.mean(shares):.0%}" if greedy and shares else NONE
-    speeds = interval(summary([speed(row) for row in mine.values()]), ".1f", PARENTHESES)
-    return [speeds, *ratios, f"{passes:.2f}", agreed, f"{peak:.0f}", f"{(peak - base) / held:.1f}"]
 
 
 def agreement(text: str, reference: str) -> float:

@@ -10,18 +10,17 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
 Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 240 Spec-Bench questions, greedy: adaedl 1.44,
            the best static length 1.61, survival 1.71, oracle 2.10
-Output:    runs/policies-<time>/ with manifest.json, results.jsonl (a line a trace, task and rule), table.md and
-           pictures; a stopped run goes on where it was with the same --out
+Output:    runs/policies-<time>/; results.jsonl has a line a trace, task and rule
 
 Replays of traces (`python -m experiments.record`), exact up to what specdec_jax/replay/replay.py says; time is the cost
 model's. A setting is chosen on the half of the prompts that it is not judged on, by task (--tuning all: one for all
 tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT:
 every combination is then a line of its own, of every rule that has such a hyperparameter, and with several values of
 two of them settings.png is a heat map. Head-room is what lies between the best static length, chosen likewise, and
-foresight; the oracle never drafts a token that will be rejected.
-Foresight drafts the best length for distributions that are known before the draft, with unknown coins: a reference
-for rules that read these distributions, no bound (specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which
-hold accepted lengths alone, rules that read distributions are left out.
+foresight; the oracle never drafts a token that will be rejected. Foresight drafts the best length for distributions
+that are known before the draft, with unknown coins: a reference for rules that read these distributions, no bound
+(specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which hold accepted lengths alone, rules that read
+distributions are left out.
 
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
 text, and `measured`, with the target's time by width of --costs. --groups: NAME:TRACES:COSTS each, traces of one target
@@ -32,7 +31,9 @@ of --costs.
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -52,6 +53,7 @@ from specdec_jax.costs.cost_model import flat, load_cost_model
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.ranges import Between
 from specdec_jax.replay.replay import Replay
 from specdec_jax.replay.trace import Trace, select
 from specdec_jax.stopping import survival
@@ -69,29 +71,19 @@ class Policies(TraceOptions):
     """Names of experiments/lib/rules.py, calls of files of specdec_jax/stopping, or paths to .py files; none: all."""
     settings: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a hyperparameter."""
-    over: tuple[str, ...] = (STATIC,)
-    """Rules that the others are compared with, prompt by prompt."""
-    tuning: Literal["task", "all"] = "task"
-    """Settings are chosen for each task, or one for all."""
-    ratios: tuple[float, ...] = ()
+    over: tuple[str, ...] = (STATIC,)  # Rules that the others are compared with, prompt by prompt.
+    tuning: Literal["task", "all"] = "task"  # Settings are chosen for each task, or one for all.
+    ratios: Annotated[tuple[float, ...], Between(0, 10, open="low, high")] = ()
     """Values of c, a drafter step over a pass of plain decoding; one table row each."""
-    groups: tuple[str, ...] = ()
-    """NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c."""
+    groups: tuple[str, ...] = ()  # NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c.
 
-    @property
-    def named(self) -> bool:
-        """Whether there are traces to read."""
-        return super().named or bool(self.groups)
-
-    def check(self) -> None:
+    def check(self, named: bool = False) -> None:
         """Raises ValueError where options are invalid."""
-        super().check()
+        super().check(named or bool(self.groups))
         if self.groups and (self.traces or self.ratios):
             raise ValueError(f"--groups names traces and costs: leave out {self.traces or self.ratios}")
         if self.ratios and self.ratio is not None:
             raise ValueError(f"--ratios says c, and --costs how long wider passes take: leave out --ratio {self.ratio}")
-        if not all(0 < ratio < 10 for ratio in self.ratios):
-            raise ValueError(f"ratios must be numbers above 0 and below 10, got {self.ratios}")
 
 
 def study(options: Policies, console: Console) -> None:
@@ -114,7 +106,7 @@ def study(options: Policies, console: Console) -> None:
     rows = runs.sweep(run, variants | references)
     blocks, points = [runs.about(run)], {}
     for source, title in runs.sections(run):
-        whole, tasks = shown_of(run, source, runs.by_source(rows, source))
+        whole, tasks = shown_of(run, source, rows)
         points[title] = [(name, *speedup(row)) for name, row in whole.items()]
         repeated = np.average(source.repeated, weights=source.trace.length)
         about = f"{source.trace.num_texts} texts, {repeated:.0%} of their tokens repeat earlier ones:"
@@ -138,7 +130,7 @@ def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
     maps: dict[str, np.ndarray] = {}
     for source, title in runs.sections(run) if len(knobs) == 2 else ():
         (across, columns), (up, lines) = knobs
-        for row in runs.by_source(rows, source, ALL):
+        for row in runs.by_name(rows, source).values():
             for chosen in row["settings"] if {across, up} <= row["settings"][0].keys() else ():
                 name = f"{row['what'].partition(f' {across}=')[0]}\n{title}"
                 cells = maps.setdefault(name, np.full((len(lines), len(columns)), np.nan))
@@ -147,11 +139,8 @@ def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
-    """Rules by name with their grids to choose from; with --set, a variant for every label and setting.
-
-    Raises:
-        ValueError: an unknown rule, a --set that cannot be read, or one that no rule takes.
-    """
+    """Rules by name with their grids to choose from; with --set, a variant for every label and setting. Raises
+    ValueError for an unknown rule, a --set that cannot be read, or one that no rule takes."""
     pairs = [parse_values(entry) for entry in settings]
     parsed, taken, variants = dict(pairs), set(), {}
     if len(parsed) < len(pairs):
@@ -216,28 +205,26 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
 def _value(text: str) -> Any:
     """A whole number, a number, or text that a factory may take."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text.strip()
 
 
 def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> tuple[dict[str, Row], dict[str, dict[str, Row]]]:
     """The rows of a trace by rule, and by task where there are several: each task at its setting with --tuning task,
     all at one with --tuning all. The fastest rule over all texts is first, reference lines last."""
-    together = {row["what"]: row for row in rows if row["task"] == ALL}
+    together = runs.by_name(rows, source)
     texts = {task: indices for task, indices in source.tasks.items() if task != ALL}
     if run.options.tuning == "all" or not texts:
         tasks = {task: {name: part(row, at) for name, row in together.items()} for task, at in texts.items()}
         return ordered(together), tasks
-    tasks = {task: {name: runs.find(rows, what=name, task=task) for name in together} for task in texts}
+    tasks = {task: runs.by_name(rows, source, task) for task in texts}
     order = np.argsort(np.concatenate(list(texts.values())))  # texts as the trace has them
-    columns = {
-        name: {key: [value for task in texts for value in tasks[task][name][key]] for key in runs.COLUMNS}
-        for name in together
-    }
-    return ordered({name: part(row, order) for name, row in columns.items()}), tasks
+    whole = {}
+    for name in together:
+        columns = {key: [value for task in texts for value in tasks[task][name][key]] for key in runs.COLUMNS}
+        whole[name] = part(columns, order)
+    return ordered(whole), tasks
 
 
 def part(row: Row, texts: np.ndarray) -> Row:
@@ -278,9 +265,8 @@ def rules_table(rows: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]],
     lines = []
     for name, row in rows.items():
         published = total(row, "plain_seconds") / total(row, "first_seconds")
-        gains = [
-            NONE if name == other else interval(gain(row, rows[other]), ".3f", tables.PARENTHESES) for other in over
-        ]
+        gains = [interval(gain(row, rows[other]), ".3f", tables.PARENTHESES) for other in over]
+        gains = [NONE if name == other else text for other, text in zip(over, gains, strict=True)]
         gained = f"{(fast[name] - least) / (limit - least):.0%}" if limit > least else NONE
         drafts = [f"{tables.acceptance(row):.2f}", *(f"{per_round(row, key):.2f}" for key in ("emitted", "drafted"))]
         rank = f"{np.mean(ranks[name]):.1f}" if name in ranks else NONE
@@ -297,10 +283,7 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
     for name in next(iter(tasks.values())):
         if name not in (over, FORESIGHT):
             gains = [gain(rows[name], rows[over]) for rows in tasks.values()]
-            marks = ["**" if tables.excludes_one(each) else "" for each in gains]
-            lines.append(
-                [name, *(f"{mark}{tables.plus_minus(each)}{mark}" for mark, each in zip(marks, gains, strict=True))]
-            )
+            lines.append([name, *(tables.bold(tables.plus_minus(each), each) for each in gains)])
     heads = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
     return markdown(["rule", *heads], lines)
 
@@ -330,7 +313,8 @@ def by_machine(options: Policies, console: Console) -> None:
     played = variants_of((STATIC, *(options.rules or COMPARED)), options.settings)
     references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
     if options.groups and "survival" in played:
-        played |= {LEFT_OUT: left_out(sources), SAME_PAIR: same_pair(options.seed)}
+        priors = {LEFT_OUT: partial(left_out, sources), SAME_PAIR: partial(same_pair, options.seed)}
+        played |= {name: Variant(replayed) for name, replayed in priors.items()}
     rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | references)
     sections: dict[str, list[Source]] = {}
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
@@ -339,12 +323,12 @@ def by_machine(options: Policies, console: Console) -> None:
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
     blocks, lines = [runs.about_traces(run)], {}
     for title, mine in sections.items():
-        here = [{row["what"]: row for row in runs.by_source(rows, source, ALL)} for source in mine]
+        here = [runs.by_name(rows, source) for source in mine]
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
         ratios = [source.costs.ratio for source in mine]
         lines[title] = {name: (ratios, [speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
     if options.groups:
-        cells = [(source, {row["what"]: row for row in runs.by_source(rows, source, ALL)}) for source in sources]
+        cells = [(source, runs.by_name(rows, source)) for source in sources]
         blocks += ["## All pairs", NOTE_PAIRS, pairs_table(cells, list(played))]
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
     styles = {ORACLE: {"color": plots.INK, "ls": "--", "marker": "."}}
@@ -356,8 +340,7 @@ def by_machine(options: Policies, console: Console) -> None:
 
 def of_one_drafter(sources: list[Source]) -> list[Source]:
     """The sources. Raises ValueError for those of several drafters."""
-    drafters = dict.fromkeys(source.group for source in sources)
-    if len(drafters) > 1:
+    if len(drafters := dict.fromkeys(source.group for source in sources)) > 1:
         raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
     return sources
 
@@ -423,45 +406,29 @@ NOTE_PAIRS = (
 Cells = Sequence[tuple[Source, Mapping[str, Row]]]
 
 
-def left_out(sources: Sequence[Source]) -> Variant:
+def left_out(sources: Sequence[Source], source: Source, longest: int) -> Replay:
     """`survival` with a prior of the other pairs' traces, greedy or sampled as the judged one."""
-
-    def replayed(source: Source, longest: int) -> Replay:
-        is_sampled = source.temperature > 0
-        others = [
-            other.trace
-            for other in sources
-            if other.group != source.group and (other.temperature > 0) == is_sampled and not other.trace.lengths_only
-        ]
-        prior = {("sampled" if is_sampled else "greedy"): list(fit_prior(*others))} if others else {}
-        return runs.replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
-
-    return Variant(replayed)
+    others = [other for other in sources if other.group != source.group and not other.trace.lengths_only]
+    traces = [other.trace for other in others if (other.temperature > 0) == (source.temperature > 0)]
+    prior = {("sampled" if source.temperature > 0 else "greedy"): list(fit_prior(*traces))} if traces else {}
+    return runs.replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
 
 
-def same_pair(seed: int) -> Variant:
+def same_pair(seed: int, source: Source, longest: int) -> Replay:
     """`survival` with a prior of the same trace: each half of the prompts has that of the other half."""
-
-    def replayed(source: Source, longest: int) -> Replay:
-        kind = "sampled" if source.temperature > 0 else "greedy"
-        first = runs.half_of(source.trace.num_texts, seed)
-        priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
-        rule = Rule(SAME_PAIR, survival())
-        both = runs.replay_rule(source.trace, rule, source.costs, longest, [{kind: prior} for prior in priors])
-        at = np.where(first, 0, 1), np.arange(len(first))
-        return Replay(*(None if counts is None else counts[at][None] for counts in both))
-
-    return Variant(replayed)
+    kind, first = "sampled" if source.temperature > 0 else "greedy", runs.half_of(source.trace.num_texts, seed)
+    priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
+    settings = [{kind: prior} for prior in priors]
+    both = runs.replay_rule(source.trace, Rule(SAME_PAIR, survival()), source.costs, longest, settings)
+    at = np.where(first, 0, 1), np.arange(len(first))
+    return Replay(*(None if counts is None else counts[at][None] for counts in both))
 
 
 def elsewhere(cells: Cells, source: Source, name: str) -> float | None:
     """A rule's speed-up at the setting that was fastest on the other pairs; None where there are none."""
-    others = [
-        np.log(rows[name]["curve"])
-        for other, rows in cells
-        if other.group != source.group and other.temperature == source.temperature and name in rows
-    ]
-    curve = next(rows for other, rows in cells if other is source)[name]["curve"]
+    here = [(other, rows) for other, rows in cells if other.temperature == source.temperature and name in rows]
+    others = [np.log(rows[name]["curve"]) for other, rows in here if other.group != source.group]
+    curve = next(rows for other, rows in here if other is source)[name]["curve"]
     return float(curve[int(np.argmax(np.sum(others, axis=0)))]) if others else None
 
 
@@ -469,19 +436,16 @@ def pairs_table(cells: Cells, names: Sequence[str]) -> str:
     """One row per rule; rules that some trace cannot replay are left out."""
     names = [name for name in names if all(name in rows for _, rows in cells)]
     here = {name: [speedup(rows[name]).estimate for _, rows in cells] for name in names}
-    there = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}
-    moved = {name: values for name, values in there.items() if None not in values}
+    moved = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}
+    moved = {name: values for name, values in moved.items() if None not in values}
     static = np.array(here[STATIC])
     limit = np.array([speedup(rows.get(FORESIGHT, rows[ORACLE])).estimate for _, rows in cells])
-    lines = {}
-    for name in names:
-        fast = np.array(here[name])
-        share = f"{(fast - static).sum() / (limit - static).sum():.0%}"
-        lines[name] = [name, *summary(here, name, static), share]
-        lines[name] += summary(moved, name, static) if name in moved else [NONE] * 3
-    return markdown(
-        list(HEAD_PAIRS), [lines[name] for name in sorted(names, key=lambda name: -np.mean(np.log(here[name])))]
-    )
+    lines = []
+    for name in sorted(names, key=lambda name: -np.mean(np.log(here[name]))):
+        share = f"{(np.array(here[name]) - static).sum() / (limit - static).sum():.0%}"
+        there = summary(moved, name, static) if name in moved else [NONE] * 3
+        lines.append([name, *summary(here, name, static), share, *there])
+    return markdown(HEAD_PAIRS, lines)
 
 
 def summary(speeds: Mapping[str, Sequence[float | None]], name: str, static: np.ndarray) -> list[str]:

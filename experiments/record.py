@@ -12,7 +12,7 @@ Processes with the same --out, on any hosts that see it, share the batches: star
 import hashlib
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,32 +39,19 @@ PARTS = "parts"
 class Record(Output, Served):
     """Record traces of a pair of models along the target's own answers."""
 
-    prompts: str = "configs/prompts/demo.jsonl"
-    """A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME."""
-    temperatures: Temperatures = (0.0, 0.7, 1.0)
-    """One trace each; 0 is greedy."""
-    top_k: TopK = 0
-    """0 is off."""
-    top_p: TopP = 1.0
-    """1 is off."""
-    min_p: MinP = 0.0
-    """0 is off."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    max_draft_length: Annotated[int, Between(1)] = 16
-    """The longest draft that can be replayed."""
-    limit: int | None = None
-    """Only the first prompts."""
-    split: str | None = None
-    """Only prompts of this split."""
-    chat: bool = True
-    """Put prompts through the chat template."""
-    system: str | None = None
-    """System prompt."""
-    batch: Annotated[int, Between(1)] = 16
-    """Number of texts per batch."""
-    seed: Seed = 0
-    """Prompt i is sampled, accepted and continued with seed + i."""
+    prompts: str = "configs/prompts/demo.jsonl"  # A JSONL file, FILE:n for every n-th of its prompts, or hub:NAME.
+    temperatures: Temperatures = (0.0, 0.7, 1.0)  # One trace each; 0 is greedy.
+    top_k: TopK = 0  # 0 is off.
+    top_p: TopP = 1.0  # 1 is off.
+    min_p: MinP = 0.0  # 0 is off.
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    max_draft_length: Annotated[int, Between(1)] = 16  # The longest draft that can be replayed.
+    limit: int | None = None  # Only the first prompts.
+    split: str | None = None  # Only prompts of this split.
+    chat: bool = True  # Put prompts through the chat template.
+    system: str | None = None  # System prompt.
+    batch: Annotated[int, Between(1)] = 16  # Number of texts per batch.
+    seed: Seed = 0  # Prompt i is sampled, accepted and continued with seed + i.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -77,47 +64,34 @@ def record(config: Record, console: Console) -> list[Path]:
     chat_options = {"chat": config.chat, "system": config.system}
     tokens = [encode(pair[0], prompt.turns[0], **chat_options) for prompt in prompts]
     folder = RunFolder.create("record", config, config.out)
-    paths = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures]
+    paths, parts = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures], {}
+    order = sorted(range(len(prompts)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
+    for first in range(0, len(prompts), config.batch):
+        members = order[first : first + config.batch]
+        digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
+        parts[f"{digest}.npz"] = members
+    where = folder.path / PARTS
     for path, temperature in zip(paths, config.temperatures, strict=True):
-        _record_one(config, pair, prompts, tokens, temperature, path, console)
+        files = {f"{temperature:g}-{name}": members for name, members in parts.items()}
+
+        def missing(path: Path = path, files: Mapping[str, list[int]] = files) -> list[str]:
+            if path.exists():
+                return []
+            return [name for name in files if not (where / name).exists()] or [path.name]
+
+        with bar(console, f"Temperature {temperature:g}", len(prompts), 0, unit="prompts") as update:
+            for name in claimed(where, missing):
+                if name == path.name:
+                    save_trace(path, select(join([load_trace(where / part) for part in files]), np.argsort(order)))
+                else:
+                    here = {member: (prompts[member], tokens[member]) for member in files[name]}
+                    save_trace(where / name, _batch(config, pair, here, temperature))
+                    update(sum(len(members) for part, members in files.items() if (where / part).exists()))
         trace = load_trace(path)
         accepted = trace.accepted.sum() / trace.num_positions
         console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
-    shutil.rmtree(folder.path / PARTS, ignore_errors=True)
+    shutil.rmtree(where, ignore_errors=True)
     return paths
-
-
-def _record_one(
-    config: Record,
-    pair: LoadedPair,
-    prompts: Sequence[Prompt],
-    tokens: Sequence[list[int]],
-    temperature: float,
-    path: Path,
-    console: Console,
-) -> None:
-    """Writes the trace of one temperature, in the prompts' order; similar lengths form a batch."""
-    count, where = len(prompts), path.parent / PARTS
-    order = sorted(range(count), key=lambda index: len(tokens[index]))
-    parts = {}  # the members of a batch by its file
-    for first in range(0, count, config.batch):
-        members = order[first : first + config.batch]
-        digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
-        parts[f"{temperature:g}-{digest}.npz"] = members
-
-    def missing() -> list[str]:
-        if path.exists():
-            return []
-        return [name for name in parts if not (where / name).exists()] or [path.name]
-
-    with bar(console, f"Temperature {temperature:g}", count, 0, unit="prompts") as update:
-        for name in claimed(where, missing):
-            if name == path.name:
-                save_trace(path, select(join([load_trace(where / part) for part in parts]), np.argsort(order)))
-            else:
-                here = {member: (prompts[member], tokens[member]) for member in parts[name]}
-                save_trace(where / name, _batch(config, pair, here, temperature))
-                update(sum(len(members) for part, members in parts.items() if (where / part).exists()))
 
 
 def _batch(
@@ -130,28 +104,14 @@ def _batch(
     seeds = [(config.seed + member) % 2**32 for member in prompts]
     texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
     shared = probability_shared(target, drafter.params)
-    about = {
-        "target": target.name,
-        "drafter": drafter.name,
-        "dtype": config.dtype,
-        "warp": warp,
-        "seed": config.seed,
-        "prompts": Path(config.prompts).name,
-        "versions": package_versions(),
-        "ids": [prompt.id for prompt, _ in prompts.values()],
-        "tasks": [task_of(prompt) for prompt, _ in prompts.values()],
-        **({} if shared is None else {"probability_shared": shared}),
-    }
-    return trace_texts(
-        (target.model, drafter.model),
-        (target.params, drafter.params),
-        list(zip(tokens, texts, strict=True)),
-        limit=config.max_new_tokens,
-        warp=warp,
-        seed=seeds,
-        max_draft_length=config.max_draft_length,
-        about=about,
-    )
+    about = {"target": target.name, "drafter": drafter.name, "dtype": config.dtype, "warp": warp, "seed": config.seed}
+    about |= {"prompts": Path(config.prompts).name, "versions": package_versions()}
+    about |= {"ids": [prompt.id for prompt, _ in prompts.values()]}
+    about |= {"tasks": [task_of(prompt) for prompt, _ in prompts.values()]}
+    about |= {} if shared is None else {"probability_shared": shared}
+    options = {"limit": config.max_new_tokens, "max_draft_length": config.max_draft_length, "about": about}
+    models, params = (target.model, drafter.model), (target.params, drafter.params)
+    return trace_texts(models, params, list(zip(tokens, texts, strict=True)), warp=warp, seed=seeds, **options)
 
 
 main = command(Record, record, __doc__)

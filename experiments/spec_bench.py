@@ -16,12 +16,11 @@ tokens over all seconds, in which slow questions weigh more. The eight categorie
 import json
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tyro
@@ -37,40 +36,10 @@ from specdec_jax.text.json_lines import json_lines
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
 OVERALL = "overall"
-
-
-class Choice(NamedTuple):
-    """One answer to all turns of a question. Lists have one entry per turn; accept_lengths has one per round."""
-
-    index: int
-    turns: list[str]
-    decoding_steps: list[int]
-    new_tokens: list[int]
-    wall_time: list[float]  # seconds, prompt processing included
-    accept_lengths: list[int]  # tokens a round brought, so 1 each in plain decoding
-
-
-class Answer(NamedTuple):
-    """A line of an answer file."""
-
-    question_id: int | str
-    category: str
-    model_id: str
-    choices: list[Choice]
-    tstamp: float  # seconds since 1970
-
-
-class TaskSpeed(NamedTuple):
-    """A method against the baseline on one task. Several choices of a question are added up."""
-
-    task: str
-    questions: int
-    mean_accepted_tokens: float | None  # per round; None without rounds
-    baseline_tokens_per_second: float  # mean of the questions' tokens/s
-    tokens_per_second: float  # the same of the method
-    speedup_ratio_of_means: float  # Spec-Bench's speed-up: the two above divided
-    speedup_mean_of_ratios: float  # mean of the questions' speed-ups, what `experiments.compare` calls mean
-    speedup_total: float  # all tokens over all seconds, divided by the baseline's
+PER_TURN = ("turns", "new_tokens", "wall_time", "decoding_steps")  # of a choice; seconds are with the prompt's
+HEADS = ["task", "n", "mean accepted", "baseline tokens/s", "method tokens/s"]
+HEADS += ["ratio of means", "mean of ratios", "total"]
+Answer = Mapping[str, Any]  # question_id, category, model_id, and choices, whose accept_lengths are by round
 
 
 @dataclass(frozen=True)
@@ -79,8 +48,7 @@ class SpecBench:
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """The baseline's answer file and one or more methods', or one run folder."""
-    out: Path | None = None
-    """Where a run folder's answer files go; none: RUN/answers."""
+    out: Path | None = None  # Where a run folder's answer files go; none: RUN/answers.
     retokenise: Path | None = None
     """Folder with the model's tokenizer.json: count the baseline's tokens in its text, as Spec-Bench does."""
 
@@ -96,133 +64,111 @@ def spec_bench(config: SpecBench, console: Console) -> None:
     baseline, *methods = map(read_answers, config.paths)
     tokenizer = tokenizer_from_folder(config.retokenise) if config.retokenise else None
     count = None if tokenizer is None else lambda text: len(tokenizer.encode(text))
-    heads = ["task", "n", "mean accepted", "baseline tokens/s", "method tokens/s"]
     for path, method in zip(config.paths[1:], methods, strict=True):
         lines = []
-        for row in speeds(baseline, method, count):
-            accepted = NONE if row.mean_accepted_tokens is None else f"{row.mean_accepted_tokens:.2f}"
-            speed = [f"{value:.1f}" for value in (row.baseline_tokens_per_second, row.tokens_per_second)]
-            lines.append([row.task, str(row.questions), accepted, *speed, *(f"{ratio:.3f}" for ratio in row[5:])])
+        for task, questions, accepted, *rates in speeds(baseline, method, count):
+            cells = [NONE if accepted is None else f"{accepted:.2f}", *(f"{rate:.1f}" for rate in rates[:2])]
+            lines.append([task, str(questions), *cells, *(f"{ratio:.3f}" for ratio in rates[2:])])
         console.print(f"Speed-ups of {path.name} against {config.paths[0].name}", style="bold")
-        console.print(Whole(markdown([*heads, "ratio of means", "mean of ratios", "total"], lines)))
-
-
-def task_of(category: str) -> str:
-    """The task a category belongs to: itself, or "mt_bench"."""
-    return "mt_bench" if category in MT_BENCH else category
+        console.print(Whole(markdown(HEADS, lines)))
 
 
 def speeds(
-    baseline: Sequence[Answer], method: Sequence[Answer], count: Callable[[str], int] | None = None
-) -> list[TaskSpeed]:
-    """Speeds by task, Spec-Bench's first, then others by name, then overall. `count` counts the baseline's tokens.
-
-    Raises:
-        ValueError: a question that only one of them answers, or an answer without tokens or time.
-    """
-    plain = {answer.question_id: _tokens_and_seconds(answer, count) for answer in baseline}
-    fast = {answer.question_id: _tokens_and_seconds(answer) for answer in method}
+    baseline: Mapping[Any, Answer], method: Mapping[Any, Answer], count: Callable[[str], int] | None = None
+) -> list[tuple[Any, ...]]:
+    """The figures of HEADS by task, Spec-Bench's first, then overall. Choices of a question are added up; `count`
+    counts the baseline's tokens. Raises ValueError for a question that one of them answers, or no tokens or time."""
+    plain = {name: _tokens_and_seconds(answer, count) for name, answer in baseline.items()}
+    fast = {name: _tokens_and_seconds(answer) for name, answer in method.items()}
     alone = [*(name for name in plain if name not in fast), *(name for name in fast if name not in plain)]
     if alone:
         role = "baseline" if alone[0] in plain else "method"
         raise ValueError(f"question {alone[0]!r} is answered by the {role} only ({len(alone)} such questions)")
-    by_task: dict[str, list[Answer]] = defaultdict(list)
-    for answer in method:
-        by_task[task_of(answer.category)].append(answer)
-    order = [*(task for task in TASKS if task in by_task), *sorted(task for task in by_task if task not in TASKS)]
+    by_task: dict[str, list[Any]] = {}
+    for name, answer in method.items():
+        by_task.setdefault("mt_bench" if answer["category"] in MT_BENCH else answer["category"], []).append(name)
+    order = [*(task for task in TASKS if task in by_task), *sorted(by_task.keys() - set(TASKS))]
     rows = []
-    for task, answers in [*((task, by_task[task]) for task in order), (OVERALL, method)]:
-        before, after = (np.array([cost[answer.question_id] for answer in answers], float).T for cost in (plain, fast))
+    for task, questions in [*((task, by_task[task]) for task in order), (OVERALL, list(method))]:
+        before, after = (np.array([cost[name] for name in questions], float).T for cost in (plain, fast))
         slow, quick = before[0] / before[1], after[0] / after[1]  # tokens/s of the questions
-        accepted = [n for answer in answers for choice in answer.choices for n in choice.accept_lengths]
-        ratios = quick.mean() / slow.mean(), (quick / slow).mean()
+        accepted = [n for name in questions for choice in method[name]["choices"] for n in choice["accept_lengths"]]
+        figures = slow.mean(), quick.mean(), quick.mean() / slow.mean(), (quick / slow).mean()
         totals = after[0].sum() / after[1].sum() / (before[0].sum() / before[1].sum())
-        taken = float(np.mean(accepted)) if accepted else None
-        rows.append(TaskSpeed(task, len(answers), taken, *map(float, (slow.mean(), quick.mean(), *ratios, totals))))
+        rows.append((task, len(questions), np.mean(accepted) if accepted else None, *figures, totals))
     return rows
 
 
 def _tokens_and_seconds(answer: Answer, count: Callable[[str], int] | None = None) -> tuple[int, float]:
-    written = [choice.new_tokens if count is None else map(count, choice.turns) for choice in answer.choices]
-    tokens = sum(n for numbers in written for n in numbers)
-    seconds = sum(s for choice in answer.choices for s in choice.wall_time)
+    choices = answer["choices"]
+    tokens = sum(sum(choice["new_tokens"] if count is None else map(count, choice["turns"])) for choice in choices)
+    seconds = sum(sum(choice["wall_time"]) for choice in choices)
     if tokens <= 0 or not seconds > 0:
-        raise ValueError(f"question {answer.question_id!r} of {answer.model_id!r}: {tokens} tokens in {seconds} s")
+        raise ValueError(
+            f"question {answer['question_id']!r} of {answer['model_id']!r}: {tokens} tokens in {seconds} s"
+        )
     return tokens, seconds
 
 
-def read_answers(path: str | Path) -> list[Answer]:
-    """The answers of a file, in its order; fields that are not used, such as answer_id, are dropped.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line of another shape, a question answered twice, or no line; the message says file:line.
-    """
+def read_answers(path: str | Path) -> dict[Any, Answer]:
+    """The answers of a file by question, in its order. Raises FileNotFoundError where there is no such file, and
+    ValueError with file:line for a line of another shape, a question answered twice, or no line."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no answer file {str(path)!r}")
-    answers: dict[int | str, Answer] = {}
+    answers: dict[Any, Answer] = {}
     for number, entry in json_lines(path):
         where = f"{path}:{number}"
         try:
-            choices = [Choice(*(choice[field] for field in Choice._fields)) for choice in entry["choices"]]
-            answer = Answer(**{field: entry[field] for field in Answer._fields if field != "choices"}, choices=choices)
-            lengths = {(len(c.turns), len(c.new_tokens), len(c.wall_time), len(c.decoding_steps)) for c in choices}
-            sum(number for c in choices for number in (*c.new_tokens, *c.wall_time, *c.accept_lengths))  # are numbers
+            name, _, _, choices = (entry[field] for field in ("question_id", "category", "model_id", "choices"))
+            lengths = {tuple(len(choice[field]) for field in PER_TURN) for choice in choices}
+            for choice in choices:
+                sum((*choice["new_tokens"], *choice["wall_time"], *choice["accept_lengths"]))  # are numbers
         except KeyError as error:
             raise ValueError(f"{where}: no {error} in this answer") from None
         except TypeError:
             raise ValueError(f"{where}: not an answer of Spec-Bench: {json.dumps(entry)[:60]}") from None
         if not choices or any(len(set(numbers)) > 1 for numbers in lengths):
-            raise ValueError(f"{where}: question {answer.question_id!r} needs as many numbers as turns, got {lengths}")
-        if answer.question_id in answers:
-            raise ValueError(f"{where}: question {answer.question_id!r} is answered a second time")
-        answers[answer.question_id] = answer
+            raise ValueError(f"{where}: question {name!r} needs as many numbers as turns, got {lengths}")
+        if name in answers:
+            raise ValueError(f"{where}: question {name!r} is answered a second time")
+        answers[name] = entry
     if not answers:
         raise ValueError(f"{path}: no answers in it")
-    return list(answers.values())
+    return answers
 
 
-def export(folder: str | Path, out: str | Path | None = None) -> list[Path]:
-    """Writes the files of a run of `experiments.compare`, two a method and temperature; returns the answers' paths.
-
-    A repeat of a prompt is a choice. Only first turns are decoded there. Rounds come as a histogram, so accept_lengths
-    are sorted, not in time.
-
-    Raises:
-        ValueError: not such a run folder; the message says what is missing.
-    """
-    folder = Path(folder)
-    out = folder / "answers" if out is None else Path(out)
-    files: dict[str, dict[str, Answer]] = defaultdict(dict)
-    records: dict[str, list[dict[str, Any]]] = defaultdict(list)
+def export(folder: Path, out: Path | None = None) -> list[Path]:
+    """Writes the files of a run of `experiments.compare`, two a method and temperature; returns the answers' paths. A
+    repeat of a prompt is a choice. Only first turns are decoded there. Rounds come as a histogram, so accept_lengths
+    are sorted, not in time. Raises ValueError for another kind of folder; the message says what is missing."""
+    files: dict[str, tuple[dict[str, Any], list[Any]]] = {}  # answers by prompt, and records
     try:
         started = datetime.fromisoformat(read_manifest(folder)["started"]).timestamp()
         for row in read_rows(folder):
             name = re.sub(r"[^\w.-]", "_", f"{row['method']}-temp{row['temperature']:g}")
-            prompt = str(row["prompt_id"])
-            number = int(prompt) if prompt.isdecimal() else prompt
-            answer = files[name].setdefault(prompt, Answer(number, row["category"], name, [], started))
-            choice = Choice(
-                index=len(answer.choices),
-                turns=[row["text"]],
-                decoding_steps=[row["num_rounds"]],
-                new_tokens=[row["num_emitted_tokens"]],
-                wall_time=[row["prefill_seconds"] + row["seconds"]],
-                accept_lengths=[1 + n for n, rounds in enumerate(row["acceptance_histogram"]) for _ in range(rounds)],
-            )
-            answer.choices.append(choice)
-            counts = row["acceptance_histogram"], row["num_draft_tokens"], row["num_emitted_tokens"]
-            records[name].append(aiperf_summary(*counts, f"{prompt}-{choice.index}"))
+            answers, records = files.setdefault(name, ({}, []))
+            prompt, histogram = str(row["prompt_id"]), row["acceptance_histogram"]
+            answer = {"question_id": int(prompt) if prompt.isdecimal() else prompt, "category": row["category"]}
+            choices = answers.setdefault(prompt, answer | {"model_id": name, "choices": [], "tstamp": started})[
+                "choices"
+            ]
+            choice: dict[str, Any] = {"index": len(choices), "turns": [row["text"]]}
+            choice |= {"decoding_steps": [row["num_rounds"]], "new_tokens": [row["num_emitted_tokens"]]}
+            choice |= {"wall_time": [row["prefill_seconds"] + row["seconds"]]}
+            choice["accept_lengths"] = [1 + n for n, rounds in enumerate(histogram) for _ in range(rounds)]
+            counts = histogram, row["num_draft_tokens"], row["num_emitted_tokens"]
+            records.append(aiperf_summary(*counts, f"{prompt}-{choice['index']}"))
+            choices.append(choice)
     except (OSError, KeyError, TypeError) as error:
         raise ValueError(f"{str(folder)!r} is no run folder of experiments.compare ({error})") from None
     if not files:
         raise ValueError(f"{str(folder)!r} has no results")
+    out = folder / "answers" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
-    for name, answers in files.items():
-        entries = [each._asdict() | {"choices": [c._asdict() for c in each.choices]} for each in answers.values()]
-        write_lines(out / f"{name}.jsonl", entries)
-        write_lines(out / f"{name}.aiperf.jsonl", records[name])
+    for name, (answers, records) in files.items():
+        write_lines(out / f"{name}.jsonl", answers.values())
+        write_lines(out / f"{name}.aiperf.jsonl", records)
     return [out / f"{name}.jsonl" for name in files]
 
 

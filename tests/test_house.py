@@ -242,8 +242,8 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "the package without contrib and distillation": (25_539, 23_000),
     "contrib": (3_397, 4_200),
     "distillation": (2_311, 2_300),
-    "experiments": (7_853, 7_000),
-    "tests": (24_446, 21_500),
+    "experiments": (6_999, 7_000),
+    "tests": (24_327, 21_500),
     "ten central files": (1_568, 1_700),
     "plain AdaEDL, with all it imports": (3_351, 3_100),
 }

@@ -15,14 +15,13 @@ that is compiled.
 
 import json
 import math
-import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,39 +48,29 @@ from specdec_jax.sharding import DATA, MODEL, caches_laid, sharding
 TARGETS = Path(__file__).resolve().parents[2] / "configs" / "chips"
 
 
-@dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
     """A kind of accelerator. Sources: Google Cloud's TPU pages; NVIDIA's data sheets (configs/chips/*.txtpb)."""
 
     name: str
-    platform: str
-    """tpu or cuda."""
-    topologies: dict[int, str]
-    """Slices that the compiler takes, by how many chips they have; a program is compiled for the first of them."""
-    bandwidth: float
-    """Bandwidth of its memory, bytes a second."""
-    memory: float
-    """Bytes."""
-    clock: float = 0.0
-    """Hz, of a TPU's cycles."""
+    platform: str  # tpu or cuda
+    topologies: dict[int, str]  # slices that the compiler takes, by how many chips they have
+    bandwidth: float  # of its memory, bytes a second
+    memory: float  # bytes
+    clock: float = 0.0  # Hz, of a TPU's cycles
 
     @property
     def packages(self) -> str:
         """The requirements file whose environment compiles for it."""
-        return "requirements-tpu.txt" if self.platform == "tpu" else "requirements-gpu.txt"
+        return f"requirements-{'tpu' if self.platform == 'tpu' else 'gpu'}.txt"
 
     def devices(self, count: int) -> list[Any]:
-        """Those of the smallest slice with so many, for shardings of what is compiled. Needs that environment.
-
-        Raises ValueError where no slice has as many.
-        """
+        """Those of the smallest slice with so many, in that environment. Raises ValueError where none has as many."""
         from jax.experimental import topologies
 
         sizes = [size for size in sorted(self.topologies) if size >= count]
         if not sizes:
-            raise ValueError(
-                f"{count} chips of {self.name} are more than {max(self.topologies)}, the most that is served"
-            )
+            largest = max(self.topologies)
+            raise ValueError(f"{count} chips of {self.name} are more than {largest}, the most that is served")
         topology = self.topologies[sizes[0]]
         options: dict[str, Any] = {"topology_name": topology}
         if self.platform == "cuda":
@@ -100,7 +89,6 @@ CHIPS = {
         Chip("b200", "cuda", {1: "1x1x1", 8: "1x1x8"}, 7672e9, 192e9),
     )
 }
-
 
 SMOLLM2 = llama.LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, max_position_embeddings=8192, tie_word_embeddings=True)
 SMALL_DRAFTER = llama.LlamaConfig(49152, 224, 640, 4, 4, 2, 56, max_position_embeddings=8192, tie_word_embeddings=True)
@@ -137,6 +125,7 @@ class Shapes(NamedTuple):
 
     decoder: Decoder
     params: ModelParams  # leaves are jax.ShapeDtypeStruct, as in all fields below
+    reader: Any  # the drafter's parameters for a prefill whose hidden states it reads, else None
     request: Any
     state: Any
 
@@ -154,15 +143,10 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shap
     decoder = build_decoder(target, drafter_of(drafter, max_draft_length), policy, verification.rejection())
     params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
     request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
-    prompt = request.tokens, request.length
-    cache, reads = jax.eval_shape(decoder.jitted["prefill"], params.target, _reader(decoder, params), *prompt)
+    prompt, reader = (request.tokens, request.length), params.drafter if decoder.parts.drafter.layers else None
+    cache, reads = jax.eval_shape(decoder.jitted["prefill"], params.target, reader, *prompt)
     drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, *prompt, reads)
-    return Shapes(decoder, params, request, request._replace(target_cache=cache, drafter=drafted))
-
-
-def _reader(decoder: Decoder, params: ModelParams) -> Any:
-    """The drafter parameters passed to the target's prefill, for a drafter that reads its hidden states."""
-    return None if not decoder.parts.drafter.layers else params.drafter
+    return Shapes(decoder, params, reader, request, request._replace(target_cache=cache, drafter=drafted))
 
 
 def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
@@ -180,11 +164,12 @@ def placed(shapes: Shapes, pair: Pair, mesh: Mesh) -> Shapes:
     def caches(tree: Any, shared: bool) -> Any:
         return jax.tree.map(laid, tree, caches_laid(mesh, tree, shared))
 
-    shared, params, caches_of = is_shared(pair), shapes.params.drafter, shapes.state
-    drafter = weights(pair.drafter, params) if shared else jax.tree.map(put, params)
+    shared, whole, caches_of = is_shared(pair), shapes.params.drafter, shapes.state
+    drafter = weights(pair.drafter, whole) if shared else jax.tree.map(put, whole)
     request, state = (jax.tree.map(lambda leaf: put(leaf, DATA), tree) for tree in (shapes.request, shapes.state))
     state = state._replace(target_cache=caches(caches_of.target_cache, True), drafter=caches(caches_of.drafter, shared))
-    return Shapes(shapes.decoder, ModelParams(weights(pair.target, shapes.params.target), drafter), request, state)
+    params = ModelParams(weights(pair.target, shapes.params.target), drafter)
+    return Shapes(shapes.decoder, params, drafter if shapes.reader is not None else None, request, state)
 
 
 def is_shared(pair: Pair) -> bool:
@@ -199,10 +184,8 @@ def _weights(config: llama.LlamaConfig, int8: bool) -> Any:
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
-    """Bytes of weights that a pass of either model reads: of an embedding-only table, single rows.
-
-    `shares`: chips that share the target's, and a large drafter's.
-    """
+    """Bytes of weights that a pass of either model reads; `shares`: chips that share the target's, or a large
+    drafter's."""
     read = {}
     for role, config, rows in (("target", pair.target, None), ("drafter", pair.drafter, pair.draft_vocabulary)):
         weights = dict(_weights(config, pair.int8))
@@ -219,9 +202,9 @@ def bytes_of(tree: Any) -> int:
 
 def program(name: str, shapes: Shapes) -> tuple[Any, tuple[Any, ...]]:
     """(jitted function, arguments) of one of PROGRAMS."""
-    decoder, params, request, state = shapes
+    decoder, params, reader, request, state = shapes
     arguments: dict[str, tuple[Any, ...]] = {
-        "prefill": (params.target, _reader(decoder, params), request.tokens, request.length),
+        "prefill": (params.target, reader, request.tokens, request.length),
         "run": (params, state, *2 * [jax.ShapeDtypeStruct((), jnp.int32)]),
         "step": (params, state),
         "extend": (params, state, request),
@@ -268,11 +251,8 @@ def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, in
 
 def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
     """The kernels of the one program that was dumped, by XLA's text of the thunks as they run, and what each is named
-    after; and counts: kernels, copies, command_buffers, and on the host whiles and conditionals.
-
-    A while or conditional that no command buffer holds reads its predicate on the host. Raises ValueError where the
-    compiler wrote no thunks.
-    """
+    after; and counts: kernels, copies, command_buffers, and those of ON_HOST. Raises ValueError where no thunks were
+    written."""
     ending = ".thunk_sequence_after_thunk_passes.txt"
     sequences = sorted(dump.glob(f"*{ending}"))
     if not sequences:
@@ -303,10 +283,8 @@ def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
 
 def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dict[str, Any]:
     """All that is read off a compiled program; its branches of the verification are called by their widths.
-
     `instructions` and `collectives`, which pass values between chips: how often the optimised program has them;
-    `thunks`: a GPU's; `parts`: as `by_part`, of a TPU's instructions with an estimate of cycles or a GPU's kernels.
-    """
+    `thunks`: a GPU's; `parts`: as `by_part`, of a TPU's instructions with an estimate of cycles or a GPU's kernels."""
     names = ("while", "conditional", "copy", "fusion")
     report: dict[str, Any] = {"instructions": {name: len(re.findall(rf" {name}\(", text)) for name in names}}
     report["collectives"] = dict(sorted(Counter(COLLECTIVE.findall(text)).items()))
@@ -323,8 +301,7 @@ COMMAND = "experiments.lib.chips"
 SIZES = ("argument", "alias", "output", "temp")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What to compile, and the folder for the program's text, the compiler's dump and facts.json."""
 
     chip: str
@@ -334,10 +311,8 @@ class Job:
     batch: int = 1
     slots: int = 512
     max_draft_length: int = 7
-    mesh: str = "data=1,model=1"
-    """Numbers of chips, as `--mesh` elsewhere."""
-    int8: bool = False
-    """The matrices of both models in eight bits."""
+    mesh: str = "data=1,model=1"  # numbers of chips, as `--mesh` elsewhere
+    int8: bool = False  # the matrices of both models in eight bits
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -358,14 +333,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length), pair, mesh)
     function, arguments = program(job.program, shapes)
     whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is not placed
-    arguments = jax.tree.map(
-        lambda leaf: (
-            leaf
-            if getattr(leaf, "sharding", None) is not None
-            else jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=whole)
-        ),
-        arguments,
-    )
+    arguments = jax.tree.map(lambda leaf: leaf if leaf.sharding else leaf.update(sharding=whole), arguments)
     facts: dict[str, Any] = {
         "device": str(mesh.devices.flat[0].device_kind),
         "jax": jax.__version__,
@@ -382,20 +350,15 @@ def compile_for(job: Job) -> dict[str, Any]:
     memory, text = compiled.memory_analysis(), compiled.as_text()
     (Path(job.out) / "program.hlo").write_text(text, encoding="utf-8")
     facts |= {name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES}
-    facts["bytes_accessed"] = (compiled.cost_analysis() or {}).get("bytes accessed")
     return facts | facts_of(chip.platform, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
-def main() -> int:
+def main() -> None:
     """Compiles the job that the command line holds as JSON; its facts go to facts.json in its folder."""
     job = Job(**json.loads(sys.argv[1]))
     Path(job.out).mkdir(parents=True, exist_ok=True)
-    missing = {name: value for name, value in environment(job).items() if os.environ.get(name) != value}
-    if missing:
-        raise SystemExit(f"start with {missing}: jax reads them when it starts")
     (Path(job.out) / "facts.json").write_text(json.dumps(compile_for(job), indent=1), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -35,11 +35,8 @@ ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head
 def exit_codes(
     *also: type[Exception], interrupted: str | None = None
 ) -> Callable[[Callable[P, int]], Callable[P, int]]:
-    """A `main` that ends with one line on standard error and 2 on ValueError, OSError and `also`.
-
-    Args:
-        interrupted: what Ctrl-C says before it ends with 130; none: how to go on in the run folder.
-    """
+    """A `main` that ends with one line on standard error and 2 on ValueError, OSError and `also`. `interrupted`: what
+    Ctrl-C says before it ends with 130; none: how to go on in the run folder."""
 
     def wrapped(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
@@ -60,12 +57,8 @@ def exit_codes(
 
 
 def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: str | None = None) -> Any:
-    """The command line as a `kind`. Raises ValueError for what cannot be parsed; --help ends the program.
-
-    Args:
-        doc: what the help begins with: the experiment's docstring.
-        program: as the usage line has it; unless given, that of the module that `kind` stands in.
-    """
+    """The command line as a `kind`. `doc`: what the help begins with; `program`: as the usage line has it, else the
+    module of `kind`. Raises ValueError for what cannot be parsed; --help ends the program."""
     spec = getattr(sys.modules[kind.__module__], "__spec__", None)  # where it is the program that runs
     program = program or f"python -m {kind.__module__ if spec is None else spec.name}"
     return parse_options(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
@@ -74,10 +67,8 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
 def command(
     kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None
 ) -> Callable[..., int]:
-    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`.
-
-    Its exit code is the number that `run` returns, 0 where that is something else, and 2 on invalid input.
-    """
+    """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`. Its exit code is the number
+    that `run` returns, 0 where that is something else, and 2 on invalid input."""
 
     @exit_codes()
     def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,10 +97,7 @@ def terminal() -> Console:
 
 
 def described(doc: str | None) -> str:
-    """A docstring for a terminal: question, command and time on lines of their own, the rest wrapped.
-
-    Every line is indented: tyro joins those that are not.
-    """
+    """A docstring for a terminal: entries on lines of their own, the rest wrapped, and all indented, as tyro wants."""
     width = shutil.get_terminal_size().columns - 2
     blocks = []
     for block in (doc or "").strip().split("\n\n"):
@@ -140,10 +128,7 @@ def config_command(experiment: str, run: Callable[[Any, Console], Any], doc: str
 
 def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | None) -> list[str]:
     """The words of `python -m experiments.EXPERIMENT CONFIG.py [OPTIONS]`; none after --help, which is answered here.
-
-    Raises:
-        ValueError: the first word is no config.
-    """
+    Raises ValueError where the first word is no config."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     usage = f"python -m experiments.{experiment} CONFIG.py [OPTIONS]"
     if words and words[0] in ("-h", "--help"):
@@ -175,16 +160,14 @@ LoadedPair = tuple[LoadedModel, LoadedModel]  # target and drafter
 class Output:
     """Where it writes."""
 
-    out: str | None = None
-    """Run folder; none: runs/<experiment>-<time>."""
+    out: str | None = None  # Run folder, where a stopped run goes on; none: runs/<experiment>-<time>.
 
 
 @dataclass(frozen=True)
 class Smoke:
     """Whether it is a trial."""
 
-    smoke: bool = False
-    """Made-up traces or tiny random models, and little of them: shows that it runs, nothing more."""
+    smoke: bool = False  # Made-up traces or tiny random models, and little of them: shows that it runs, nothing more.
 
 
 @dataclass(frozen=True)
@@ -199,15 +182,11 @@ class Models(ModelNames):
 class Served(Models):
     """A pair of models as served."""
 
-    dtype: str = "bfloat16"
-    """Dtype of both models: bfloat16, float16, float32 or int8."""
+    dtype: str = "bfloat16"  # Dtype of both models: bfloat16, float16, float32 or int8.
 
     def load(self, console: Console, encoders: bool = False) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.
-
-        Raises:
-            ValueError, FileNotFoundError: no such model, vocabularies that cannot be joined, or an encoder.
-        """
+        Raises ValueError, FileNotFoundError for no such model, vocabularies that cannot be joined, or an encoder."""
         if not encoders:
             refuse_encoders("this experiment", self.target, self.drafter)
         enable()

@@ -45,16 +45,12 @@ class Judge(Output, Served):
 
     prompts: tuple[str, ...] = ("configs/prompts/demo.jsonl",)
     """JSONL files, FILE:n for every n-th prompt, or hub:NAME."""
-    temperatures: Temperatures = (0.0, 0.7)
-    """Temperatures of the answers."""
-    max_new_tokens: NewTokens = 128
-    """Most tokens of an answer."""
-    seed: Seed = 0
-    """Prompt i is answered with seed + i."""
+    temperatures: Temperatures = (0.0, 0.7)  # Temperatures of the answers.
+    max_new_tokens: NewTokens = 128  # Most tokens of an answer.
+    seed: Seed = 0  # Prompt i is answered with seed + i.
     span: Annotated[int | None, Between(1)] = None
     """Judge by output position instead of by task, in spans of so many tokens."""
-    past_end: bool = False
-    """Answers go on when the target would end them."""
+    past_end: bool = False  # Answers go on when the target would end them.
 
 
 def judge_drafter(config: Judge, console: Console) -> None:
@@ -70,8 +66,9 @@ def judge_drafter(config: Judge, console: Console) -> None:
         for temperature in config.temperatures:
             past = " past their end" if config.past_end else ""
             name = f"{source.rpartition('/')[2]}, answers at {temperature:g}{past}"
-            options = temperature, config.max_new_tokens, config.seed, console, config.past_end
-            texts = list(zip(prompt_tokens, written(target, prompt_tokens, *options), strict=True))
+            options = {"max_new_tokens": config.max_new_tokens, "seed": config.seed, "past_end": config.past_end}
+            made = written(target, prompt_tokens, temperature, console, **options)
+            texts = list(zip(prompt_tokens, made, strict=True))
             parts = tasks
             if config.span is not None:  # (everything before, the span) each
                 cuts = [(start, *text) for text in texts for start in range(0, len(text[1]), config.span)]
@@ -88,18 +85,12 @@ def judge_drafter(config: Judge, console: Console) -> None:
 
 
 def written(
-    target: LoadedModel,
-    prompts: Sequence[list[int]],
-    temperature: float,
-    max_new_tokens: int,
-    seed: int,
-    console: Console,
-    past_end: bool = False,
+    target: LoadedModel, prompts: Sequence[list[int]], temperature: float, console: Console, **options: Any
 ) -> list[list[int]]:
-    """The target's own answers; prompt i is answered with seed + i."""
+    """The target's own answers; prompt i is answered with seed + i. `options` are further ones of `answers`."""
     with bar(console, f"Answers at {temperature:g}", len(prompts), 0, unit="prompts") as update:
-        options = {"max_new_tokens": max_new_tokens, "warp": {"temperature": temperature}, "past_end": past_end}
-        return answers(target, prompts, seed=seed, progress=lambda done, _: update(done), **options)
+        options |= {"warp": {"temperature": temperature}, "progress": lambda done, _: update(done)}
+        return answers(target, prompts, **options)
 
 
 def figures_along(
@@ -161,8 +152,8 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
         settings = {"prompts": tokens, "tokens": config.judge_tokens, "target": config.target, "seed": config.seed}
         cached = json.loads(cache.read_text(encoding="utf-8")) if cache.is_file() else {}
         if cached.get("told") != settings:
-            written_now = written(target, tokens, temperature, config.judge_tokens, config.seed, console)
-            cached = {"told": settings, "answers": written_now}
+            options = {"max_new_tokens": config.judge_tokens, "seed": config.seed}
+            cached = {"told": settings, "answers": written(target, tokens, temperature, console, **options)}
             write_text(cache, json.dumps(cached) + "\n")
         texts, tasks = list(zip(tokens, cached["answers"], strict=True)), list(map(task_of, prompts))
         title = f"Judging at {temperature:g}"
@@ -173,17 +164,14 @@ def judge_and_export(config: DistillConfig, folder: Path, target: LoadedModel, c
     write_text(where / "judgement.json", json.dumps({"step": step, "cost": cost, "figures": plain}, indent=2) + "\n")
     data = ShardFolder(folder / "data")
     start = "" if config.start_from is None else f"from the weights of {config.start_from} with a fresh optimiser; "
-    fields = {
-        "name": config.name,
-        "target": config.target,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(drafter.params)),
-        "data": f"{data.num_tokens:,} tokens written by the target ({len(data.entries)} shards), labels: the target's "
-        + (f"{config.labels} most probable tokens at every position" if config.labels else "whole distributions"),
-        "recipe": f"{start}{config.shape}; {config.packing}; {config.schedule}; loss {describe(config.loss)}",
-        "cost": f"{step:,} steps, {step * config.packing.tokens:,} positions; a drafter step is {cost['ratio']:.3f} of "
-        "a target pass here",
-        "figures": table,
-    }
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(drafter.params))
+    fields = {"name": config.name, "target": config.target, "parameters": parameters, "figures": table}
+    labels = f"{config.labels} most probable tokens at every position" if config.labels else "whole distributions"
+    shards = f"{data.num_tokens:,} tokens written by the target ({len(data.entries)} shards)"
+    fields["data"] = f"{shards}, labels: the target's {labels}"
+    fields["recipe"] = f"{start}{config.shape}; {config.packing}; {config.schedule}; loss {describe(config.loss)}"
+    took = f"{step:,} steps, {step * config.packing.tokens:,} positions"
+    fields["cost"] = f"{took}; a drafter step is {cost['ratio']:.3f} of a target pass here"
     for form, name in (("hf", "drafter"), ("orbax", "drafter-orbax")):
         model = (drafter.config, drafter.params, target.tokenizer)
         export(folder / name, *model, card=model_card(fields), formats=(form,), overwrite=True)

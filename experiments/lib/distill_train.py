@@ -7,12 +7,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from configs.base import describe
@@ -42,8 +41,7 @@ from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
 
 DOCUMENTS = "documents"
-# What the manifest says by itself:
-OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")
+OWN_FACTS = ("file", "sha256", "tokens", "conversations", "labels", "hidden", "layers")  # of a manifest, by itself
 LEAST_WORDS = 40  # minimum length of a paragraph of a package's description
 
 
@@ -60,52 +58,38 @@ def write(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         return
     held_out = HeldOut(text for path in config.held_out for text in read_texts(path))
     source = RequestSource(openings, pools, pools[DOCUMENTS])
-    author = Author(
-        target.model,
-        target.params,
-        target.tokenizer,
-        source,
-        held_out,
-        temperatures=config.temperatures,
-        labels=config.labels,
-        label_dtype=config.label_dtype,
-        layers=config.hidden_layers,
-        seed=config.seed,
-    )
+    options = {name: getattr(config, name) for name in ("temperatures", "labels", "label_dtype", "seed")}
+    models = target.model, target.params, target.tokenizer
+    author = Author(*models, source, held_out, layers=config.hidden_layers, **options)
     if config.hidden_layers and target.model.hidden.streams is not None:
         size = config.tokens * len(config.hidden_layers) * target.model.hidden.width * 2
         states = f"{config.tokens:,} tokens' hidden states of {len(config.hidden_layers)} layers"
         console.print(f"Data: {states} will take {size / 1e9:.1f} GB")
+
+    def kind_of(number: int) -> tuple[str, Pool]:
+        """Whether a block is "long" or "short", and its rows."""
+        kind = config.cycle[number % len(config.cycle)]
+        return kind, config.long if kind == "long" else config.short
+
+    def blocks_missing() -> list[str]:
+        """Blocks that are surely needed, whichever process writes them: those before may have as many as fit."""
+        data.refresh()
+        there = {Path(entry["file"]).stem: entry["tokens"] for entry in data.entries}
+        tokens, names = 0, []
+        while tokens < config.tokens:
+            names.append(f"{len(names):05d}")
+            tokens += there.get(names[-1], kind_of(len(names) - 1)[1].most_tokens)
+        return [name for name in names if name not in there]
+
     with bar(console, "Writing", config.tokens, data.num_tokens) as update:
-        for name in claimed(data.path, lambda: _blocks_missing(config, data)):
+        for name in claimed(data.path, blocks_missing):
             number, before = int(name), data.num_tokens
-            kind, pool = _kind(config, number)
+            kind, pool = kind_of(number)
             shard, facts = author.block(
                 number, pool, long=kind == "long", progress=lambda done, _, before=before: update(before + done)
             )
             data.add(name, shard, rows=kind, layers=list(config.hidden_layers), **facts)
     console.print(f"Data: {data.num_tokens:,} tokens in {len(data.entries)} shards, {data.path}")
-
-
-def _kind(config: DistillConfig, number: int) -> tuple[str, Pool]:
-    """Whether a block is "long" or "short", and its rows."""
-    kind = config.cycle[number % len(config.cycle)]
-    return kind, config.long if kind == "long" else config.short
-
-
-def _blocks_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
-    """Blocks that are surely needed, whichever process writes them: those before may have as many tokens as fit."""
-    data.refresh()
-    there = {entry["file"]: entry["tokens"] for entry in data.entries}
-    tokens, number, missing = 0, 0, []
-    while tokens < config.tokens:
-        name = f"{number:05d}"
-        _, pool = _kind(config, number)
-        if f"{name}.safetensors" not in there:
-            missing.append(name)
-        tokens += there.get(f"{name}.safetensors", pool.most_tokens)
-        number += 1
-    return missing
 
 
 def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -118,27 +102,24 @@ def label(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
         return
     layers, vocab = list(config.hidden_layers), target.model.spec.vocab_size
     labeller = build_labeller(target.model, config.labels, layers=config.hidden_layers)
+
+    def labels_missing() -> list[str]:
+        """Shards with another number of labels than configured, or without hidden states."""
+        data.refresh()
+        names = [Path(entry["file"]).stem for entry in data.entries]
+        stale = [layers and layers != layers_of(entry) for entry in data.entries]
+        return [name for at, name in enumerate(names) if data.labels_of(at) != config.labels or stale[at]]
+
     with bar(console, "Labelling", data.num_tokens, 0) as update:
-        for name in claimed(data.path, lambda: _labels_missing(config, data)):
+        for name in claimed(data.path, labels_missing):
             index = [Path(entry["file"]).stem for entry in data.entries].index(name)
             entry, shard = data.entries[index], data.load(index, hidden=False)
             labelled = label_shard(labeller, target.params, shard, vocab, config.label_dtype)
             facts = {key: entry[key] for key in entry if key not in OWN_FACTS}
             data.add(name, labelled, **facts | {"layers": layers})
-            missing = set(_labels_missing(config, data))
+            missing = set(labels_missing())
             update(sum(entry["tokens"] for entry in data.entries if Path(entry["file"]).stem not in missing))
     console.print(f"Labels: {config.labels} a position")
-
-
-def _labels_missing(config: DistillConfig, data: ShardFolder) -> list[str]:
-    """Shards with another number of labels than configured, or without hidden states."""
-    data.refresh()
-    layers = list(config.hidden_layers)
-    return [
-        Path(entry["file"]).stem
-        for index, entry in enumerate(data.entries)
-        if data.labels_of(index) != config.labels or (layers and layers != layers_of(entry))
-    ]
 
 
 def layers_of(entry: Mapping[str, Any]) -> list[int]:
@@ -169,16 +150,6 @@ VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "chunk", "dtype", "seed")
 Figures = dict[str, float]
-
-
-class Begun(NamedTuple):
-    """A training before its first step."""
-
-    state: TrainState
-    drafter: Any  # the drafter's configuration
-    step: Callable[..., Any]
-    order: BatchOrder
-    held_out: Corpus | None
 
 
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
@@ -218,48 +189,53 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
 
         loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, measure and validate)
     if is_first():
+        rows = [row for _, row in json_lines(where / loop.METRICS)]
+        figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
+        both = ("acceptance", "validation_acceptance", "agreement", "validation_agreement")
+        for axes, names, unit in ((losses, ("loss", "validation_loss"), "loss (nats)"), (shares, both, "share")):
+            for name in names:
+                points = [(row["step"], row[name]) for row in rows if name in row] or [(np.nan, np.nan)]
+                marker = "o" if name.startswith("validation") else None
+                axes.plot(*zip(*points, strict=True), label=name.replace("_", " "), marker=marker)
+            axes.set(xlabel="step", ylabel=unit)
+            axes.legend(frameon=False)
         with replacing(where / "curve.png") as path:
-            curve(where).savefig(path)
+            figure.savefig(path)
     console.print(f"Training: {where / loop.METRICS}, {where / 'curve.png'}")
 
 
 def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[Corpus, Corpus | None]:
-    """The training corpus and the validation corpus (None if nothing is held out).
-
-    Raises ValueError for no shards, or ones without the labels or hidden states that training needs.
-    """
+    """The training corpus and the one held out, or None. Raises ValueError for shards without what training needs."""
     if not data.entries:
         raise ValueError(f"{data.path} holds no shards: run --stage write first")
     for index, entry in enumerate(data.entries if config.labels else ()):
         if (stored := data.labels_of(index)) != config.labels:
-            raise ValueError(
-                f"{data.path / entry['file']} has {stored} labels per position, labels is {config.labels}: "
-                "run --stage label"
-            )
+            held = f"{data.path / entry['file']} has {stored} labels per position"
+            raise ValueError(f"{held}, labels is {config.labels}: run --stage label")
     layers, reads = list(config.hidden_layers), config.shape.reads if config.labels else ()
     for entry in data.entries if reads else ():
         if layers_of(entry) != layers:
             raise ValueError(f"{data.path / entry['file']} lacks hidden states of layers {layers}: run --stage label")
     missing = [layer for layer in reads if layer not in layers]
     if missing:
-        raise ValueError(
-            f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}: "
-            "name it in hidden_layers"
-        )
+        wanted = f"the drafter reads layer {missing[0]} (shape.reads) and the data holds {config.hidden_layers}"
+        raise ValueError(f"{wanted}: name it in hidden_layers")
     places = [layers.index(layer) for layer in reads]
     shards = [data.load(index, hidden=bool(reads)) for index in range(len(data.entries))]
     held = min(config.validation, len(shards) - 1)
     return Corpus(shards[held:], vocab_size, places), Corpus(shards[:held], vocab_size, places) if held else None
 
 
-def begin(config: DistillConfig, target: LoadedModel, data: ShardFolder) -> Begun:
-    """The training run of a config before its first step."""
+def begin(
+    config: DistillConfig, target: LoadedModel, data: ShardFolder
+) -> tuple[TrainState, Any, Callable[..., Any], BatchOrder, Corpus | None]:
+    """A training before its first step: state, the drafter's configuration, step, order, and the text held out."""
     corpus, held_out = corpora(config, data, target.model.spec.vocab_size)
     state, drafter = initial_state(config, target, corpus.counts)
     settings, target_params = _settings(config, target)
     step = build_step(drafter, config.schedule, config.loss, **settings)
     order = BatchOrder(corpus, config.packing, config.seed)
-    return Begun(state, drafter, lambda state, batch: step(state, batch, target_params), order, held_out)
+    return state, drafter, lambda state, batch: step(state, batch, target_params), order, held_out
 
 
 def _settings(config: DistillConfig, target: LoadedModel) -> tuple[dict[str, Any], Any]:
@@ -284,18 +260,14 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         start = load_model(config.start_from, dtype="float32", share_from=math.inf)
         drafter, params = start.config, start.params
         if isinstance(drafter, LlamaReadingConfig) and drafter.target_layers != config.shape.reads:
-            raise ValueError(
-                f"start_from {config.start_from!r} reads layers {drafter.target_layers}, shape.reads is "
-                f"{config.shape.reads}: they must be the same"
-            )
+            read = f"start_from {config.start_from!r} reads layers {drafter.target_layers}"
+            raise ValueError(f"{read}, shape.reads is {config.shape.reads}: they must be the same")
         check_reads(target.model, start.model)
     if config.shape.reads and not isinstance(drafter, LlamaReadingConfig):
         check_layers(target.model, config.shape.reads)
         if type(drafter) is not LlamaConfig:
-            raise ValueError(
-                f"shape.reads is for drafters of family 'llama', start_from {config.start_from!r} is a "
-                f"{type(drafter).__name__}"
-            )
+            kind = f"start_from {config.start_from!r} is a {type(drafter).__name__}"
+            raise ValueError(f"shape.reads is for drafters of family 'llama', {kind}")
         drafter = reading_config(drafter, config.shape.reads, target.model.hidden.width)
         params = with_reading(drafter, params, jnp.float32, config.seed)
     if config.shape.block:
@@ -305,21 +277,6 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
         if config.unroll.steps > drafter.block_size:
             raise ValueError(f"unroll.steps is {config.unroll.steps}, and a block has {drafter.block_size} tokens")
     return init_state(params, config.schedule), drafter
-
-
-def curve(where: Path) -> Figure:
-    """Loss and acceptance over steps, from metrics.jsonl."""
-    rows = [row for _, row in json_lines(where / loop.METRICS)]
-    figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
-    both = ("acceptance", "validation_acceptance", "agreement", "validation_agreement")
-    for axes, names, unit in ((losses, ("loss", "validation_loss"), "loss (nats)"), (shares, both, "share")):
-        for name in names:
-            points = [(row["step"], row[name]) for row in rows if name in row]
-            marker = "o" if name.startswith("validation") else None
-            axes.plot(*zip(*points, strict=True) if points else ([], []), label=name.replace("_", " "), marker=marker)
-        axes.set(xlabel="step", ylabel=unit)
-        axes.legend(frameon=False)
-    return figure
 
 
 def by_draft(config: DistillConfig, target: LoadedModel, model: LoadedModel, held_out: Corpus | None) -> list[Figures]:

@@ -5,16 +5,16 @@ Command:   python -m experiments.distill compare configs/distill_variants.py [--
 Time:      the config says; two and a half minutes of training a variant, and one of compiling and judging
 Output:    paces.json, results.jsonl (a line a variant) and table.md in --out; what is there is not run again
 
-Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then
-has as many steps as fit in the seconds, warm-up and decay scaled with them. Judged along conversations of the shards
-held out: greedy agreement and acceptance over the whole vocabulary.
+Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then has as
+many steps as fit in the seconds, warm-up and decay scaled with them. Judged along conversations of the shards held out:
+greedy agreement and acceptance over the whole vocabulary.
 """
 
 import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,22 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
         rows = [row for _, row in json_lines(path)] if path.is_file() else []
         done = {row["variant"] for row in rows}
         variants = {name: every[name] for name in config.only or every if name not in done}
-        paces = measure_paces(out / PACES, variants, data, target, console)
+        paces = json.loads((out / PACES).read_text()) if (out / PACES).is_file() else {}  # seconds per step
+        missing = [name for name in variants if name not in paces]
+        with bar(console, "timing", len(missing), 0, unit="variants") as update:
+            for at, name in enumerate(missing, 1):
+                paces[name] = pace(variants[name], data, target)
+                update(at)
+                write_text(out / PACES, json.dumps(paces, indent=1) + "\n")
         for name, variant in variants.items():
             steps = max(int(config.seconds / paces[name]), 10)
             drafter, facts, held_out = train(name, variant, steps, data, target, console)
             facts["seconds"] = round(steps * paces[name], 1)
             figures = by_task(judge(target, drafter, texts), tasks)
-            whole = figures[MACRO]
-            facts |= {"agreement": list(whole.agreement)}
-            facts |= {f"acceptance_{temperature:g}": list(share) for temperature, share in whole.acceptance.items()}
+            facts["agreement"] = list(figures[MACRO].agreement)
+            facts |= {
+                f"acceptance_{temperature:g}": list(share) for temperature, share in figures[MACRO].acceptance.items()
+            }
             facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
             if variant.shape.reads:
                 unroll = Unroll(min(drafts, getattr(drafter.config, "block_size", drafts)))
@@ -87,20 +94,6 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
     (out / "table.md").write_text(table + "\n", encoding="utf-8")
     console.print(Whole(table))
     return rows
-
-
-def measure_paces(
-    path: Path, variants: Mapping[str, DistillConfig], data: ShardFolder, target: LoadedModel, console: Console
-) -> dict[str, float]:
-    """Seconds per step of every variant, kept in `path`; later runs time only new variants."""
-    paces = json.loads(path.read_text()) if path.is_file() else {}
-    missing = [name for name in variants if name not in paces]
-    with bar(console, "timing", len(missing), 0, unit="variants") as update:
-        for at, name in enumerate(missing):
-            paces[name] = pace(variants[name], data, target)
-            update(at + 1)
-            write_text(path, json.dumps(paces, indent=1) + "\n")
-    return paces
 
 
 def pace(config: DistillConfig, data: ShardFolder, target: LoadedModel) -> float:
@@ -130,12 +123,8 @@ def train(
             jax.block_until_ready(metrics)
             update(at + 1)
     model = as_model(config, target, state, drafter, name)
-    facts = {
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
-        "steps": steps,
-        "positions": steps * config.packing.tokens,
-        "training_acceptance": float(metrics.acceptance),
-    }
+    facts = {"parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)), "steps": steps}
+    facts |= {"positions": steps * config.packing.tokens, "training_acceptance": float(metrics.acceptance)}
     return model, facts, held_out
 
 

@@ -22,9 +22,7 @@ def panels(
     titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, **options: Any
 ) -> tuple[Figure, Any]:
     """A figure with a column a title, 6 inches wide at least; axes are [rows, columns]. Sizes in inches are a panel's.
-
-    No pyplot state. `options`: those of `Figure.subplots`.
-    """
+    No pyplot state. `options`: those of `Figure.subplots`."""
     figure = Figure(figsize=(max(width * len(titles), 6.0), height * rows), dpi=150, layout="constrained")
     grid = figure.subplots(rows, len(titles), squeeze=False, **options)
     for row, line in enumerate(grid):
@@ -55,15 +53,9 @@ def lines_figure(
     ticks: Sequence[float] = (),
     log: bool = False,
 ) -> Figure:
-    """One panel per title, one line per name with its intervals as bars; level 1 is marked.
-
-    Args:
-        labels: of the axes.
-        styles: how matplotlib draws a name; others are lines with points, in a rule's usual colour.
-        columns: panels side by side; all unless given.
-        ticks: of the x axis.
-        log: whether that is logarithmic.
-    """
+    """One panel per title, one line per name with its intervals as bars; level 1 is marked. `styles`: how matplotlib
+    draws a name; others are lines with points, in a rule's usual colour. `labels` are the axes', `columns` panels side
+    by side (all unless given), `ticks` those of the x axis, `log` whether that is logarithmic."""
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
     handles: dict[str, Any] = {}
@@ -118,16 +110,20 @@ def map_figure(maps: Mapping[str, np.ndarray], across: Knob, up: Knob, label: st
 Point = tuple[str, float, float, float]  # name, estimate, low, high
 
 
-def dots_figure(titled: Mapping[str, Sequence[Point]], label: str) -> Figure:
-    """Points with intervals by title, in the order given; rules that are always compared have their colours."""
+def dots_figure(
+    titled: Mapping[str, Sequence[Point]], label: str, rings: Mapping[str, Sequence[float]] | None = None
+) -> Figure:
+    """Points with intervals by title, and further estimates as rings; rules always compared have their colours."""
     figure, grid = panels(list(titled), 1.2 + 0.27 * max(map(len, titled.values())), width=4.9)
-    for axes, points in zip(grid[0], titled.values(), strict=True):
+    for axes, (title, points) in zip(grid[0], titled.items(), strict=True):
         for place, (name, estimate, low, high) in enumerate(points):
             colour = RULE_COLOURS.get(name, INK)
             axes.plot([low, high], [place, place], color=colour, lw=1.6, solid_capstyle="butt")
             axes.plot([estimate], [place], "o", color=colour, ms=4.5)
             end = estimate if np.isnan(high) else high  # of a single prompt there is no interval
             axes.annotate(f"{estimate:.2f}", (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        if rings:
+            axes.plot(rings[title], range(len(points)), "o", mfc="white", mec=INK, ms=5, zorder=1)
         axes.axvline(1.0, color="#999999", lw=1, ls="--", zorder=0)
         axes.set_yticks(range(len(points)), [name for name, *_ in points], fontsize=8)
         for tick, (name, *_) in zip(axes.get_yticklabels(), points, strict=True):

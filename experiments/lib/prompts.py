@@ -24,15 +24,9 @@ HALVES = ("calibrate", "judge")
 
 def load_prompts(source: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:
     """The prompts of a JSONL file, of `hub:NAME`, or of `hub:NAME@FILE`, a local copy; of `SOURCE:n` every n-th.
-
-    DATASETS has the names, and how their rows become prompts. `split` comes first, then every
-    n-th, then `limit`, so no limit moves a prompt from one half to the other. A source without splits is halved for
-    "calibrate" and "judge".
-
-    Raises:
-        FileNotFoundError: no such file or folder.
-        ValueError: what `read_prompts` and `entries` refuse, an n below 1, a split that is not there.
-    """
+    `split` comes first, then every n-th, then `limit`, so no limit moves a prompt from one half to the other. A source
+    without splits is halved for "calibrate" and "judge". Raises FileNotFoundError for no such file, and ValueError for
+    what `read_prompts` and `entries` refuse, an n below 1, or a split that is not there."""
     check_limit(limit)
     name, every = every_nth(str(source))
     if name.startswith(PREFIX):
@@ -73,57 +67,44 @@ Row = Mapping[str, Any]
 
 
 class HubDataset(NamedTuple):
-    """How a set's rows become prompts."""
+    """Where a set is, and what its rows are about."""
 
     hub_id: str
     config: str | None
     split: str
     category: str  # task of its prompts, by Spec-Bench's name if it has one
-    ask: Callable[[Row], str]  # the text of the user's turn, "" for nothing; KeyError for a missing column
     id_key: str | None = None  # the column that names a row; None: its number in the split
-    keep: Callable[[Row], bool] = lambda row: True
 
 
 def _question(before: str, text: str, after: str = "") -> str:
     return f"{before}{text.strip()}{after}" if text.strip() else ""
 
 
+def _creative(row: Row) -> str:
+    text = row["instruction"].strip() + _question("\n\n", row["context"])
+    return text if row["category"] == "creative_writing" else ""
+
+
 DATASETS = {
-    "cnn_dailymail": HubDataset(
-        "abisee/cnn_dailymail", "3.0.0", "test", "summarization", lambda row: _question(SUMMARISE, row["article"]), "id"
-    ),
-    "databricks-dolly-15k": HubDataset(
-        "databricks/databricks-dolly-15k",
-        None,
-        "train",
-        "instructions",
-        lambda row: row["instruction"].strip() + _question("\n\n", row["context"]),
-        keep=lambda row: row["category"] == "creative_writing",
-    ),
-    "wmt19/de-en": HubDataset(
-        "wmt/wmt19", "de-en", "validation", "translation", lambda row: _question(TRANSLATE, row["translation"]["de"])
-    ),
-    "gsm8k": HubDataset(
-        "openai/gsm8k", "main", "test", "math_reasoning", lambda row: _question("", row["question"], STEP_BY_STEP)
-    ),
-    "openai_humaneval": HubDataset(
-        "openai/openai_humaneval",
-        None,
-        "test",
-        "code",
-        lambda row: _question(COMPLETE + "```python\n", row["prompt"], "\n```"),
-        "task_id",
-    ),
+    "cnn_dailymail": HubDataset("abisee/cnn_dailymail", "3.0.0", "test", "summarization", "id"),
+    "databricks-dolly-15k": HubDataset("databricks/databricks-dolly-15k", None, "train", "instructions"),
+    "wmt19/de-en": HubDataset("wmt/wmt19", "de-en", "validation", "translation"),
+    "gsm8k": HubDataset("openai/gsm8k", "main", "test", "math_reasoning"),
+    "openai_humaneval": HubDataset("openai/openai_humaneval", None, "test", "code", "task_id"),
+}
+ASK: dict[str, Callable[[Row], str]] = {  # the user's turn by category, "" for nothing; KeyError for a missing column
+    "summarization": lambda row: _question(SUMMARISE, row["article"]),
+    "instructions": _creative,
+    "translation": lambda row: _question(TRANSLATE, row["translation"]["de"]),
+    "math_reasoning": lambda row: _question("", row["question"], STEP_BY_STEP),
+    "code": lambda row: _question(COMPLETE + "```python\n", row["prompt"], "\n```"),
 }
 
 
 def entries(source: str) -> list[dict[str, Any]]:
-    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: an unknown name, a package that is missing, a set that cannot be loaded, or a row of another shape.
-    """
+    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns. Raises
+    FileNotFoundError for no such file, and ValueError for an unknown name, a package that is missing, a set that cannot
+    be loaded, or a row of another shape."""
     name, _, file = source.removeprefix(PREFIX).partition("@")
     names = {alias: entry for short, entry in DATASETS.items() for alias in (short, entry.hub_id)}
     names |= {f"{entry.hub_id}/{entry.config}": entry for entry in DATASETS.values()}
@@ -145,7 +126,7 @@ def entries(source: str) -> list[dict[str, Any]]:
     lines = []
     for number, row in enumerate(rows):
         try:
-            text = dataset.ask(row) if dataset.keep(row) else ""
+            text = ASK[dataset.category](row)
             prompt_id = str(number) if dataset.id_key is None else row[dataset.id_key]
         except (KeyError, TypeError, AttributeError) as error:
             problem = f"has no column {error}" if isinstance(error, KeyError) else "has another shape"

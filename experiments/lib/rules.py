@@ -24,12 +24,8 @@ THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19
 LENGTHS = (0, 1, 2, 3, 4, 5, 7)
 STATIC = "static"  # its best length is looked for like any other setting
 COMPARED = (STATIC, "adaedl", "adaedl-keep", "max-confidence-keep", "cumulative-confidence", "survival")
-SHORT_NAMES = {  # headings that a terminal need not cut
-    STATIC: "best static",
-    "adaedl-keep": "adaedl keep",
-    "max-confidence-keep": "max conf. keep",
-    "cumulative-confidence": "cumul. conf.",
-}
+SHORT_NAMES = {STATIC: "best static", "adaedl-keep": "adaedl keep"}  # headings that a terminal need not cut
+SHORT_NAMES |= {"max-confidence-keep": "max conf. keep", "cumulative-confidence": "cumul. conf."}
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,7 @@ class Rule:
     """A stopping rule as experiments compare it."""
 
     name: str
-    policy: StoppingPolicy
-    """At its published setting."""
+    policy: StoppingPolicy  # At its published setting.
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Values of each hyperparameter to try; all combinations are tried."""
 

@@ -40,13 +40,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, name: str, config: Any, out: str | Path | None = None) -> "RunFolder":
-        """Makes (or opens, to go on) the folder `out`, by default `runs/<name>-<time>`, and writes its manifest.
-
-        Call it before anything compiles.
-
-        Raises:
-            ValueError: the folder cannot be written, or holds another config's results or something else.
-        """
+        """Makes (or opens, to go on) the folder `out`, by default `runs/<name>-<time>`, and writes its manifest, before
+        anything compiles. Raises ValueError where it cannot be written, or holds something else, such as another
+        config's results."""
         wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if out is None else Path(out)
         path, number = wanted, 2
         while out is None and path.exists():  # another run began in the same second
@@ -91,13 +87,9 @@ class RunFolder:
         """All results so far, to make the table of or to go on after."""
         return read_rows(self.path)
 
-    def write_text(self, name: str, text: str) -> None:
-        """Replaces a text file of the folder."""
-        write_text(self.path / name, text)
-
     def write_json(self, name: str, value: Any) -> None:
         """Replaces a JSON file of the folder."""
-        self.write_text(name, json_text(value, indent=2) + "\n")
+        write_text(self.path / name, json_text(value, indent=2) + "\n")
 
     def replacing(self, name: str) -> AbstractContextManager[Path]:
         """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
@@ -105,22 +97,14 @@ class RunFolder:
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:
-    """The rows of a run folder's results.jsonl; none if there is no such file. A torn last line is left out.
-
-    Raises:
-        ValueError: a line that is not JSON; the message says file:line.
-    """
+    """The rows of a run folder's results.jsonl; none if there is no such file. A torn last line is left out. Raises
+    ValueError with file:line for a line that is not JSON."""
     path = Path(folder) / RESULTS
     return [row for _, row in json_lines(path, ended=True)] if path.exists() else []
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a run folder.
-
-    Raises:
-        FileNotFoundError: no such folder, or no manifest in it.
-        ValueError: a manifest that is not one of `RunFolder`.
-    """
+    """The manifest of a run folder. Raises FileNotFoundError for no manifest, ValueError for one of another kind."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{str(folder)!r} is no run folder: it has no {MANIFEST}")
@@ -135,19 +119,12 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """Provenance of a result besides the config: versions, revision, devices, machine, command. Starts jax."""
-    devices = jax.devices()
-    return {
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
-        "git": git_state(),
-        "python": platform.python_version(),
-        "versions": package_versions(),
-        "devices": [f"{device.platform}:{device.id} {device.device_kind}" for device in devices],
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cpu_count": cores(),
-        "compile_seconds": None,
-    }
+    facts: dict[str, Any] = {"started": datetime.now().astimezone().isoformat(timespec="seconds")}
+    facts |= {"command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]), "git": git_state()}
+    facts |= {"python": platform.python_version(), "versions": package_versions()}
+    facts["devices"] = [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
+    facts |= {"platform": platform.platform(), "processor": processor(), "cpu_count": cores()}
+    return facts | {"compile_seconds": None}
 
 
 def git_state() -> dict[str, Any] | None:

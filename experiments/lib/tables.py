@@ -16,7 +16,7 @@ from rich.markdown import Markdown, TableElement
 from rich.table import Table
 from rich.text import Text
 
-from experiments.lib.run_folder import TABLE, RunFolder
+from experiments.lib.run_folder import TABLE, RunFolder, write_text
 from specdec_jax.costs.cost_model import agree
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals, spread, total_speedup
 
@@ -24,6 +24,7 @@ NONE = "–"
 BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
 GAP = 2  # between columns on a terminal
 Row = dict[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]  # a column's cell of a row
 
 
 def speedup(row: Row) -> Interval:
@@ -59,26 +60,17 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "| --- |" + " ---: |" * (len(heads) - 1), *lines[1:]])
 
 
-def table(rows: Mapping[str, Row], columns: Mapping[str, Callable[[Row], str]], head: str = "rule") -> str:
+def table(rows: Mapping[str, Row], columns: Columns, head: str = "rule") -> str:
     """A Markdown table with a line for each row: its name, and what every column's function says of it."""
     lines = [[name.replace("|", "\\|"), *(of(row) for of in columns.values())] for name, row in rows.items()]
     return markdown([head, *columns], lines)
 
 
 def compared(
-    rows: Mapping[str, Row],
-    over: Sequence[str] = (),
-    *,
-    chosen: str | None = None,
-    more: Mapping[str, Callable[[Row], str]] | None = None,
+    rows: Mapping[str, Row], over: Sequence[str] = (), *, chosen: str | None = None, more: Columns | None = None
 ) -> str:
-    """One table row per row: speed-up, gain over each of some rows, acceptance; Markdown.
-
-    Args:
-        over: names of rows of the same texts.
-        chosen: a hyperparameter; which value was chosen on either half.
-        more: further columns.
-    """
+    """A Markdown table: speed-up, gain over each of some rows of the same texts (`over`), acceptance. `chosen`: a
+    hyperparameter, whose value on either half is a column; `more`: further columns."""
     columns: dict[str, Callable[[Row], str]] = {}
     if chosen is not None:
         columns["chosen"] = lambda row: setting(row["settings"], chosen)
@@ -103,8 +95,7 @@ def percent_more(value: Interval) -> str:
     texts = [f"{100 * (bound - 1):+.1f}" for bound in value]
     if not value.high > value.low:
         return f"{texts[0]} %"
-    text = f"{texts[0]} % [{texts[1]}, {texts[2]}]"
-    return f"**{text}**" if excludes_one(value) else text
+    return bold(f"{texts[0]} % [{texts[1]}, {texts[2]}]", value)
 
 
 def plus_minus(value: Interval, digits: int = 2) -> str:
@@ -113,9 +104,9 @@ def plus_minus(value: Interval, digits: int = 2) -> str:
     return f"{text} ±{(value.high - value.low) / 2:.{digits}f}" if value.high > value.low else text
 
 
-def excludes_one(value: Interval) -> bool:
-    """Whether an interval says that a ratio is not 1."""
-    return value.low > 1 or value.high < 1
+def bold(text: str, ratio: Interval) -> str:
+    """The text, bold where the interval says that a ratio is not 1."""
+    return f"**{text}**" if ratio.low > 1 or ratio.high < 1 else text
 
 
 def number(value: Any) -> str:
@@ -166,7 +157,7 @@ class Whole(Markdown):
 
 def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) -> None:
     """Writes table.md and NAME.png for each of the pictures, and prints the table."""
-    folder.write_text(TABLE, text)
+    write_text(folder.path / TABLE, text)
     for name, figure in pictures.items():
         with folder.replacing(f"{name}.png") as path:
             figure.savefig(path)
@@ -176,55 +167,41 @@ def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) 
 
 CLEAN_SHARE = 0.05
 """A prompt counts as free of repeated text when at most this share of its tokens, the baseline's too, is repeated."""
-TIMED_COLUMNS = {  # of a row, and what a result calls them
-    "emitted": "num_emitted_tokens",
-    "rounds": "num_rounds",
-    "drafts": "num_drafts",
-    "drafted": "num_draft_tokens",
-    "accepted": "num_accepted_tokens",
-    "passes": "drafter_passes",
-    "discarded": "discarded_passes",
-    "seconds": "seconds",
-}
+TIMED_COLUMNS = {"emitted": "num_emitted_tokens", "rounds": "num_rounds", "drafts": "num_drafts", "seconds": "seconds"}
+TIMED_COLUMNS |= {"drafted": "num_draft_tokens", "accepted": "num_accepted_tokens"}  # of a row: what a result calls it
+TIMED_COLUMNS |= {"passes": "drafter_passes", "discarded": "discarded_passes"}
 
 
 def summarise(results: Iterable[Mapping[str, Any]], baseline: str | None = None) -> list[Row]:
     """One row a temperature and method ("what"), in the results' order, with a number a prompt in every column.
-
     `baseline` is the first result's method unless named; its columns are plain_emitted, plain_seconds and
     plain_repeated. `equal` says of the prompts that were compared whether the output is plain decoding's. Repeats of a
-    prompt (results alike in prompt, method and temperature) are added up: tokens over seconds of all of them.
-
-    Raises:
-        ValueError: no results, a key is missing, or a prompt of a method has no result of the baseline.
-    """
-    groups: dict[tuple[float, str], dict[str, dict[str, Any]]] = {}  # sums over repeats, by prompt
+    prompt (results alike in prompt, method and temperature) are added up: tokens over seconds of all of them. Raises
+    ValueError for no results, a missing key, or a prompt of a method without a result of the baseline."""
+    groups: dict[tuple[float, str], dict[str, list[Mapping[str, Any]]]] = {}  # repeats by prompt
     for result in results:
-        baseline = baseline or result["method"]
+        for name in (*TIMED_COLUMNS.values(), "repeated_share", "equals_plain"):
+            if name not in result:
+                raise ValueError(f"the result of prompt {result.get('prompt_id')!r} has no {name!r}")
         prompts = groups.setdefault((result["temperature"], result["method"]), {})
-        sums = prompts.setdefault(str(result["prompt_id"]), {})
-        try:
-            for column, name in TIMED_COLUMNS.items():
-                sums[column] = sums.get(column, 0) + result[name]
-            sums["repeated"] = sums.get("repeated", 0.0) + result["repeated_share"] * result["num_emitted_tokens"]
-            if result["equals_plain"] is not None:
-                sums["equal"] = sums.get("equal", True) and result["equals_plain"]
-        except KeyError as error:
-            raise ValueError(f"the result of prompt {result.get('prompt_id')!r} has no {error}") from None
+        prompts.setdefault(str(result["prompt_id"]), []).append(result)
     if not groups:
         raise ValueError("no results to summarise")
-    rows = []
+    rows, baseline = [], baseline or next(iter(groups))[1]
     for temperature, method in sorted(groups, key=lambda key: key[0]):  # stable: methods keep the results' order
-        prompts, plain = groups[temperature, method], groups.get((temperature, str(baseline)), {})
+        prompts, plain = groups[temperature, method], groups.get((temperature, baseline), {})
         missing = [name for name in prompts if name not in plain]
         if missing:
             raise ValueError(f"no result of {baseline!r} for prompt {missing[0]!r} at temperature {temperature:g}")
         row: Row = {"what": method, "temperature": temperature}
         for prefix, each in (("", prompts), ("plain_", plain)):
             mine = [each[name] for name in prompts]
-            row |= {f"{prefix}{name}": [sums[name] for sums in mine] for name in TIMED_COLUMNS}
-            row[f"{prefix}repeated"] = [sums["repeated"] / max(sums["emitted"], 1) for sums in mine]
-        rows.append(row | {"equal": [sums["equal"] for sums in prompts.values() if "equal" in sums]})
+            for column, name in TIMED_COLUMNS.items():
+                row[f"{prefix}{column}"] = [sum(r[name] for r in repeats) for repeats in mine]
+            tokens = [sum(r["repeated_share"] * r["num_emitted_tokens"] for r in repeats) for repeats in mine]
+            row[f"{prefix}repeated"] = list(tokens / np.maximum(row[f"{prefix}emitted"], 1))
+        equal = [[r["equals_plain"] for r in repeats if r["equals_plain"] is not None] for repeats in prompts.values()]
+        rows.append(row | {"equal": [all(repeats) for repeats in equal if repeats]})
     return rows
 
 
@@ -257,19 +234,14 @@ def _ratio(top: str, bottom: str, form: str = ".2f", plus: int = 0) -> Callable[
 
 def _without_repeats(row: Row) -> str:
     clean = speedups(row, clean=True)
-    return f"{spread(clean).mean.estimate:.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
+    return f"{clean.mean():.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
 
 
-def _quartiles(row: Row) -> str:
-    each = spread(speedups(row))
-    return interval((each.median, each.lower_quartile, each.upper_quartile), bounds="({}–{})")
-
-
-METHOD_COLUMNS: dict[str, Callable[[Row], str]] = {  # a narrow terminal shows the first ones in its first table
+METHOD_COLUMNS: Columns = {  # a narrow terminal shows the first ones in its first table
     "tokens/s, total": _ratio("emitted", "seconds", ".1f"),
     "speed-up, total": lambda row: f"{speedup(row).estimate:.2f}",
     "speed-up, mean [95 %]": lambda row: interval(spread(speedups(row)).mean),
-    "median (quartiles)": _quartiles,
+    "median (quartiles)": lambda row: interval(np.quantile(speedups(row), (0.5, 0.25, 0.75)), bounds=PARENTHESES),
     "equal": lambda row: f"{sum(row['equal'])}/{len(row['equal'])}" if row["equal"] else NONE,
     "tokens/s, mean of prompts": lambda row: f"{rates(row).mean():.1f}",
     "without repeats": _without_repeats,

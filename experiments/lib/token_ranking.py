@@ -33,16 +33,11 @@ SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
 class RankTokens:
     """Rank the tokens of a text by how often they occur."""
 
-    out: Path
-    """Folder of the drafter's weights."""
-    data: Path | None = None
-    """Token shards of experiments.distill."""
-    texts: Path | None = None
-    """A .jsonl file with `text` in every line; needs --model."""
-    model: str = "smollm2"
-    """Whose tokenizer reads the texts; --data are tokens already."""
-    most: Annotated[int, Between(1)] = 16384
-    """Tokens to keep."""
+    out: Path  # Folder of the drafter's weights.
+    data: Path | None = None  # Token shards of experiments.distill.
+    texts: Path | None = None  # A .jsonl file with `text` in every line; needs --model.
+    model: str = "smollm2"  # Whose tokenizer reads the texts; --data are tokens already.
+    most: Annotated[int, Between(1)] = 16384  # Tokens to keep.
 
 
 def rank_tokens(config: RankTokens, console: Console) -> None:
@@ -59,11 +54,7 @@ def rank_tokens(config: RankTokens, console: Console) -> None:
 
 
 def count(config: RankTokens) -> np.ndarray:
-    """[V, 2]: how often each token stands in answers, and anywhere; of --texts both are the same.
-
-    Raises:
-        ValueError, FileNotFoundError for invalid input.
-    """
+    """[V, 2]: how often each token stands in answers, and anywhere. Raises ValueError, FileNotFoundError."""
     check_fields(config)
     if (config.data is None) == (config.texts is None):
         raise ValueError("give either --data or --texts")
@@ -90,11 +81,7 @@ def count(config: RankTokens) -> np.ndarray:
 
 
 def rank(counts: np.ndarray) -> np.ndarray:
-    """Tokens by counts [V, 2], the second column deciding ties of the first; those never seen are left out.
-
-    Raises:
-        ValueError: nothing was counted.
-    """
+    """Tokens seen, by counts [V, 2]; the second column decides ties. Raises ValueError where nothing was counted."""
     order = np.lexsort((-counts[:, 1], -counts[:, 0]))
     seen = order[counts[order].sum(axis=1) > 0]
     if not counts[:, 0].sum():

@@ -38,6 +38,7 @@ KEYS = ("group", "temperature", "task", "what")
 COUNTS = ("rounds", "drafted", "accepted", "passes")
 COLUMNS = ("emitted", *COUNTS, "seconds", "first_seconds", "plain_seconds", "repeated")  # one number a text each
 Traces = Mapping[str, Mapping[float, Trace]]  # by drafter and temperature
+Settings = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,14 @@ class TraceFiles(Output, Smoke):
     traces: Positional[tuple[str, ...]] = ()
     """Traces, or folders of them, that experiments.record wrote, or SpecDecode-Bench's logs; several drafters
     are compared side by side."""
-    seed: int = 0
-    """Seed of the halves of the prompts."""
+    seed: int = 0  # Seed of the halves of the prompts.
     tokens: Annotated[int | None, Between(1)] = None
     """Only the first tokens of every text, as if generation had ended there."""
-    max_draft_length: Annotated[int, Between(1)] = 16
-    """Longest draft."""
+    max_draft_length: Annotated[int, Between(1)] = 16  # Longest draft.
 
-    @property
-    def named(self) -> bool:
-        """Whether there are traces to read."""
-        return bool(self.traces or self.smoke)
-
-    def check(self) -> None:
-        """Raises ValueError where options are invalid."""
-        if not self.named:
+    def check(self, named: bool = False) -> None:
+        """Raises ValueError where options are invalid. `named`: another option names the traces."""
+        if not (named or self.traces or self.smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
         check_fields(self)
 
@@ -70,16 +64,13 @@ class TraceFiles(Output, Smoke):
 class TraceOptions(TraceFiles):
     """Options of a command that replays rules and counts their time."""
 
-    costs: str | None = None
-    """cost_model.json of experiments.step_cost; none: two x86 cores."""
-    ratio: float | None = None
-    """Instead of --costs: c, a drafter step over a target pass."""
-    slope: float = 0.0
-    """With --ratio: what one more verified token costs, in target passes."""
+    costs: str | None = None  # cost_model.json of experiments.step_cost; none: two x86 cores.
+    ratio: float | None = None  # Instead of --costs: c, a drafter step over a target pass.
+    slope: float = 0.0  # With --ratio: what one more verified token costs, in target passes.
 
-    def check(self) -> None:
+    def check(self, named: bool = False) -> None:
         """Raises ValueError where options are invalid."""
-        super().check()
+        super().check(named)
         if self.ratio is None and self.slope or self.slope < 0:
             raise ValueError(f"slope must be 0 or more and goes with --ratio, got {self.slope} and {self.ratio}")
 
@@ -97,10 +88,8 @@ class TraceOptions(TraceFiles):
 
 
 def costs_or_default(path: str | Path | None) -> CostModel:
-    """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate).
-
-    Without one, the measurements on two x86 cores (docs/performance.md).
-    """
+    """The cost model at `path`, or of that name in configs/costs (tpu-v5e: its compiler's estimate); of None the
+    measurements on two x86 cores (docs/performance.md)."""
     if path is None:
         costs = load_cost_model(COSTS)
         return costs._replace(device=f"the default costs ({costs.device})")
@@ -132,7 +121,7 @@ class Variant(NamedTuple):
     """A compared policy. Of several settings, each half of the prompts uses the one fastest on the other half."""
 
     replay: Callable[[Source, int], Any]  # (source, longest draft) -> a Replay: one row per setting, all texts
-    settings: Sequence[Mapping[str, Any]] = ({},)
+    settings: Settings = ({},)
 
 
 ORACLE, FORESIGHT = "oracle", "foresight"
@@ -142,9 +131,7 @@ REFERENCES = {
 }
 
 
-def variant(
-    rule: Rule, settings: Sequence[Mapping[str, Any]] | None = None, max_draft_length: int | None = None
-) -> Variant:
+def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int | None = None) -> Variant:
     """A rule at these settings (its grid's unless given), drafting up to the run's limit unless another is given."""
     tried, replays = rule.settings() if settings is None else settings, {}
 
@@ -158,17 +145,10 @@ def variant(
 
 
 def replay_rule(
-    trace: Trace,
-    rule: Rule,
-    costs: CostModel,
-    longest: int,
-    settings: Sequence[Mapping[str, Any]] | None = None,
-    phases: Mapping[str, Any] | None = None,
+    trace: Trace, rule: Rule, costs: CostModel, longest: int, settings: Settings | None = None, phases: Any = None
 ) -> Replay:
-    """A rule's settings (its published one unless given) over a trace, with the machine's costs.
-
-    A rule that reads phases gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy.
-    """
+    """A rule's settings (its published one unless given) over a trace, with the machine's costs. One that reads phases
+    gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
     widest = costs.widths[-1] if policy.tree_hooks is not None else None
@@ -177,12 +157,8 @@ def replay_rule(
 
 
 def open_traces(name: str, options: TraceFiles, console: Console, sources: Sequence[Source] | None = None) -> Run:
-    """Reads the traces, unless sources are given, and opens the folder.
-
-    Raises:
-        FileNotFoundError, ValueError for invalid input, before anything is written: other traces or costs than the
-        folder's rows were made of among it.
-    """
+    """Reads the traces, unless sources are given, and opens the folder. Raises FileNotFoundError, ValueError for
+    invalid input, before anything is written: other traces or costs than the folder's rows were made of among it."""
     sources = list(read_sources(options) if sources is None else sources)
     config = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     config |= {"machines": {source.group: source.costs._asdict() for source in sources}}
@@ -204,8 +180,7 @@ def drafter_of(trace: Trace) -> str:
 def read_sources(
     options: TraceOptions, made_up: Traces | None = None, group: Callable[[Trace], str] = drafter_of
 ) -> list[Source]:
-    """The traces by group and temperature; `made_up` is what --smoke runs on. Raises as `load_traces`, and for bad
-    options."""
+    """The traces by group and temperature; `made_up` is what --smoke runs on. Raises as `load_traces` does."""
     options.check()
     costs = options.machine()
     if options.smoke:
@@ -219,12 +194,8 @@ def load_traces(
     paths: Sequence[str | Path], least: int = 1, group: Callable[[Trace], str] = drafter_of, tokens: int | None = None
 ) -> dict[str, dict[float, Trace]]:
     """Traces by group and by temperature, ascending; a folder stands for all trace-*.npz in it, and of every text the
-    first `tokens` count.
-
-    Raises:
-        FileNotFoundError: a file or folder that is not there or holds none.
-        ValueError: two traces of one temperature, one of several temperatures, or tails shorter than `least`.
-    """
+    first `tokens` count. Raises FileNotFoundError for a file or folder that is not there or holds none, and ValueError
+    for two traces of one temperature, one of several temperatures, or tails shorter than `least`."""
     groups: dict[str, dict[float, Trace]] = {}
     for path in map(Path, paths):
         is_log = path.suffix == ".jsonl" or any(path.glob(LOGS))
@@ -234,17 +205,14 @@ def load_traces(
         for file in files:
             trace = read_exact(file) if is_log else load_trace(file)
             traces = groups.setdefault(group(trace), {})
-            # 0.7, not float32's 0.69999999
-            temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()
+            temperatures = np.unique(np.round(trace.temperature.astype(np.float64), 6)).tolist()  # not 0.69999999
             if len(temperatures) > 1 or temperatures[0] in traces:
+                there = f"got {temperatures} besides {sorted(traces)}"
+                raise ValueError(f"{file}: one trace of {group(trace)} a temperature, {there}")
+            if (longest := trace.max_draft_length) < least:
                 raise ValueError(
-                    f"{file}: one trace of {group(trace)} a temperature, got {temperatures} besides {sorted(traces)}"
-                )
-            if trace.max_draft_length < least:
-                raise ValueError(
-                    f"{file} holds drafts of up to {trace.max_draft_length} tokens, {least} are asked for: give "
-                    f"--max-draft-length {trace.max_draft_length}, or record longer ones (python -m experiments.record "
-                    f"--max-draft-length {least})"
+                    f"{file} holds drafts of up to {longest} tokens, {least} are asked for: give --max-draft-length "
+                    f"{longest}, or record longer ones (python -m experiments.record --max-draft-length {least})"
                 )
             length = trace.length if tokens is None else np.minimum(trace.length, tokens)
             traces[temperatures[0]] = trace._replace(length=length)
@@ -261,11 +229,7 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
 
 
 def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row] | None = None) -> list[Row]:
-    """The rows of every source, variant and task; what the folder has is not replayed again.
-
-    Args:
-        measure: makes a row in place of `row_of`, of the same arguments.
-    """
+    """The rows of every source, variant and task, those that are missing by `measure`, of the arguments of `row_of`."""
     rows = {tuple(row[key] for key in KEYS): row for row in run.folder.rows()}
     order = []
     for source in run.sources:
@@ -285,9 +249,7 @@ def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row]
     return [rows[key] for key in order]
 
 
-def row_of(
-    source: Source, texts: np.ndarray, result: Replay, settings: Sequence[Mapping[str, Any]], seed: int
-) -> dict[str, Any]:
+def row_of(source: Source, texts: np.ndarray, result: Replay, settings: Settings, seed: int) -> Row:
     """A row of some texts: each half uses the setting with the least total time on the other half."""
     counts = {name: getattr(result, name)[:, texts] for name in COUNTS}
     columns: dict[str, np.ndarray] = {"seconds": result.seconds(source.costs)[:, texts], **counts}
@@ -300,16 +262,12 @@ def row_of(
     picked = {name: values[at, np.arange(len(texts))] for name, values in columns.items()}
     emitted, totals = source.trace.length[texts].astype(int), columns["seconds"].sum(axis=1)
     plain = emitted * source.costs.plain_pass
-    return {
-        "emitted": emitted.tolist(),
-        **{name: picked[name].astype(int).tolist() for name in COUNTS},
-        "seconds": picked["seconds"].tolist(),
-        "first_seconds": columns["seconds"][0].tolist(),  # at the first setting, the published one
-        "plain_seconds": plain.tolist(),
-        "repeated": source.repeated[texts].tolist(),
-        "settings": chosen[: len(settings)],
-        "curve": (plain.sum() / totals).tolist(),  # speed-up of every setting
-    }
+    row: Row = {"emitted": emitted.tolist(), **{name: picked[name].astype(int).tolist() for name in COUNTS}}
+    row["seconds"] = picked["seconds"].tolist()
+    row["first_seconds"] = columns["seconds"][0].tolist()  # at the first setting, the published one
+    row |= {"plain_seconds": plain.tolist(), "repeated": source.repeated[texts].tolist()}
+    curve = (plain.sum() / totals).tolist()  # speed-up of every setting
+    return row | {"settings": chosen[: len(settings)], "curve": curve}
 
 
 def half_of(texts: int, seed: int) -> np.ndarray:
@@ -317,15 +275,9 @@ def half_of(texts: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(texts) < texts // 2
 
 
-def by_source(rows: Iterable[Row], source: Source, task: str | None = None) -> list[Row]:
-    """The rows of a source, of one task if that is given."""
-    return [row for row in rows if (row["group"], row["temperature"]) == source[:2] and task in (None, row["task"])]
-
-
-def find(rows: Iterable[Row], **wanted: Any) -> Row:
-    """The only row with these fields."""
-    (row,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
-    return row
+def by_name(rows: Iterable[Row], source: Source, task: str = ALL) -> dict[str, Row]:
+    """The rows of a source and task by what they are of."""
+    return {row["what"]: row for row in rows if (row["group"], row["temperature"], row["task"]) == (*source[:2], task)}
 
 
 def about(run: Run) -> str:

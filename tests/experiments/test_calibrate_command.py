@@ -10,13 +10,8 @@ from experiments.calibrate import main, phase_hyperparameters, positions_of
 from experiments.lib.smoke import made_up_traces
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, separate
 from specdec_jax.stopping import phase_length
-from specdec_jax.text.calibration import (
-    ANY_STATIC_OPTIONS,
-    calibration_of,
-    fingerprint,
-    hyperparameters_for,
-    read_calibration,
-)
+from specdec_jax.text import calibration as calibrations
+from specdec_jax.text.calibration import calibration_of, fingerprint, hyperparameters_for, read_calibration
 from specdec_jax.text.generation import build_pair, generate, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import build
@@ -78,22 +73,21 @@ def calibrated(tmp_path_factory):
 
 
 def test_the_command_writes_every_part(calibrated):
-    found = json.loads(calibrated[2].read_text())
-    table = (calibrated[2].parent / "table.md").read_text()
-    assert set(found["hyperparameters"]) == {"greedy", "sampled"}
+    found, out = json.loads(calibrated[2].read_text()), calibrated[2].parent
+    table = (out / "table.md").read_text()
+    assert set(found["hyperparameters"]) == {"greedy", "sampled"} and (out / "curves.png").stat().st_size > 10_000
     for kind, hyperparameters in found["hyperparameters"].items():
-        assert {"static", "adaedl", "survival", "phase_length"} <= set(hyperparameters["policy"])
-        assert kind in hyperparameters["policy"]["survival"] and len(hyperparameters["policy"]["survival"][kind]) == 3
+        policy, phases = hyperparameters["policy"], hyperparameters["monitor"]["phases"]
+        assert {"static", "adaedl", "survival", "phase_length"} <= set(policy) and len(policy["survival"][kind]) == 3
         assert hyperparameters["verifier"].keys() == {"lenience", "by_phase", "easd"}
-        assert hyperparameters["monitor"]["phases"]["leave"] <= hyperparameters["monitor"]["phases"]["enter"]
+        assert phases["leave"] <= phases["enter"]
         figures = found["figures"][kind]
-        measured = figures["lenience"]["by_lenience"]
-        allowed = [float(name) for name, mean in measured.items() if mean <= 0.3]
-        assert figures["lenience"]["bound"] == min(allowed, default=1.0)
-        values = [measured[name] for name in sorted(measured, key=float)]
+        measured = {float(name): mean for name, mean in figures["lenience"]["by_lenience"].items()}
+        bound = min((name for name, mean in measured.items() if mean <= 0.3), default=1.0)
+        assert figures["lenience"]["bound"] == bound
+        values = [measured[name] for name in sorted(measured)]
         assert values == sorted(values, reverse=True), "less lenience deviates less"
         assert f"(Youden's J {figures['rejection']['youden']:.2f}, area {figures['rejection']['area']:.2f})" in table
-    assert (calibrated[2].parent / "curves.png").stat().st_size > 10_000
 
 
 def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):
@@ -120,7 +114,7 @@ def test_its_hyperparameters_reach_policy_verifier_and_monitor(calibrated):
 
 def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):
     calibration = read_calibration(calibrated[2])
-    assert calibration.any_static_options == ANY_STATIC_OPTIONS
+    assert calibration.any_static_options == calibrations.ANY_STATIC_OPTIONS
     for decoding, temperature in (("greedy", 0.0), ("sampled", 0.7)):
         names = [(found["kind"], found["name"]) for found in calibration.variants[decoding]]
         wanted = {("policy", "adaedl"), ("policy", "max_confidence"), ("policy", "phase_length"), ("monitor", "phases")}
@@ -150,20 +144,17 @@ def test_another_pair_is_refused(calibrated, tmp_path):
     assert fingerprint(pair.params.target)["parameters"] == found["target"]["parameters"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_file_that_is_no_calibration_is_refused(tmp_path):
+    for text, message in (
         ("[1]", "is no calibration"),
         ('{"target": {}}', "is no calibration: drafter is missing"),
         ("{", "is no calibration"),
         ('{"target": {}, "drafter": {}, "hyperparameters": {}, "figures": {}}', "target.name is missing"),
         ('{"format": 7}', "format 7, and this version reads 2"),
-    ],
-)
-def test_a_file_that_is_no_calibration_is_refused(tmp_path, text, message):
-    (tmp_path / "c.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_calibration(tmp_path / "c.json")
+    ):
+        (tmp_path / "c.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_calibration(tmp_path / "c.json")
     with pytest.raises(FileNotFoundError, match=r"python -m experiments\.calibrate writes one"):
         read_calibration(tmp_path / "none.json")
 

@@ -22,23 +22,22 @@ from specdec_jax.replay.trace import save_trace
 
 
 def test_exit_codes(capsys, monkeypatch):
-    def ending(error, *also, **options):
-        @exit_codes(*also, **options)
-        def main(code=0):
+    def ending(error, *also, code=0, **options):
+        def main():
             if error is not None:
                 raise error
             return code
 
-        return main
+        return exit_codes(*also, **options)(main)()
 
-    assert ending(None)() == 0 and ending(None)(code=1) == 1
+    assert ending(None) == 0 and ending(None, code=1) == 1
     for error in (ValueError("two\n  lines"), FileNotFoundError("two lines"), tarfile.TarError("two lines")):
-        assert ending(error, tarfile.TarError)() == 2 and capsys.readouterr().err == "error: two lines\n"
+        assert ending(error, tarfile.TarError) == 2 and capsys.readouterr().err == "error: two lines\n"
     with pytest.raises(TypeError):
-        ending(TypeError("a bug"), tarfile.TarError)()
+        ending(TypeError("a bug"), tarfile.TarError)
+    monkeypatch.setattr("experiments.lib.commands.opened", [])
     for options, said in (({"interrupted": "to go on: again"}, "to go on: again\n"), ({}, "interrupted\n")):
-        monkeypatch.setattr("experiments.lib.commands.opened", [])
-        assert ending(KeyboardInterrupt(), **options)() == 130 and capsys.readouterr().err == said
+        assert ending(KeyboardInterrupt(), **options) == 130 and capsys.readouterr().err == said
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,12 @@ READING = ("policies", "entropy", "adaedl lambda", "adaedl factor", "adaedl tabl
 REFUSED = [
     ("record --temperatures nan", "temperatures must lie in [0, inf), got (nan,)"),
     ("accelerators --batches -1", "batches must lie in [1, inf), got (-1,)"),
+    ("accelerators --chips tpu-v9", "no chip 'tpu-v9'"),
+    ("peers --only lama.cpp", "unknown peer 'lama.cpp'"),
+    ("parity --recorder --models a", "--recorder compares traces of --models TARGET DRAFTER"),
+    ("step_cost --smoke --batch 0", "batch must lie in [1, inf), got 0"),
+    ("step_cost precision --dtypes int8", "there must be two dtypes or more"),
+    ("step_cost precision --dtypes bfloat16 int4", "unknown dtype 'int4'"),
     ("batches --batches x", "error: parsing --batches: Could not find valid parse for arguments: ['x']"),
     ("adaedl", NO_TRACES),
     ("adaedl tabels", "no trace 'tabels'"),
@@ -88,7 +93,7 @@ REFUSED = [
     ("policies --groups one:.:-1", "c must lie above 0"),
     ("policies --groups one:.:none.json", "no cost model"),
     ("policies --smoke --costs costs.json", "is not a cost model"),
-    ("adaedl tables --smoke --max-draft-length 7", "max_draft_length must be 16 or more"),
+    ("adaedl tables --smoke --max-draft-length 7", "max_draft_length must lie in [16, inf), got 7"),
 ]
 
 
@@ -96,22 +101,21 @@ REFUSED = [
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "costs.json").write_text("{}")
-    trace = made_up_trace(1.0, texts=2)
+    trace, rule = (
+        made_up_trace(1.0, texts=2),
+        "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n",
+    )
     for name in ("one", "two"):
         save_trace(tmp_path / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        rule = "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
-        (tmp_path / name / "mine.py").write_text(rule)
-    before = sorted(tmp_path.rglob("*"))
+    for name, text in (("costs.json", "{}"), ("a/mine.py", rule), ("b/mine.py", rule)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = sorted(path for path in tmp_path.rglob("*") if path.suffix)
     experiment, *rest = words.split()
     assert importlib.import_module(f"experiments.{experiment}").main([word.replace("%20", " ") for word in rest]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and message in said
-    assert [path for path in sorted(tmp_path.rglob("*")) if path.suffix not in (".pyc", "")] == [
-        path for path in before if path.suffix
-    ]
+    assert sorted(path for path in tmp_path.rglob("*") if path.suffix not in (".pyc", "")) == before
 
 
 CONFIG = CompareConfig(name="tiny", prompts="none.jsonl", methods=(Method("plain", policy=None),))
@@ -135,17 +139,15 @@ def test_the_manifest_says_what_a_result_depends_on(folder):
 
 def test_the_revision_is_the_checkouts(tmp_path, monkeypatch):
     def git(*arguments):
-        who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     monkeypatch.setattr(run_folder, "REPOSITORY", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert run_folder.git_state() is None
-    git("init", "-q")
     (tmp_path / "file").write_text("one")
-    git("add", "file")
-    git("commit", "-q", "-m", "one")
+    for words in ("init -q", "add file", "commit -q -m one"):
+        git(*words.split())
     (tmp_path / "untracked").write_text("a run's own output does not make a checkout dirty")
     assert run_folder.git_state() == {"revision": git("rev-parse", "HEAD"), "dirty": False}
     (tmp_path / "file").write_text("two")
@@ -154,25 +156,25 @@ def test_the_revision_is_the_checkouts(tmp_path, monkeypatch):
 
 def test_the_default_folder_is_named_after_run_and_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = [RunFolder.create("tiny", CONFIG).path for _ in range(3)]
-    assert len(set(names)) == 3 and all(path.parent.name == "runs" for path in names)
-    assert all(path.name.startswith("tiny-2") for path in names)
+    names = {RunFolder.create("tiny", CONFIG).path for _ in range(3)}
+    assert len(names) == 3 and all(path.parent.name == "runs" and path.name.startswith("tiny-2") for path in names)
 
 
 def test_folders_of_others_and_of_another_config_are_left_alone(folder, tmp_path):
-    mine, other = tmp_path / "mine", CompareConfig(name="tiny", prompts="none.jsonl", methods=CONFIG.methods, seed=1)
-    mine.mkdir()
-    (mine / "file").write_text("mine")
+    other = CompareConfig(name="tiny", prompts="none.jsonl", methods=CONFIG.methods, seed=1)
+    file = tmp_path / "mine" / "file"
+    file.parent.mkdir()
+    file.write_text("mine")
     before = (folder.path / "manifest.json").read_bytes()
     for config, out, message in (
-        (CONFIG, mine / "file", "cannot write the run folder .*file"),
-        (CONFIG, mine / "file" / "deeper", "cannot write the run folder .*file"),
-        (CONFIG, mine, "no run folder .*'file'"),
+        (CONFIG, file, "cannot write the run folder .*file"),
+        (CONFIG, file / "deeper", "cannot write the run folder .*file"),
+        (CONFIG, file.parent, "no run folder .*'file'"),
         (other, folder.path, f"{config_hash(CONFIG)}, this one is {config_hash(other)}"),
     ):
         with pytest.raises(ValueError, match=message):
             RunFolder.create("tiny", config, out=out)
-    assert list(mine.iterdir()) == [mine / "file"] and (mine / "file").read_text() == "mine"
+    assert list(file.parent.iterdir()) == [file] and file.read_text() == "mine"
     assert (folder.path / "manifest.json").read_bytes() == before
 
 
@@ -203,7 +205,7 @@ def test_a_torn_line_is_dropped_and_a_broken_one_in_the_middle_is_an_error_with_
 
 
 def test_a_failed_replacement_leaves_the_old_file_and_no_rest(folder):
-    folder.write_text("table.md", "old")
+    (folder.path / "table.md").write_text("old")
     with pytest.raises(RuntimeError), folder.replacing("table.md") as path:
         path.write_text("half")
         raise RuntimeError

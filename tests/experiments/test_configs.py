@@ -12,12 +12,8 @@ from specdec_jax.stopping import adaedl, at_least, static
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_PROMPTS = ROOT / "configs" / "prompts" / "demo.jsonl"
+DEMO = str(ROOT / "configs" / "demo.py")
 PLAIN = Method("plain", policy=None)
-
-
-@pytest.fixture(autouse=True)
-def _in_the_repository(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 def test_the_demo_prompts_are_frozen():
@@ -52,28 +48,28 @@ def test_every_committed_config_loads(path):
 
 
 def test_the_demo_and_its_overrides():
-    config = load_config("configs/demo.py")
+    config = load_config(DEMO)
     categories = [prompt.category for prompt in load_prompts(config.prompts)]
     assert len(categories) == 6 and len(set(categories)) == 4
     assert len(config.chosen_methods()) == 5 and (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
-    whole = load_config("configs/demo.py", ["--only", "--prompts", "configs/prompts/demo.jsonl"])
+    whole = load_config(DEMO, ["--only", "--prompts", "configs/prompts/demo.jsonl"])
     assert len(whole.chosen_methods()) == 8 and len(load_prompts(whole.prompts)) == 12
     words = "--max-new-tokens 32 --temperatures 0 0.5 --only adaedl --no-chat --limit 2 --out x"
-    config = load_config("configs/demo.py", words.split())
+    config = load_config(DEMO, words.split())
     assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
     assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
-    assert len(config.methods) == 8 and load_config("configs/demo.py").max_new_tokens == 64
+    assert len(config.methods) == 8 and load_config(DEMO).max_new_tokens == 64
 
 
-@pytest.mark.parametrize("words", ["--max-new-tokens 0", "--max-new-tokens x", "--only adadl", "--temperatures -1"])
-def test_a_refused_value_is_an_error_and_an_unknown_option_names_the_nearest(words):
-    with pytest.raises(ValueError, match=words.split()[1]):
-        override(load_config("configs/demo.py"), words.split())
+def test_a_refused_value_is_an_error_and_an_unknown_option_names_the_nearest():
+    for words in ("--max-new-tokens 0", "--max-new-tokens x", "--only adadl", "--temperatures -1"):
+        with pytest.raises(ValueError, match=words.split()[1]):
+            override(load_config(DEMO), words.split())
     for unknown in ("--max-new-token 32", "--max_new_token=32", "--max-new-tokns 32"):
         with pytest.raises(ValueError, match="did you mean '--max-new-tokens'"):
-            load_config("configs/demo.py", unknown.split())
+            load_config(DEMO, unknown.split())
     with pytest.raises(ValueError, match="--methods"):
-        load_config("configs/demo.py", ["--methods", "plain"])
+        load_config(DEMO, ["--methods", "plain"])
 
 
 BAD_FILES = {
@@ -112,7 +108,7 @@ def test_a_mistake_in_a_config_is_one_message(tmp_path, text):
 
 def test_no_such_config_and_a_baseline_that_is_not_the_first():
     with pytest.raises(FileNotFoundError, match="configs/dem.py.*did you mean 'demo.py'"):
-        load_config("configs/dem.py")
+        load_config(ROOT / "configs" / "dem.py")
     with pytest.raises(ValueError, match="baseline"):
         CompareConfig(name="x", prompts="p", methods=(Method("a", adaedl()), PLAIN))
 
@@ -124,16 +120,16 @@ def test_the_hash_changes_with_what_can_change_a_result(tmp_path):
 
     def digest(threshold=0.5, keep=False, **fields):
         method = Method("a", adaedl(keep_checked_token=keep, threshold=threshold))
-        return config_hash(
-            CompareConfig(**{"name": "x", "prompts": str(prompts), "methods": (PLAIN, method), **fields})
-        )
+        fields = {"name": "x", "prompts": str(prompts), "methods": (PLAIN, method), **fields}
+        return config_hash(CompareConfig(**fields))
 
     same = digest()
     assert same == digest(name="other") == digest(out="folder") == digest(limit=1) == digest(prompts=str(moved))
     different = [digest(0.6), digest(keep=True)]
     different += [digest(**fields) for fields in ({"seed": 1}, {"temperatures": (0.0,)}, {"dtype": "float32"})]
-    sources = f"{prompts}:2", f"{prompts}:3", "hub:gsm8k", "hub:openai_humaneval"
-    different += [digest(prompts=source) for source in sources]
+    different += [
+        digest(prompts=source) for source in (f"{prompts}:2", f"{prompts}:3", "hub:gsm8k", "hub:cnn_dailymail")
+    ]
     assert digest(prompts=f"{moved}:2") == digest(prompts=f"{prompts}:2")
     prompts.write_text('{"text": "b"}\n')
     assert len({same, *different, digest()}) == 11

@@ -9,7 +9,7 @@ import pytest
 import tiny_weights
 
 from experiments import parity
-from experiments.lib.engines import NoEnvironment
+from experiments.lib.engines import Failed
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.loading import load_model
 
@@ -17,8 +17,9 @@ from specdec_jax.loading import load_model
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "off", "code"), [((0, 0, 0), 0.0, 0), ((1, 2, 7), 3e-4, 1), ((1, 4, 7), np.nan, 1)])
 def test_one_logit_that_differs_is_found(tmp_path, monkeypatch, capsys, where, off, code):
-    def side(python, script, out, source):
+    def side(command, *_):
         """What torch would write: our logits, one of them changed."""
+        _, _, out, source = command
         loaded, tokens = load_model(source, dtype="float32"), np.arange(10, dtype=np.int32).reshape(2, 5)
         with jax.default_matmul_precision("highest"):
             logits, _ = loaded.model.apply(loaded.params, tokens, loaded.model.init_cache(loaded.params, 2, 8))
@@ -28,7 +29,7 @@ def test_one_logit_that_differs_is_found(tmp_path, monkeypatch, capsys, where, o
         folder.mkdir(parents=True)
         np.savez(folder / "logits.npz", tokens=tokens, logits=logits)
 
-    monkeypatch.setattr(parity, "run_script", side)  # test_audit.py has one that is run
+    monkeypatch.setattr(parity, "run", side)
     monkeypatch.setattr("experiments.parity.python_of", lambda *_, **__: sys.executable)
     folder = tmp_path / "model"
     tiny_weights.write_folder(folder, tiny_weights.weights())
@@ -38,7 +39,7 @@ def test_one_logit_that_differs_is_found(tmp_path, monkeypatch, capsys, where, o
 
 def test_without_torch_nothing_is_compared(tmp_path, monkeypatch, capsys):
     def none(*_, **__):
-        raise NoEnvironment("requirements-peers.txt does not install: no space")
+        raise Failed("requirements-peers.txt does not install: no space")
 
     monkeypatch.setattr("experiments.parity.python_of", none)
     assert parity.main(["--out", str(tmp_path / "run")]) == 0
@@ -67,4 +68,3 @@ def test_a_recorder_that_disagrees_is_found(tmp_path, monkeypatch, capsys, row, 
     monkeypatch.setattr(parity, "recorded_apart", lambda *_: [{"model": "recorder"} | row])
     assert parity.main(["--recorder", "--models", "a", "b", "--out", str(tmp_path / "run")]) == code
     assert ("traces differ" in capsys.readouterr().out) == bool(code)
-    assert parity.main(["--recorder", "--models", "a", "--out", str(tmp_path / "other")]) == 2

@@ -1,12 +1,11 @@
-"""experiments.policies: rules and their settings, heat maps, and the table over pairs."""
+"""experiments.policies: rules and their settings, heat maps, and priors; test_experiments_traces.py has its tables."""
 
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from experiments import policies
-from experiments.lib.rules import RULES, STATIC
+from experiments.lib.rules import RULES
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import ORACLE, costs_or_default, half_of, load_traces, source_of
 from specdec_jax.costs.cost_model import flat
@@ -14,6 +13,8 @@ from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace, select
 from specdec_jax.stopping import survival
+
+COSTS = flat(0.1, 16)
 
 
 def test_every_policy_has_a_place_in_the_comparison():
@@ -31,9 +32,8 @@ def test_every_policy_has_a_place_in_the_comparison():
 
 def test_two_hyperparameters_of_set_are_a_heat_map():
     settings, source = ["threshold=0.1:0.3:3", "entropy_factor=0.1,0.4", "step=0"], {"group": "", "temperature": 0.0}
-    run = SimpleNamespace(
-        options=SimpleNamespace(settings=settings), sources=[source_of("", 0.0, made_up_trace(), COSTS)]
-    )
+    sources = [source_of("", 0.0, made_up_trace(), COSTS)]
+    run = SimpleNamespace(options=SimpleNamespace(settings=settings), sources=sources)
     swept = [{"threshold": a, "entropy_factor": b} for a in (0.1, 0.2, 0.3) for b in (0.1, 0.4)]
     cells = [(f"rule threshold={each['threshold']} ...", [each], [sum(each.values())]) for each in swept]
     rows = [source | {"task": "all", "what": name, "settings": each, "curve": curve}
@@ -57,45 +57,10 @@ def test_a_trace_of_short_drafts_says_which_option_fits_and_one_of_one_task_has_
     assert (tmp_path / "run" / "table.md").read_text().count("By task, over") == 1
 
 
-COSTS = flat(0.1, 16)
-
-
-def row(seconds, curve):
-    return {"seconds": [seconds], "plain_seconds": [10.0], "curve": curve}
-
-
-@pytest.fixture
-def cells():
-    """Two pairs and a rule of three settings; the best of one is not that of the other."""
-    sources = [source_of(name, 0.0, made_up_trace(0.0, texts=2), COSTS) for name in ("one", "two")]
-    tables = [
-        {STATIC: row(8.0, [1.0, 1.25, 1.0]), "rule": row(5.0, [2.0, 1.0, 1.5]), ORACLE: row(2.0, [5.0])},
-        {STATIC: row(5.0, [1.0, 2.0, 1.5]), "rule": row(4.0, [1.0, 2.5, 2.0]), ORACLE: row(2.5, [4.0])},
-    ]
-    return list(zip(sources, tables, strict=True))
-
-
-def test_a_setting_from_elsewhere_is_the_best_of_the_other_pairs(cells):
-    (one, _), (two, _) = cells
-    assert policies.elsewhere(cells, one, "rule") == 1.0  # setting 1, which is best on two
-    assert policies.elsewhere(cells, two, "rule") == 1.0  # setting 0
-    assert policies.elsewhere(cells[:1], one, "rule") is None
-
-
-def test_the_table_has_means_losses_ranks_and_the_share_of_the_bound(cells):
-    lines = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
-             for line in policies.pairs_table(cells, [STATIC, "rule"]).splitlines()[2:]}  # fmt: skip
-    over = np.sqrt(8 / 5 * 5 / 4)
-    share = (10 / 5 - 10 / 8 + 10 / 4 - 10 / 5) / (5.0 - 10 / 8 + 4.0 - 10 / 5)
-    assert lines["rule"][:4] == [f"{over:.3f}", "+0.0 %", "1.0", f"{share:.0%}"]
-    assert lines[STATIC][:4] == ["1.000", f"{100 * (5 / 8 - 1):+.1f} %", "2.0", "0%"]
-    assert lines["rule"][4:] == [f"{np.sqrt(8 / 10 * 5 / 10):.3f}", f"{100 * (1 / 2 - 1):+.1f} %", "2.0"]
-
-
 def test_left_out_has_a_prior_of_the_other_pairs_alone():
     traces = [made_up_trace(0.0, texts=6, seed=seed, boost=boost) for seed, boost in ((0, 0.0), (1, 1.0), (2, 2.0))]
     sources = [source_of(name, 0.0, trace, COSTS) for name, trace in zip("abc", traces, strict=True)]
-    found = policies.left_out(sources).replay(sources[0], 8)
+    found = policies.left_out(sources, sources[0], 8)
     given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
     expected = replay(traces[0], survival(greedy=list(fit_prior(*traces[1:]))), given, max_draft_length=8)
     np.testing.assert_array_equal(found.passes, expected.passes)
@@ -105,7 +70,7 @@ def test_left_out_has_a_prior_of_the_other_pairs_alone():
 
 def test_a_prior_of_the_pair_is_that_of_the_other_half():
     trace = made_up_trace(0.0, texts=8, boost=1.0)
-    found = policies.same_pair(seed=3).replay(source_of("a", 0.0, trace, COSTS), 8)
+    found = policies.same_pair(3, source_of("a", 0.0, trace, COSTS), 8)
     first = half_of(8, seed=3)
     given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
     for half in (first, ~first):
@@ -122,10 +87,3 @@ def test_the_first_tokens_are_a_text_of_their_own(tmp_path):
     assert (same.emitted == 5).all()
     first = same.rounds[0, 0] - 1  # all but the last round are those of the whole text
     np.testing.assert_array_equal(found.record[0, 0, :first], same.record[0, 0, :first])
-
-
-def test_the_mean_overlap_is_along_the_texts_and_greedy_the_share_that_agrees():
-    sampled, greedy = made_up_trace(1.0), made_up_trace(0.0)
-    overlaps = [sampled.overlap[text, at] for text in range(sampled.num_texts) for at in range(sampled.length[text])]
-    assert policies.overlap(sampled).estimate == pytest.approx(np.mean(overlaps), rel=1e-5)
-    assert policies.overlap(greedy).estimate == pytest.approx(greedy.accepted.sum() / greedy.num_positions)

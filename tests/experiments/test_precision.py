@@ -8,11 +8,11 @@ import pytest
 from scipy.special import log_softmax
 
 from experiments import step_cost
-from experiments.lib import precision_study as precision
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.costs.cost_model import load_cost_model
 from specdec_jax.costs.step_cost import Cost
+from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.models.adapters import from_logits_function
 from specdec_jax.types import ModelSpec
@@ -44,26 +44,23 @@ def test_what_cannot_be_compared():
         changes_along((tables[0], tables[0]), (None, None), [3])
     with pytest.raises(ValueError, match="logits of 5 and of 6 tokens"):
         changes_along((tables[0], tables[1]), (None, None), [3, 4])
-    for wrong in (("int8",), ("int8", "int8"), ("bfloat16", "int4")):
-        with pytest.raises(ValueError, match="two dtypes|unknown dtype 'int4'"):
-            precision.PrecisionStudy(dtypes=wrong)
 
 
 def test_a_study_of_a_tiny_model(tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    assert precision.main(["--smoke", "--out", str(out)]) == 0
-    rows = {row["dtype"]: row for row in read_rows(out)}
+    words = ["precision", "--smoke", "--out", str(tmp_path / "run")]
+    assert step_cost.main(words) == 0
+    rows = {row["dtype"]: row for row in read_rows(tmp_path / "run")}
     assert list(rows) == ["bfloat16", "int8", "float32"]
     own, small, exact = rows.values()
     assert own["divergence"][0] == 0 and own["same_top"][0] == 1 and own["largest_change"] == 0
     assert small["divergence"][0] > 0 and small["largest_change"] > 0 and exact["largest_change"] > 0
     assert small["tokens"] == 16
     for dtype, row in rows.items():
-        assert row["bytes"] == precision.bytes_here(tiny_pair(dtype)[0].params)
+        assert row["bytes"] == bytes_here(tiny_pair(dtype)[0].params)
     assert own["bytes"] * 0.5 < small["bytes"] < own["bytes"] * 0.65 < exact["bytes"] == 2 * own["bytes"]
-    assert "| int8 | " in (out / "table.md").read_text()
-    monkeypatch.setattr(precision, "compared", lambda *_: pytest.fail("measured again"))
-    assert precision.main(["--smoke", "--out", str(out)]) == 0
+    assert "| int8 | " in (tmp_path / "run" / "table.md").read_text()
+    monkeypatch.setattr(step_cost, "compared", lambda *_: pytest.fail("measured again"))
+    assert step_cost.main(words) == 0
 
 
 def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(tmp_path, monkeypatch):
@@ -84,4 +81,3 @@ def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(tmp_pat
     assert model[:4] == (0.5, (1, 16, 17), (0.1, 1.6, 1.7), 0.1) and model.batch == 3
     monkeypatch.setattr(step_cost, "measure_passes", lambda *_: pytest.fail("measured again"))
     assert step_cost.main(["--smoke", "--out", str(out)]) == 0
-    assert step_cost.main(["--smoke", "--batch", "0"]) == 2

@@ -12,8 +12,10 @@ from experiments.lib.prompts import DATASETS, HALVES, Prompt, load_prompts, read
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "prompts"
-# Rows as the hub has them, with texts of our own: columns by short name.
-ROWS = {
+SUMMARISE = "Summarise the following text in two or three sentences.\n\n"
+COMPLETE = "Complete the following Python function.\n\n"
+HUMANEVAL = '\n\ndef one():\n    """1"""\n'
+ROWS = {  # as the hub has them, with texts of our own, by short name
     "cnn_dailymail": [{"article": " (CNN) A dam broke.\n", "highlights": "A dam broke.", "id": "f00"}],
     "databricks-dolly-15k": [
         {"instruction": "Write a limerick", "context": "", "response": "r", "category": "creative_writing"},
@@ -22,20 +24,14 @@ ROWS = {
     ],
     "wmt19/de-en": [{"translation": {"de": "Guten Tag.", "en": "Good day."}}, {"translation": {"de": "", "en": ""}}],
     "gsm8k": [{"question": "What is 2 + 2?", "answer": "It is 4.\n#### 4"}],
-    "openai_humaneval": [
-        {"task_id": "HumanEval/0", "prompt": '\n\ndef one():\n    """1"""\n', "canonical_solution": "    return 1\n"}
-    ],
+    "openai_humaneval": [{"task_id": "HumanEval/0", "prompt": HUMANEVAL, "canonical_solution": "    return 1\n"}],
 }
-PROMPTS = {
-    "cnn_dailymail": [
-        ("f00", "summarization", "Summarise the following text in two or three sentences.\n\n(CNN) A dam broke.")
-    ],
-    "databricks-dolly-15k": [("0", "instructions", "Write a limerick"), ("2", "instructions", "Go on\n\nOnce upon")],
-    "wmt19/de-en": [("0", "translation", "Translate the following German text to English.\n\nGuten Tag.")],
-    "gsm8k": [("0", "math_reasoning", "What is 2 + 2?\nWork it out step by step.")],
-    "openai_humaneval": [
-        ("HumanEval/0", "code", 'Complete the following Python function.\n\n```python\ndef one():\n    """1"""\n```')
-    ],
+ASKED = {  # the ids, category and texts of their prompts
+    "cnn_dailymail": ["f00", "summarization", f"{SUMMARISE}(CNN) A dam broke."],
+    "databricks-dolly-15k": ["0 2", "instructions", "Write a limerick", "Go on\n\nOnce upon"],
+    "wmt19/de-en": ["0", "translation", "Translate the following German text to English.\n\nGuten Tag."],
+    "gsm8k": ["0", "math_reasoning", "What is 2 + 2?\nWork it out step by step."],
+    "openai_humaneval": ["HumanEval/0", "code", f"{COMPLETE}```python\n{HUMANEVAL.strip()}\n```"],
 }
 
 
@@ -43,8 +39,14 @@ def triples(prompts):
     return [(prompt.id, prompt.category, *prompt.turns) for prompt in prompts]
 
 
+def check_prompts(name, source):
+    ids, category, *texts = ASKED[name]
+    assert triples(load_prompts(source)) == [
+        (each, category, text) for each, text in zip(ids.split(), texts, strict=True)
+    ]
+
+
 def write_lines(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -79,29 +81,16 @@ def test_prompt_shapes(tmp_path):
     assert triples(read_prompts(path)) == expected and triples(read_prompts(path, limit=1)) == expected[:1]
 
 
-@pytest.fixture
-def letters(tmp_path):
+def test_split_then_every_nth_then_limit(tmp_path):
     """Six prompts a to f: a, c, e to calibrate, the others to judge."""
     rows = [{"id": letter, "split": HALVES[n % 2], "text": letter} for n, letter in enumerate("abcdef")]
-    return write_lines(tmp_path / "letters.jsonl", rows)
-
-
-@pytest.mark.parametrize(
-    ("more", "limit", "split", "expected"),
-    [
-        ("", None, None, "abcdef"),
-        ("", 2, None, "ab"),
-        (":2", None, None, "ace"),
-        ("", None, "judge", "bdf"),
-        ("", 2, "judge", "bd"),
-        (":2", None, "judge", "bf"),
-        (":2", 1, "calibrate", "a"),
-    ],
-)
-def test_split_then_every_nth_then_limit(letters, more, limit, split, expected):
-    assert "".join(p.id for p in load_prompts(f"{letters}{more}", limit, split)) == expected
-    if not more:
-        assert "".join(p.id for p in read_prompts(letters, limit, split)) == expected
+    letters = write_lines(tmp_path / "letters.jsonl", rows)
+    for more, limit, split, expected in (
+        *(("", None, None, "abcdef"), ("", 2, None, "ab"), (":2", None, None, "ace"), ("", None, "judge", "bdf")),
+        *(("", 2, "judge", "bd"), (":2", None, "judge", "bf"), (":2", 1, "calibrate", "a")),
+    ):
+        assert "".join(p.id for p in load_prompts(f"{letters}{more}", limit, split)) == expected
+        assert more or "".join(p.id for p in read_prompts(letters, limit, split)) == expected
 
 
 def test_a_source_without_splits_is_halved_within_each_category(tmp_path):
@@ -154,10 +143,28 @@ def test_what_cannot_be_read_is_one_error(tmp_path, monkeypatch, lines, source, 
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_rows_of_the_hub_in_a_local_copy_become_prompts(tmp_path, name):
+def test_rows_of_the_hub_become_prompts_from_a_local_copy_and_from_the_right_split(tmp_path, monkeypatch, name):
+    """By a stand-in for the package `datasets`."""
+    dataset, calls = DATASETS[name], []
     file = write_lines(tmp_path / "copy.jsonl", ROWS[name])
-    assert triples(load_prompts(f"hub:{name}@{file}")) == triples(load_prompts(f"hub:{name}@{file}:1")) == PROMPTS[name]
-    assert triples(load_prompts(f"hub:{DATASETS[name].hub_id}@{file}")) == PROMPTS[name]
+    package = SimpleNamespace(load_dataset=lambda *words, split: calls.append((*words, split)) or iter(ROWS[name]))
+    monkeypatch.setitem(sys.modules, "datasets", package)
+    for source in (f"{name}@{file}", f"{name}@{file}:1", f"{dataset.hub_id}@{file}", name):
+        check_prompts(name, f"hub:{source}")
+    if dataset.config:
+        check_prompts(name, f"hub:{dataset.hub_id}/{dataset.config}")
+    splits = {"cnn_dailymail": ("3.0.0", "test"), "databricks-dolly-15k": (None, "train"), "gsm8k": ("main", "test")}
+    splits |= {"wmt19/de-en": ("de-en", "validation"), "openai_humaneval": (None, "test")}
+    assert {*calls} == {(dataset.hub_id, *splits[name])}
+
+
+def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch):
+    def load_dataset(*_, **__):
+        raise RuntimeError("no network\nat all")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: no network"):
+        load_prompts("hub:gsm8k")
 
 
 def test_parquet_is_read_with_pyarrow(tmp_path, monkeypatch):
@@ -168,36 +175,7 @@ def test_parquet_is_read_with_pyarrow(tmp_path, monkeypatch):
     parquet.read_table = tables.__getitem__  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
-    assert triples(load_prompts(f"hub:gsm8k@{file}")) == PROMPTS["gsm8k"]
+    check_prompts("gsm8k", f"hub:gsm8k@{file}")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"needs the package 'pyarrow', which is optional: pip install pyarrow"):
         load_prompts(f"hub:gsm8k@{file}")
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "asked"),
-    [
-        ("cnn_dailymail", "cnn_dailymail", ("abisee/cnn_dailymail", "3.0.0", "test")),
-        ("databricks/databricks-dolly-15k", "databricks-dolly-15k", ("databricks/databricks-dolly-15k", None, "train")),
-        ("wmt19/de-en", "wmt19/de-en", ("wmt/wmt19", "de-en", "validation")),
-        ("openai_humaneval", "openai_humaneval", ("openai/openai_humaneval", None, "test")),
-        ("gsm8k", None, ("openai/gsm8k", "main", "test")),
-    ],
-)
-def test_the_hub_is_asked_for_the_right_split(monkeypatch, source, name, asked):
-    """By a stand-in for the package `datasets`, that cannot reach one of the sets."""
-    calls = []
-
-    def load_dataset(path, part=None, *, split):
-        calls.append((path, part, split))
-        if name is None:
-            raise RuntimeError("no network\nat all")
-        return iter(ROWS[name])
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    if name is None:
-        with pytest.raises(ValueError, match="cannot load openai/gsm8k from the hub: no network"):
-            load_prompts(f"hub:{source}")
-    else:
-        assert triples(load_prompts(f"hub:{source}")) == PROMPTS[name]
-    assert calls == [asked]

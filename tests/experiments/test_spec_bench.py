@@ -3,12 +3,13 @@
 import json
 from datetime import datetime
 
+import numpy as np
 import pytest
 from tiny_weights import write_tokenizer
 
 from configs.base import CompareConfig, Method
 from experiments.lib.run_folder import RunFolder
-from experiments.spec_bench import Answer, Choice, main, read_answers, speeds, task_of
+from experiments.spec_bench import main, read_answers, speeds
 from specdec_jax.contrib.engine_logs import read_log
 from specdec_jax.contrib.engine_logs.rounds import write_lines
 
@@ -17,60 +18,40 @@ PLAIN = {81: ("writing", [10, 30], [1, 3]), 101: ("math", [80], [2]), 321: ("qa"
 FAST = {81: ("writing", [10, 30], [1, 1]), 101: ("math", [70], [1]), 321: ("qa", [12], [1]), "x-1": ("code", [9], [1])}
 
 
-def answers(table, model="m", lengths=(2, 3)):
-    made = []
-    for name, (category, tokens, seconds) in table.items():
-        choice = Choice(0, ["a b"] * len(tokens), [1] * len(tokens), tokens, seconds, list(lengths))
-        made.append(Answer(name, category, model, [choice], 1.5))
+def answers(table, seconds=None, **changed):
+    """Answers by question; with `seconds`, of a second choice that takes as long a turn."""
+    made = {}
+    for name, (category, tokens, wall_time) in table.items():
+        choice = {"index": 0, "turns": ["a b"] * len(tokens), "decoding_steps": [1] * len(tokens), "new_tokens": tokens}
+        choice |= {"wall_time": wall_time, "accept_lengths": [2, 3], **changed}
+        more = [] if seconds is None else [choice | {"wall_time": [seconds] * len(tokens)}]
+        made[name] = {"question_id": name, "category": category, "model_id": "m", "choices": [choice, *more]}
     return made
 
 
 @pytest.fixture
 def files(tmp_path):
-    """The baseline's and a method's answer file."""
+    """The baseline's and a method's answer file; answer_id is theirs, and nothing reads it."""
     for name, table in (("plain", PLAIN), ("fast", FAST)):
-        entries = [a._asdict() | {"choices": [c._asdict() for c in a.choices]} for a in answers(table)]
-        write_lines(tmp_path / f"{name}.jsonl", entries)
+        lines = [answer | {"tstamp": 1.5, "answer_id": "abc"} for answer in answers(table).values()]
+        write_lines(tmp_path / f"{name}.jsonl", lines)
     return tmp_path / "plain.jsonl", tmp_path / "fast.jsonl"
 
 
-def test_an_answer_file_is_spec_benchs(files):
-    assert read_answers(files[0]) == answers(PLAIN)
-    first = json.loads(files[0].read_text().splitlines()[0])
-    choice = {"index": 0, "turns": ["a b", "a b"], "decoding_steps": [1, 1], "accept_lengths": [2, 3]}
-    about = {"question_id": 81, "category": "writing", "model_id": "m", "tstamp": 1.5}
-    assert first == {**about, "choices": [choice | {"new_tokens": [10, 30], "wall_time": [1, 3]}]}
-    first["answer_id"] = "abc"  # theirs has it; nothing reads it
-    files[0].write_text(json.dumps(first) + "\n\n")
-    assert read_answers(files[0]) == answers(PLAIN)[:1]
-
-
 def test_the_two_averages_are_spec_benchs_and_the_totals():
-    found = {row.task: row for row in speeds(answers(PLAIN), answers(FAST))}
+    found = {task: figures for task, *figures in speeds(answers(PLAIN), answers(FAST))}
     assert list(found) == ["mt_bench", "qa", "code", "overall"]
-    chat = found["mt_bench"]  # 40/4 and 80/2 tokens/s against 40/2 and 70/1
-    assert (chat.questions, chat.mean_accepted_tokens) == (2, 2.5)
-    assert (chat.baseline_tokens_per_second, chat.tokens_per_second) == (25, 45)
-    assert chat.speedup_ratio_of_means == pytest.approx(45 / 25)
-    assert chat.speedup_mean_of_ratios == pytest.approx((20 / 10 + 70 / 40) / 2)
-    assert chat.speedup_total == pytest.approx((110 / 3) / (120 / 6))
-    overall = found["overall"]
-    assert overall.speedup_ratio_of_means == pytest.approx(((20 + 70 + 12 + 9) / 4) / ((10 + 40 + 6 + 3) / 4))
-    assert overall.speedup_total == pytest.approx((131 / 5) / (135 / 10))
-    assert found["qa"][3:] == (6, 12, 2, 2, 2)
-    assert speeds(answers(PLAIN)[::-1], answers(FAST)) == list(found.values()), "whatever the order"
-    assert speeds(answers(PLAIN), answers(FAST, lengths=()))[0].mean_accepted_tokens is None, "without rounds"
-    assert task_of("math") == "mt_bench" and task_of("math_reasoning") == "math_reasoning"
-
-
-def test_choices_of_a_question_are_added_up():
-    both = [answer._replace(choices=[*answer.choices, *answer.choices]) for answer in answers(FAST)]
-    twice = [
-        a._replace(choices=[a.choices[0], a.choices[0]._replace(wall_time=[9] * len(a.choices[0].turns))]) for a in both
-    ]
-    assert speeds(answers(PLAIN), both) == speeds(answers(PLAIN), answers(FAST))
-    qa = {row.task: row for row in speeds(answers(PLAIN), twice)}["qa"]
-    assert qa.tokens_per_second == pytest.approx(24 / 10)
+    # 40/4 and 80/2 tokens/s against 40/2 and 70/1
+    chat = [2, 2.5, 25, 45, 45 / 25, (20 / 10 + 70 / 40) / 2, (110 / 3) / (120 / 6)]
+    assert found["mt_bench"] == pytest.approx(chat) and found["qa"][2:] == [6, 12, 2, 2, 2]
+    means = (20 + 70 + 12 + 9) / 4, (10 + 40 + 6 + 3) / 4
+    assert found["overall"][4] == pytest.approx(means[0] / means[1])
+    assert found["overall"][6] == pytest.approx((131 / 5) / (135 / 10))
+    backwards = dict(reversed(answers(PLAIN).items()))
+    assert speeds(backwards, answers(FAST)) == speeds(answers(PLAIN), answers(FAST)), "whatever the order"
+    assert speeds(answers(PLAIN), answers(FAST, accept_lengths=[]))[0][2] is None, "without rounds"
+    twice = {row[0]: row for row in speeds(answers(PLAIN), answers(FAST, seconds=9))}
+    assert twice["qa"][4] == pytest.approx(24 / 10), "choices of a question are added up"
 
 
 def test_the_command_prints_every_task(files, tmp_path, capsys):
@@ -122,38 +103,29 @@ def test_bad_answers_and_files_are_one_error(files, tmp_path, capsys, change, me
     assert message in said.err and said.err.count("\n") == 1 and not said.out
 
 
-@pytest.fixture
-def run(tmp_path):
-    """A run folder as experiments.compare writes it: two methods, two repeats."""
+def test_a_run_folder_becomes_answer_files(tmp_path, capsys):
+    """Of experiments.compare: two methods, two repeats."""
     config = CompareConfig(name="tiny", prompts="none.jsonl", methods=(Method("plain", policy=None),))
-    folder = RunFolder.create("tiny", config, out=tmp_path / "run")
+    run = RunFolder.create("tiny", config, out=tmp_path / "run")
     for method, histogram, seconds in (("plain", [8], 2.0), ("static 2/b", [1, 0, 2], 0.5)):
-        for prompt in ("81", "code-01"):
-            for repeat in range(2):
-                row = {"prompt_id": prompt, "category": "code", "method": method, "temperature": 0.8, "repeat": repeat}
-                row |= {"seconds": seconds, "prefill_seconds": 0.5, "num_emitted_tokens": 8, "num_rounds": 4}
-                row |= {"num_draft_tokens": 2 * sum(histogram[1:]) + 2 * histogram[0] * (method != "plain")}
-                folder.append(row | {"acceptance_histogram": histogram, "text": f"{method} {repeat}"})
-    return folder
-
-
-def test_a_run_folder_becomes_answer_files(run, capsys):
+        for prompt, repeat in np.ndindex(2, 2):
+            row = {"prompt_id": ("81", "code-01")[prompt], "category": "code", "method": method, "temperature": 0.8}
+            row |= {"repeat": repeat, "seconds": seconds, "prefill_seconds": 0.5, "num_emitted_tokens": 8}
+            row |= {"num_draft_tokens": 2 * sum(histogram[1:]) + 2 * histogram[0] * (method != "plain")}
+            run.append(row | {"num_rounds": 4, "acceptance_histogram": histogram, "text": f"{method} {repeat}"})
     assert main([str(run.path)]) == 0
     paths = [run.path / "answers" / name for name in ("plain-temp0.8.jsonl", "static_2_b-temp0.8.jsonl")]
     assert capsys.readouterr().out.split() == [str(path) for path in paths]
-    first, second = read_answers(paths[1])
-    assert (first.question_id, second.question_id, first.category) == (81, "code-01", "code")
+    first, second = read_answers(paths[1]).values()
+    assert (first["question_id"], second["question_id"], first["category"]) == (81, "code-01", "code")
     started = json.loads((run.path / "manifest.json").read_text())["started"]
-    assert first.tstamp == datetime.fromisoformat(started).timestamp()
-    assert [choice.index for choice in first.choices] == [0, 1]
-    assert first.choices[1] == Choice(1, ["static 2/b 1"], [4], [8], [1.0], [1, 3, 3])
+    assert first["tstamp"] == datetime.fromisoformat(started).timestamp() and first["choices"][0]["index"] == 0
+    choice = {"index": 1, "turns": ["static 2/b 1"], "decoding_steps": [4], "new_tokens": [8], "wall_time": [1.0]}
+    assert first["choices"][1] == choice | {"accept_lengths": [1, 3, 3]}
     overall = speeds(read_answers(paths[0]), read_answers(paths[1]))[-1]
-    assert overall.speedup_total == pytest.approx(2.5) and overall.mean_accepted_tokens == pytest.approx(7 / 3)
+    assert overall[-1] == pytest.approx(2.5) and overall[2] == pytest.approx(7 / 3)
     log = read_log(paths[1].with_suffix(".aiperf.jsonl"))  # three rounds of two drafts: none accepted, two, two
     assert log.likely.length.tolist() == [7] * 4 and log.num_open == 8 and log.low.accepted.sum() == 16
-
-
-def test_answer_files_go_elsewhere_and_a_run_of_another_kind_is_an_error(run, tmp_path, capsys):
     assert main([str(run.path), "--out", str(tmp_path / "here" / "there")]) == 0
     assert len(list((tmp_path / "here" / "there").glob("*.jsonl"))) == 4
     run.append({"method": "x", "temperature": 0})

@@ -46,10 +46,6 @@ def totals(trace, make_twin, most=16, texts=None, costs=COSTS):
     return np.sum([walk(trace, text, make_twin(), most, costs) for text in chosen], axis=0)
 
 
-def over_plain(trace, seconds, texts=None, costs=COSTS):
-    return trace.length[slice(None) if texts is None else texts].sum() * costs.plain_pass / seconds
-
-
 def on_the_other_half(trace, texts, settings, make_twin, most=16, costs=COSTS):
     """(settings chosen on either half, seconds of every text), by walks."""
     texts = np.asarray(texts)

@@ -18,13 +18,9 @@ def peak():
 
 
 def serve(name, answer, base_kb, out=None):
-    """Says that it is ready, then answers requests until there are no more.
-
-    Args:
-        answer: makes tokens, seconds and passes of the target of a request (ids, new, temperature, seed, slots, mode).
-        base_kb: peak memory before models were loaded.
-        out: where answers go; standard output unless given.
-    """
+    """Says that it is ready, then answers requests until there are no more. `answer` makes tokens, seconds and passes
+    of the target of a request (ids, new, temperature, seed, slots, mode); `base_kb` is peak memory before models were
+    loaded; answers go to `out`, standard output unless given."""
     out = sys.stdout if out is None else out
     print(json.dumps({"ready": name}), file=out, flush=True)
     for line in sys.stdin:
