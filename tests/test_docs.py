@@ -22,8 +22,6 @@ from specdec_jax.stopping import static
 from specdec_jax.text.strategies import choose
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -213,7 +211,6 @@ assert scores.log_p.shape == scores.log_q.shape == (4, 12)
 
 
 @pytest.mark.seldom
-@pytest.mark.slow
 def test_the_page_of_the_library_runs():
     assert len(LIBRARY) == 7
     code = "\n".join(["from specdec_jax.compilation_cache import enable; enable()", *LIBRARY, CHECKS])

@@ -12,8 +12,6 @@ from tiny_pair import write_pair
 
 from experiments.lib.run_folder import read_rows
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def models(tmp_path, monkeypatch):

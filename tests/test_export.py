@@ -18,8 +18,6 @@ from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl
 from specdec_jax.verification import block
 
-pytestmark = pytest.mark.slow
-
 PLATFORMS = ("tpu", "cuda", "cpu")
 
 

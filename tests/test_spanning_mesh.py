@@ -36,7 +36,6 @@ def _told(said):
     return json.loads(line.removeprefix("told "))
 
 
-@pytest.mark.slow
 @pytest.mark.seldom
 def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, alone, tmp_path):
     found = ended(launch(2, [SCRIPT, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)

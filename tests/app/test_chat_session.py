@@ -10,8 +10,6 @@ from chat_sessions import SAMPLED, ask, fresh, settings
 
 from specdec_jax.app.chat.session import Session
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_a_second_turn_reads_only_what_is_new_and_answers_as_if_all_were(chat_pair, options):

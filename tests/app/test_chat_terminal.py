@@ -14,8 +14,6 @@ from specdec_jax.app.chat.terminal import open_history
 from specdec_jax.app.views.terminal import Wrapping
 from specdec_jax.text.streaming import Piece
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
 REJECTED = "\x1b[2;9;31m"

@@ -31,8 +31,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
 STATIC = ["--policy", "static(draft_length=1)"]
 SHORT_SEARCH = ["--max-new-tokens", "10", "--no-chat", "--dtype", "float32"]

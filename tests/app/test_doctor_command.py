@@ -22,8 +22,6 @@ from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival
 from specdec_jax.text.strategies import names
 
-pytestmark = pytest.mark.slow
-
 TEXTS = ["hello", "one two three four", "a b", "12 34"]
 DRAFTS, TOKENS = 3, 24
 SHORT = ["--no-chat", "--dtype", "float32", "--max-new-tokens", str(TOKENS), "--max-draft-length", str(DRAFTS)]

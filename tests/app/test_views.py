@@ -43,8 +43,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import Piece, stream
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 PIECES = [Piece("one", "accepted"), Piece(" 2\n", "rejected"), Piece(" two", "recovered"), Piece("\tthree", "bonus")]
 
 

@@ -195,7 +195,6 @@ def test_suffix_copies_a_long_match_where_prompt_lookup_takes_the_latest_short_o
     assert proposed == [5, 6]
 
 
-@pytest.mark.slow
 def test_suffix_is_lossless_where_it_drafts():
     drafter = suffix(3, factor=4.0, vocab_size=6)  # at 1 three drafts need a match of three
     decoder, params = toy_decoder(static(draft_length=3), rejection(), 3, drafter=drafter, vocab_size=6)

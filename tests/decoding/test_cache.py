@@ -8,7 +8,7 @@ from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, varian
 
 from specdec_jax.models import layers
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 
 def test_positions_and_mask_serve_a_tree():

@@ -18,7 +18,7 @@ from specdec_jax.stopping import adaedl, static
 from specdec_jax.text.generation import end_at_stops
 from specdec_jax.verification import block, rejection
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimised]
+pytestmark = pytest.mark.optimised
 
 
 def tiny_pair(policy, verifier, most=3, dtype=jnp.float32, head_dim=8, **options):

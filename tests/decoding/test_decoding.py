@@ -18,8 +18,6 @@ from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
-
 K, NEW = 3, 24
 HYPERPARAMETERS = {**FAST, "entropy_factor": 0.1}
 TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "threshold": 0.6}

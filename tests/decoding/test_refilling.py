@@ -18,8 +18,6 @@ from specdec_jax.monitors import phases
 from specdec_jax.stopping import static, survival
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 MOST, SLOTS, ROWS = 3, 96, 3
 TABLES = toy_pair(5, 0, distance=0.9)
 NEW = (5, 23, 9, 14, 4, 17)  # most tokens of each prompt

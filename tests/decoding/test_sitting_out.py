@@ -18,8 +18,6 @@ from specdec_jax.drafters import multi_drafter as multi_drafter
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 MOST, NEW = 3, [36, 36, 9]
 PROMPTS = [[7, 3, 9], list(range(3, 20)), [5, 9, 2, 2, 60, 1]]  # the second takes more than four passes of catching up
 WORSE, TARGET = 1, 2  # places among the drafters, behind a lookup

@@ -27,8 +27,6 @@ from specdec_jax.stopping import static
 from specdec_jax.text.generation import generate
 from specdec_jax.text.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 from configs.base_distillation import DistillConfig

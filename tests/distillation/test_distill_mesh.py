@@ -16,8 +16,6 @@ from test_sharding import FLAGS
 from specdec_jax.distillation import training
 from specdec_jax.distillation.batches import Packing
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = Path(__file__).resolve().parents[1] / "fixtures" / "distil_on_devices.py"
 __all__ = ["place"]
 READS = ", hidden_layers=(1, 2), unroll=Unroll(2, 1.0)"

@@ -14,8 +14,6 @@ from test_distill_command import place, whole
 from experiments import distill
 from specdec_jax.meshes import make_mesh
 
-pytestmark = pytest.mark.slow
-
 __all__ = ["place", "whole"]
 
 

@@ -19,8 +19,6 @@ from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.loading import families
 from specdec_jax.models import gpt2, gpt_neox, llama, mistral, phi3, qwen3
 
-pytestmark = pytest.mark.slow
-
 VOCAB, K = 61, 4
 TARGET = llama.LlamaConfig(VOCAB, 96, 64, 2, 4, 2, 16, tie_word_embeddings=True, eos_token_ids=(2,))
 SHAPE = initial.Shape(layers=2, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")

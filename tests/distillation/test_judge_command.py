@@ -12,8 +12,6 @@ from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.judging import judge as judge_texts
 from specdec_jax.text.generation import encode
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
     names = write_pair(tmp_path)

@@ -7,8 +7,6 @@ import pytest
 
 from specdec_jax.distillation.losses import coarse_distributions, forward_kl, lk_hybrid, nla
 
-pytestmark = pytest.mark.slow
-
 N, OUTCOMES = 5, 7
 rng = np.random.default_rng(0)
 P_LOGITS, Q_LOGITS = (rng.normal(size=(N, OUTCOMES)) * 1.5 for _ in range(2))

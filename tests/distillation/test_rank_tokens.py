@@ -11,8 +11,6 @@ from specdec_jax.distillation.writing import BY_ASSISTANT, GIVEN
 from specdec_jax.loading import load_model
 from specdec_jax.loading.draft_vocabulary import RANKING
 
-pytestmark = pytest.mark.slow
-
 
 def shard(tokens, writers):
     tokens = np.array(tokens, np.uint16)

@@ -29,8 +29,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Hidden
 from specdec_jax.verification import block, rejection
 
-pytestmark = pytest.mark.slow
-
 SOME = np.array([40, 3, 17, 58, 0, 22])
 
 

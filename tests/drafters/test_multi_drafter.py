@@ -23,8 +23,6 @@ from specdec_jax.stopping import adaedl, static
 from specdec_jax.types import Drafter, StoppingPolicy
 from specdec_jax.verification import block, rejection
 
-pytestmark = pytest.mark.slow
-
 VOCAB, MOST, NEW = 5, 3, 60
 TABLES = toy_pair(VOCAB, 0, distance=0.9)
 GOOD, BAD = TABLES.target, toy_pair(VOCAB, 7).drafter

@@ -37,7 +37,6 @@ def decoded(take, prefill=None, widths=(2, 8), layers=(1,)):
     return decoder.run(weights, decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, stop_ids=[]))
 
 
-@pytest.mark.slow
 def test_hidden_states_have_the_same_positions_in_every_width():
     """Widths above the longest draft have positions that nobody reads: they are cut."""
     sizes = set()

@@ -17,8 +17,6 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import rejection
 from specdec_jax.verification.block import block
 
-pytestmark = pytest.mark.slow
-
 V = 12
 OWN = np.array([3, -1, 0, 7, -1, 1, 2, 12, -1, 4, 5, 6], np.int32)  # the drafter's id of the target's token
 SPELLED = {1: [8, 9, 10], 4: [11], 8: [9, 9]}  # of those it lacks

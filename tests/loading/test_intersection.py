@@ -75,7 +75,6 @@ def test_the_share_of_a_text(byte_level, sentence_piece):
     assert lacking
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_target_itself_with_its_ids_dealt_anew_is_always_right(tmp_path, capsys, temperature):
     """Same weights, every id another: a drafter whose drafts are all accepted, if every id is translated right."""

@@ -14,8 +14,6 @@ from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
 
-pytestmark = pytest.mark.slow
-
 CHEATS = Path(__file__).parents[1] / "cheats"
 MOST = 5
 SHAPE = lossless.Shape(vocab_size=8, longest=MOST, batch=4, reads=False, chosen=False)

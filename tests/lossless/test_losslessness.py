@@ -32,8 +32,6 @@ from specdec_jax.stopping import (
 from specdec_jax.text.strategies import choose
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
-
 POLICIES = {
     "static": (static(), {"draft_length": 2}),
     "adaedl": (adaedl(), FAST),

@@ -24,8 +24,6 @@ from specdec_jax.text.strategies import choose
 from specdec_jax.types import Drafter, Next, Source
 from specdec_jax.verification import bonus_or, draft_log_probabilities, rejection, residual, token_by_token
 
-pytestmark = pytest.mark.slow
-
 CHEATS = Path(__file__).parents[1] / "cheats"
 REFUSED = {  # by which property, or in which words
     "forgets_one_hot": ("verifier", "rounds of"),

@@ -17,8 +17,6 @@ from specdec_jax.stopping.survival import survival
 from specdec_jax.verification import rejection
 from specdec_jax.verification.block import block
 
-pytestmark = pytest.mark.slow
-
 WARP = {"temperature": 1.0}
 MOST = 4
 

@@ -11,7 +11,7 @@ from tiny_llama import model_and_params, one_pass, random_tokens
 from specdec_jax.models import adapters
 from specdec_jax.types import ModelSpec
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 
 class Wrapped(nnx.Module):

@@ -14,7 +14,7 @@ from specdec_jax.models import mt5, t5
 from specdec_jax.models.adapters import with_source
 from specdec_jax.models.t5 import buckets
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 
 @pytest.mark.parametrize(("config", "slots"), [(CONFIG, 24), (TIED, 160)], ids=["gated", "tied, by blocks"])

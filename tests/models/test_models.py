@@ -27,7 +27,7 @@ from specdec_jax.stopping import static
 from specdec_jax.types import DraftModel, LanguageModel, ModelSpec
 from specdec_jax.verification import rejection
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture"}
 SHARED |= {"int8", "rope", "rotary_decoder", "weights", "encoder_decoder", "relative_attention"}

@@ -18,9 +18,8 @@ pytestmark = [
     pytest.mark.optimised,  # sums in the order that users get
 ]
 
-FAST, TOKENS, SLOTS = ("llama", "gemma2"), 11, 24
-ALONE = [name for name in family_names() if family(name).__package__ == models.__name__]  # those of drafters read
-FAMILIES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ALONE]
+TOKENS, SLOTS = 11, 24
+FAMILIES = [name for name in family_names() if family(name).__package__ == models.__name__]  # those of drafters read
 
 
 def random_model(name):
@@ -75,7 +74,6 @@ def plain_texts(smollm2):
     return [sd.generate(prompt, GREEDY, pair=pair).tokens for prompt in PROMPTS]
 
 
-@pytest.mark.slow
 @pytest.mark.often(2)
 @pytest.mark.parametrize("width", [8, 2, 5, 16])
 def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(width, smollm2, smollm2_drafter, plain_texts):

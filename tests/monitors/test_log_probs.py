@@ -21,8 +21,6 @@ from specdec_jax.text.request_file import result_line
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = ["hello", "a much longer prompt than that", "42"]
 WARPS = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.7}, {"temperature": 1.4, "top_k": 20, "min_p": 0.02}]
 CLOSE = 2e-4  # float32, passes of other widths

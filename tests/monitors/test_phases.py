@@ -22,8 +22,6 @@ from specdec_jax.text.generation import build_pair
 from specdec_jax.types import RoundContext, VerificationResult
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 HYPERPARAMETERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
 
 

@@ -17,8 +17,6 @@ from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, sel
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import adaedl, static, survival
 
-pytestmark = pytest.mark.slow
-
 MOST, VOCAB, LIMIT = 5, 12, 40
 TABLE, READER = toys.table_model(VOCAB), toys.reading_table_model(VOCAB)
 PAIR = toys.with_reading(toys.toy_pair(VOCAB, 5, distance=0.4), 5, size=1.5)

@@ -16,7 +16,7 @@ from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimised]  # as the command's own processes are
+pytestmark = pytest.mark.optimised  # as the command's own processes are
 
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 

@@ -17,8 +17,6 @@ from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.stopping import adaedl, draft_and_verify, phase_length, static, survival, update_every
 from specdec_jax.text.strategies import find_factory, names
 
-pytestmark = pytest.mark.slow
-
 MOST, VOCAB, LIMIT = 6, 12, 60
 TABLE = toys.table_model(VOCAB)
 PAIR = toys.toy_pair(VOCAB, 5, distance=0.6)

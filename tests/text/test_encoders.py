@@ -13,8 +13,6 @@ from specdec_jax.text.pair import SMOLLM2_DRAFTER, measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = ("the cat. a dog?", "sing: " + "abc, the. " * 20, "é日本", "a")
 SAMPLING = SamplingParams(max_new_tokens=20)
 

@@ -16,8 +16,6 @@ from specdec_jax.text.generation import build_pair, decode, encode, generate, pr
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
 CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16
 REAL = {"sampling": SamplingParams(max_new_tokens=24), "slots": 96, "record": True}

@@ -9,8 +9,6 @@ from specdec_jax.text.calibration import calibration_of, hyperparameters_for
 from specdec_jax.text.generation import build_pair, prepare
 from specdec_jax.text.pair import _relative_size
 
-pytestmark = pytest.mark.slow
-
 
 def test_parameters_are_one_for_each_drafter_whose_cost_is_its_share_of_the_targets_weights(smollm2, smollm2_drafter):
     with pytest.raises(ValueError, match="drafter_params for 2 drafters must be a sequence of as many"):

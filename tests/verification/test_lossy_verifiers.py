@@ -20,8 +20,6 @@ from specdec_jax.text.strategies import choose
 from specdec_jax.types import Draft, RoundContext
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
 
-pytestmark = pytest.mark.slow
-
 DRAFTS, TOKENS = 2, 3
 PLAIN = toy_pair(3, 0), toy_pair(3, 1)
 UNCERTAIN = {"drafter_entropy": 0.5, "target_entropy": 0.5, "overlap": 0.6}

@@ -179,7 +179,6 @@ def test_drafts_are_drawn_from_the_q_that_is_told_and_the_output_is_the_targets(
         np.testing.assert_allclose(output, p[0][:, None] * p[1:], atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.often(2)
 @pytest.mark.parametrize("verifier", [verification.rejection(), block_verification()], ids=["rejection", "block"])
 @pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
@@ -205,7 +204,6 @@ def without_effect(made):
     return dataclasses.replace(made, source=source)
 
 
-@pytest.mark.slow
 def test_q_without_the_low_rank_term_is_rejected():
     policy, verifier = static(draft_length=3), verification.rejection()
     decoder, params = toy_decoder(policy, verifier, 3)

@@ -27,8 +27,6 @@ from specdec_jax.stopping import adaedl, at_least, static, survival
 from specdec_jax.types import Hidden
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 MOST = 4
 PAIRS = {
     "words for words": lambda: (byte_level(400, WORDS), byte_level(330)),

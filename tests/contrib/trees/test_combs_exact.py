@@ -12,8 +12,6 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless import enumerate_distribution, toys
 from specdec_jax.verification import block, rejection
 
-pytestmark = pytest.mark.slow
-
 EXACT = 1e-12
 FREE = {"drafter_cost": 0.05, "verification_times": (1.0,) * 8}
 TOYS = (toys.toy_pair(3, 0), toys.with_reading(toys.toy_pair(3, 1)), toys.toy_pair(3, 2, distance=0.0))

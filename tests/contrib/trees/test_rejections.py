@@ -12,8 +12,6 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.lossless import toys
 from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 
-pytestmark = pytest.mark.slow
-
 MOST, VOCAB, LIMIT = 4, 5, 24
 TABLE, READER = toys.table_model(VOCAB), toys.reading_table_model(VOCAB)
 PAIR = toys.toy_pair(VOCAB, 3, distance=0.8)

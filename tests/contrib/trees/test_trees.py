@@ -21,8 +21,6 @@ from specdec_jax.stopping import static, update_every
 from specdec_jax.types import Draft, RoundContext, VerificationResult
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
-
 VOCAB, MOST = 8, 4
 TABLE = toys.table_model(VOCAB)
 PAIR = toys.toy_pair(VOCAB, 5, distance=0.8)
