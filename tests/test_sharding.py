@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from launched import ended, launch
+from tiny_pair import write_pair
 
 from specdec_jax.app.cli import main
 from specdec_jax.meshes import make_mesh
@@ -168,3 +170,36 @@ def test_a_mesh_has_devices_of_every_process():
     devices = [SimpleNamespace(process_index=index, platform="cpu") for index in (0, 1)]
     with pytest.raises(ValueError, match="mesh 'data=1' has no device of process 2"):
         make_mesh("data=1", devices)
+
+
+ON_PROCESSES = Path(__file__).parent / "fixtures" / "decode_on_all.py"
+TWO_EACH = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": os.pathsep.join(sys.path),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def on_one_device(pair):
+    words = [sys.executable, str(ON_PROCESSES), *pair]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | TWO_EACH, check=False)
+    assert done.returncode == 0, done.stderr
+    return _told(done.stdout)
+
+
+def _told(said):
+    (line,) = [line for line in said.splitlines() if line.startswith("told ")]
+    return json.loads(line.removeprefix("told "))
+
+
+@pytest.mark.seldom
+def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, on_one_device, tmp_path):
+    found = ended(launch(2, [ON_PROCESSES, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)
+    assert [code for code, _ in found] == [0, 0], found
+    assert [_told(said) for _, said in found] == [on_one_device, on_one_device]

@@ -10,9 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tiny_weights
+from launched import ended, launch
+from safetensors.numpy import load_file
+from test_sharding import FLAGS
+from tiny_pair import write_pair
 
 from configs import distill_smollm2_reading as reading_config_file
 from configs.base import load_config
@@ -20,11 +26,20 @@ from configs.base_distillation import VariantsConfig
 from experiments import distill
 from experiments.lib import distill_train
 from experiments.lib import distill_variants as compare_distillation
+from experiments.lib.token_ranking import main, rank
+from specdec_jax.distillation import training
+from specdec_jax.distillation.batches import Packing
+from specdec_jax.distillation.shards import Shard, ShardFolder
+from specdec_jax.distillation.writing import BY_ASSISTANT, GIVEN
 from specdec_jax.loading import load_model
+from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.locks import locked
+from specdec_jax.meshes import make_mesh
+from specdec_jax.metrics.judging import answers
+from specdec_jax.metrics.judging import judge as judge_texts
 from specdec_jax.models import gpt2
 from specdec_jax.stopping import static
-from specdec_jax.text.generation import generate
+from specdec_jax.text.generation import encode, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,3 +289,226 @@ def test_what_a_drafter_reads_is_not_changed_by_training_on():
         ValueError, match=r"'smollm2-drafter-reading' reads layers \(16, 22, 26\), shape.reads is \(16, 22\)"
     ):
         distill_train.initial_state(config, None, None)
+
+
+ON_DEVICES = Path(__file__).resolve().parents[1] / "fixtures" / "distil_on_devices.py"
+READS = ", hidden_layers=(1, 2), unroll=Unroll(2, 1.0)"
+
+
+@pytest.fixture(scope="module", params=["stored", "online"])
+def runs(place, request):
+    """The folder of both runs, of a drafter that reads its target: of one that does not, less is shared."""
+    folder = place / f"reads-{request.param}"
+    folder.mkdir()
+    text = (place / "config.py").read_text()
+    text = text.replace("hidden=48)", "hidden=48, reads=(1, 2))").replace(", seed=5", f", seed=5{READS}")
+    if request.param == "online":  # the target runs in every step
+        for stored, online in (
+            ("labels=4", "labels=0"),
+            ("candidates=64", "candidates=0"),
+            ("(1, 2), unroll", "(), unroll"),
+        ):
+            assert stored in text
+            text = text.replace(stored, online)
+    (folder / "config.py").write_text("from specdec_jax.distillation.unrolled import Unroll\n" + text)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    words = [sys.executable, ON_DEVICES, folder / "config.py", folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.seldom
+def test_the_same_tokens_are_written_and_labelled_alike(runs):
+    one, mesh = (json.loads((runs / name / "data" / "manifest.json").read_text()) for name in ("one", "mesh"))
+    assert one["tokens"] == mesh["tokens"] > 1000
+    for entry, other in zip(one["shards"], mesh["shards"], strict=True):
+        left, right = (load_file(runs / name / "data" / entry["file"]) for name in ("one", "mesh"))
+        np.testing.assert_array_equal(left["tokens"], right["tokens"])
+        np.testing.assert_allclose(left["log_prob"], right["log_prob"], atol=2e-3)
+        assert entry["file"] == other["file"]
+
+
+@pytest.mark.seldom
+def test_the_weights_are_those_of_one_device(runs):
+    left, right = (load_file(runs / name / "drafter" / "model.safetensors") for name in ("one", "mesh"))
+    for name, tensor in left.items():
+        np.testing.assert_allclose(tensor, right[name], rtol=2**-7, atol=2e-4, err_msg=name)  # exported in bfloat16
+    last = [
+        json.loads((runs / name / "train" / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("one", "mesh")
+    ]
+    for figure in ("loss", "agreement", "gradient_norm", "positions", "validation_loss", "last_agreement"):
+        assert last[0][figure] == pytest.approx(last[1][figure], rel=1e-3, abs=1e-4), figure
+
+
+@pytest.mark.parametrize("shares, tokens", [(2, None), (3, 2688)])
+def test_rows_that_devices_cannot_share_are_refused(shares, tokens, monkeypatch):
+    monkeypatch.setattr(training, "mesh_here", lambda: SimpleNamespace(shape={"data": shares}))
+    packing = Packing(slots=(448, 896), tokens=1792)
+    if tokens is None:
+        return training.check_rows(packing)
+    told = f"4 rows of 448 tokens .* data={shares}: set packing.tokens to {tokens}$"
+    with pytest.raises(ValueError, match=told):
+        training.check_rows(packing)
+    training.check_rows(Packing(slots=(448, 896), tokens=tokens))
+
+
+def launch_both(place, out):
+    return launch(2, ["-m", "experiments.distill", place / "config.py", "--out", out], out)
+
+
+@pytest.fixture(scope="module")
+def both(place):
+    """A run of two processes, of which one was killed as it trained, and its second launch, to the end."""
+    out = place / "both"
+    out.mkdir()
+    running = launch_both(place, out)
+    until = time.monotonic() + 240
+    while not (out / "train" / "metrics.jsonl").is_file():
+        assert time.monotonic() < until, ended(running, 1)
+        time.sleep(0.02)
+    running[1][0].send_signal(signal.SIGKILL)
+    code, said = ended(running, 60)[0]
+    assert code == 2 and said.count("error: ") == 1 and "Traceback" not in said, said
+    assert "process 2 of 2 has ended before the work was done" in said
+    assert not (out / "drafter").exists()
+    found = ended(launch_both(place, out))
+    assert [code for code, _ in found] == [0, 0], found
+    assert "Written to" in found[0][1] and "Written to" not in found[1][1]
+    return out
+
+
+@pytest.mark.seldom
+def test_two_processes_write_the_data_of_one(both, whole):
+    shards = [json.loads((out / "data" / "manifest.json").read_text())["shards"] for out in (both, whole)]
+    assert shards[0] == shards[1] and len(shards[0]) > 3
+    assert not list((both / "data").glob(".0*.lock"))
+
+
+@pytest.mark.seldom
+def test_their_weights_are_those_of_one_but_for_the_order_of_sums(both, whole):
+    one, two = (load_file(out / "drafter" / "model.safetensors") for out in (whole, both))
+    for name, tensor in one.items():
+        np.testing.assert_allclose(tensor, two[name], rtol=2**-7, atol=2e-4, err_msg=name)  # exported in bfloat16
+    lines = [[json.loads(line) for line in (out / "train" / "metrics.jsonl").open()] for out in (whole, both)]
+    assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
+    for figure in ("loss", "agreement", "gradient_norm", "positions", "validation_loss"):
+        assert lines[0][-1][figure] == pytest.approx(lines[1][-1][figure], rel=1e-3, abs=1e-4), figure
+
+
+def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(distill, "join", lambda: distill.Share(0, 2))
+    monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: make_mesh("data=1"))
+    words = [
+        str(place / "config.py"),
+        "--out",
+        str(tmp_path),
+        "--labels",
+        "0",
+        "--packing.candidates",
+        "0",
+        "--distributed",
+    ]
+    assert distill.main(words) == 2
+    assert "labels must be more than 0" in capsys.readouterr().err
+
+
+def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
+    names = write_pair(tmp_path)
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("\n".join(json.dumps({"text": text, "category": "code"}) for text in ("hello", "one two")))
+    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(prompts), "--temperatures", "0"]
+    command += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(tmp_path / "run")]
+    assert distill.main(["judge", *command]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    target, drafter = (load_model(name, dtype="float32") for name in names)
+    tokens = [encode(target, text, chat=True, system=None) for text in ("hello", "one two")]
+    texts = list(zip(tokens, answers(target, tokens, max_new_tokens=8), strict=True))
+    expected = judge_texts(target, drafter, texts).agreement.mean()
+    code = next(row for row in rows if row["task"] == "code")
+    assert code["agreement"][0] == pytest.approx(expected, abs=1e-6) and code["texts"] == 2
+    assert "answers at 0" in (tmp_path / "run" / "table.md").read_text()
+
+
+def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tmp_path):
+    names = write_pair(tmp_path)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello", "category": "code"}))
+    first = load_model(names[0], dtype="float32")
+    early = answers(first, [encode(first, "hello", chat=True, system=None)], max_new_tokens=4)[0][-1]
+    path = Path(names[0]) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": early}))
+    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(tmp_path / "p.jsonl"), "--temperatures"]
+    command += ["0", "--max-new-tokens", "20", "--span", "8", "--past-end", "--dtype", "float32"]
+    assert distill.main(["judge", *command, "--out", str(tmp_path / "run")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    target, drafter = (load_model(name, dtype="float32") for name in names)
+    asked = encode(target, "hello", chat=True, system=None)
+    answer = answers(target, [asked], max_new_tokens=20, past_end=True)[0]
+    assert len(answer) == 20 and len(answers(target, [asked], max_new_tokens=20)[0]) <= 4
+    texts = [([*asked, *answer[:start]], answer[start : start + 8]) for start in (0, 8, 16)]
+    expected = judge_texts(target, drafter, texts).agreement
+    found = {row["task"]: row["agreement"][0] for row in rows}
+    assert [found[f"from {start}"] for start in (0, 8, 16)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_prompts_that_are_nowhere_are_one_line(tmp_path, capsys):
+    assert distill.main(["judge", "--prompts", "nowhere.jsonl", "--out", str(tmp_path / "run")]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def shard(tokens, writers):
+    tokens = np.array(tokens, np.uint16)
+    ends, none = np.array([0, len(tokens)]), np.zeros((len(tokens), 0))
+    return Shard(
+        tokens, np.array(writers, np.uint8), ends, np.zeros(1, np.uint8), np.zeros(1, np.float32),
+        none.astype(np.uint16), none.astype(np.float16), ("chat",),
+    )  # fmt: skip
+
+
+def test_answers_count_first_and_other_tokens_break_ties(tmp_path, capsys):
+    folder = ShardFolder(tmp_path / "data", {})
+    folder.add("0", shard([7, 7, 7, 2, 5, 5, 9], [GIVEN] * 3 + [BY_ASSISTANT] * 4))
+    folder.add("1", shard([9, 2, 4], [BY_ASSISTANT, GIVEN, GIVEN]))
+    assert main(["--data", str(tmp_path / "data"), "--out", str(tmp_path / "drafter")]) == 0
+    # answers: 5 and 9 twice, 2 once; anywhere: 7 three times, 2, 5, 9 twice, 4 once
+    np.testing.assert_array_equal(np.load(tmp_path / "drafter" / RANKING), [5, 9, 2, 7, 4])
+    assert "5 tokens cover 100.0%" in capsys.readouterr().out
+    assert main(["--data", str(tmp_path / "data"), "--out", str(tmp_path), "--most", "2"]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / RANKING), [5, 9])
+
+
+def test_texts_of_a_file(tmp_path):
+    texts = tmp_path / "mine.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n\n" for text in ("to be or not to be", " to")))
+    assert main(["--texts", str(texts), "--out", str(tmp_path)]) == 0
+    tokenizer = load_model("smollm2").tokenizer
+    ids = [i for text in ("to be or not to be", " to") for i in [*tokenizer.encode(text), *tokenizer.eos_ids]]
+    assert len(tokenizer.eos_ids) == 1, "the end of an answer can be proposed"
+    counts = sorted((-ids.count(i), i) for i in set(ids))
+    np.testing.assert_array_equal(np.load(tmp_path / RANKING), [i for _, i in counts])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --data or --texts"),
+        (["--data", "x", "--texts", "y"], "give either --data or --texts"),
+        (["--data", "nowhere"], "no folder of token shards at nowhere"),
+        (["--texts", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
+        (["--texts", "bad.jsonl"], "bad.jsonl, line 1: an object with a text is wanted"),
+        (["--texts", "empty.jsonl"], "there are no tokens to count"),
+    ],
+)
+def test_bad_input_is_one_message_and_writes_nothing(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"words": 3}\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    assert main([*arguments, "--out", "made"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
+def test_large_vocabularies_keep_their_ids():
+    counts = np.zeros((70_000, 2), np.int64)
+    counts[69_999] = 3
+    assert rank(counts).tolist() == [69_999]

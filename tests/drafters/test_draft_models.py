@@ -5,15 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import with_drafted
-from tiny_llama import one_pass, random_named, variant
+from tiny_llama import CONFIG, model_and_params, one_pass, random_named, variant
 
-from specdec_jax import lossless
+from experiments.gpu_suite import ballasted
+from specdec_jax import lossless, verification
+from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.state import fresh_state
+from specdec_jax.drafters import model
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.drafters.draft_models.intersection import ROOM, shared_params, with_shared_tokens
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.types import Observer
 from specdec_jax.verification import rejection
 from specdec_jax.verification.block import block
 
@@ -119,3 +125,56 @@ def test_a_drafter_that_cannot_be_translated_says_why():
         shared_params(source, raw, np.full(V, -1, np.int32), *tables()[1:])
     with pytest.raises(ValueError, match="cannot be translated: it has a draft vocabulary"):
         with_shared_tokens(model, V)
+
+
+TARGET = llama.language_model(CONFIG, jnp.float32)
+INNER = model(TARGET, 3)
+
+
+def commit(params, state, tokens, length, seen=None):
+    return INNER.commit(params, state, tokens, length)
+
+
+def means(params, hidden):
+    return hidden.mean((2, 3))
+
+
+def decoded(take, prefill=None, widths=(2, 8), layers=(1,)):
+    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, layers, CONFIG.hidden_size))
+    rule, (_, params) = static(draft_length=3), model_and_params()
+    decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
+    weights = ModelParams(params, params)
+    check_parts(decoder.parts, weights, fresh_state(decoder.parts, [[1, 2, 3]], max_new_tokens=8))
+    return decoder.run(weights, decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, stop_ids=[]))
+
+
+def test_hidden_states_have_the_same_positions_in_every_width():
+    """Widths above the longest draft have positions that nobody reads: they are cut."""
+    sizes = set()
+
+    def take(params, hidden):
+        sizes.add(hidden.shape[1])
+        return means(params, hidden)
+
+    assert decoded(take).length.tolist() == decoded(take, widths=(4,)).length.tolist() == [11]
+    assert sizes >= {2, 4} and 8 not in sizes
+
+
+def test_functions_that_fail_on_prompts_are_refused_before_anything_compiles():
+    def prefill(params, state, tokens, length, seen=None):
+        return commit(params, state, tokens, length + seen.taken)
+
+    for functions in ((lambda params, hidden: hidden.mean((2, 3)).T,), (means, prefill)):
+        with pytest.raises(ValueError, match="test_draft_models.py"):
+            decoded(*functions)
+
+
+def test_an_observer_without_layers_is_refused():
+    with pytest.raises(ValueError, match=r"layers \(\), 24 wide"):
+        decoded(means, layers=())
+
+
+def test_a_wrapped_model_whose_cache_has_another_layout_is_refused_as_the_target_of_trees():
+    with pytest.raises(ValueError, match="cannot verify"):
+        wrapped = ballasted(TARGET, TARGET)
+        build_decoder(wrapped, INNER, comb(siblings=(1,)), verification.rejection())
