@@ -8,8 +8,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from chat_sessions import chat_pair as chat_pair
-from chat_sessions import session as session
 
 from specdec_jax import compilation_cache, kernels
 from tools.mutations import BUGS

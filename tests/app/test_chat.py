@@ -1,4 +1,4 @@
-"""Slash commands and their completions: they change what they name, and what fails changes nothing."""
+"""Chat: slash commands and their completions, and what a conversation keeps of its cache from turn to turn."""
 
 import contextlib
 import re
@@ -6,13 +6,52 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from chat_models import change_json, write_chat_pair
-from chat_sessions import SAMPLED, ask, fresh, settings, shown
+from rich.console import Console
+from tiny_pair import change_json, write_chat_pair
 
 from specdec_jax.app.chat import commands
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.chat.terminal import complete
+from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
+from specdec_jax.text.generation import decode, prepare
+
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def chat_pair(tmp_path_factory):
+    return write_chat_pair(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture
+def session(chat_pair):
+    return Session(settings(chat_pair))
+
+
+def settings(pair, **values):
+    options = {"policy": "static(draft_length=3)", "max_new_tokens": 12, "max_draft_length": 3}
+    return Settings(**{"target": pair[0], "drafter": pair[1], "dtype": "float32", **options, **values})
+
+
+def ask(session, text):
+    chunks = list(session.answer(text))
+    assert [token for chunk in chunks for token in chunk.tokens] == session.last.result.tokens
+    return session.last
+
+
+def fresh(session, turn):
+    """The same ids decoded by a new state."""
+    request = prepare(session.pair, ["x"], session.settings, slots=turn.slots, record=True)
+    request = request._replace(prompts=[turn.ids])
+    return decode(session.pair, request).results[0]
+
+
+def shown(renderable):
+    console = Console(width=200, color_system=None)
+    with console.capture() as captured:
+        console.print(renderable)
+    return captured.get()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from chat_models import write_chat_pair
+from tiny_pair import write_chat_pair
 
 from specdec_jax.app.chat.terminal import open_history
 from specdec_jax.app.views.terminal import Wrapping

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pyarrow
 import pytest
-from engine_logs import aiperf, spec_bench
 from pyarrow import parquet
 
 from experiments.lib.rules import rule
@@ -33,6 +32,20 @@ from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.stopping import adaedl, goodput, hf_confidence, hf_heuristic, static
+
+
+def aiperf(steps):
+    """AIPerf's acceptance record; an answer's first token comes from prefill."""
+    sums = {"num_accepted_draft_tokens": sum(steps.accepted), "num_draft_tokens": sum(steps.drafted)}
+    rounds = {"per_step_accepted": list(steps.accepted), "per_step_drafted": list(steps.drafted)}
+    return {"id": steps.id, "completion_tokens": steps.emitted + 1} | sums | rounds
+
+
+def spec_bench(steps):
+    """An answer of Spec-Bench: tokens emitted by every round, of which the last may have been cut."""
+    emitted = [count + 1 for count in steps.accepted]
+    emitted[-1] -= sum(emitted) - steps.emitted
+    return {"question_id": steps.id, "category": steps.task, "choices": [{"accept_lengths": emitted}]}
 
 
 def test_lengths_and_oracle_are_those_of_a_replay():

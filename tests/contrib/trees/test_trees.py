@@ -1,12 +1,12 @@
-"""Combs in the whole decoder: siblings, what is verified of them, and what is emitted."""
+"""Combs: in the whole decoder and by enumeration, what is verified of siblings and what is emitted."""
 
 import dataclasses
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comb_texts import beside, by_sampling, sharp_pair, texts, total
 from tiny_reading import reading_pair
 
 from specdec_jax.contrib.trees import TreeDraft, comb, enumeration, hooks, rounds, siblings, survival_tree, traversal
@@ -18,11 +18,57 @@ from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_r
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import enumerate_distribution, toys
-from specdec_jax.lossless import test_by_sampling as tested_by_sampling
-from specdec_jax.models import bloom, mistral
+from specdec_jax.lossless.sampled import test_by_sampling as tested_by_sampling
+from specdec_jax.lossless.sampled import toy_decoder
+from specdec_jax.models import bloom, llama, mistral
 from specdec_jax.stopping import static, update_every
 from specdec_jax.types import Draft, RoundContext, VerificationResult
 from specdec_jax.verification import block, greedy, rejection
+
+LIMIT = 40
+
+
+def texts(target, drafter, params, policy, verifier, prompts, hyperparameters, widths=(2, 4, 8, 12), **warp):
+    decoder = build_decoder(target, drafter, policy, verifier, verification_widths=widths, prefill_chunk=4)
+    options = {
+        "max_new_tokens": LIMIT,
+        "policy_hyperparameters": hyperparameters,
+        "stop_ids": (),
+        "record_rounds": LIMIT,
+    }
+    rows = len(prompts)
+    state = decoder.prefill(params, prompts, warp=make_warp(rows, **warp), seed=np.arange(rows), **options)
+    state = decoder.run(params, state)
+    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
+    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)], state
+
+
+def total(state, name):
+    return int(np.asarray(getattr(state.statistics, name)).sum())
+
+
+def sharp_pair():
+    """A model that is sure of its tokens, its parameters, and these with noise: their second choice is often right."""
+    config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
+    params = llama.init_params(config, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, params)
+    noisy = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    return llama.language_model(config, jnp.float32), params, noisy
+
+
+def by_sampling(policy, hyperparameters, reads, verifier, **warp):
+    """The whole decoder on a toy pair against the target's distribution, at temperature 1 unless told otherwise."""
+    decoder, params = toy_decoder(policy, verifier, 4, 4, toy=3, reads=reads, distance=1.5)
+    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
+    warp = {"temperature": 1.0} | warp
+    return tested_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
+
+
+def beside(state, name="accepted"):
+    """Siblings and children of all rounds: those that were `accepted`, or all that were `draft`ed."""
+    by_position = {"accepted": "accepted_at", "draft": "drafted_at"}[name]
+    return total(state, f"num_{name}_tokens") - total(state, by_position)
+
 
 VOCAB, MOST = 8, 4
 TABLE = toys.table_model(VOCAB)
