@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny_weights
 import tiny_weights as tiny
+from refusals import refusals
 
 from specdec_jax.distillation.conversations import Author, Pool, Temperatures, read_template
 from specdec_jax.distillation.exporting import export, model_card
@@ -161,21 +162,15 @@ def test_a_template_without_ends_of_turns_is_refused(target):
         read_template(plain)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Pool(0, 8, 8), "batch"),
-        (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
-        (lambda: Temperatures((-1.0,), (1.0,)), r"must lie in \[0, inf\)"),
-        (lambda: Openings("x", ()), "no texts"),
-        (lambda: Openings("x", ("a",), open=True), "turn_limit"),
-        (lambda: RequestSource([Openings("x", ("{nothing}",))], {}), "nothing"),
-        (lambda: RequestSource([Openings("x", ("{document}",))], {}), "documents"),
-    ],
+test_bad_settings_name_the_value = refusals(
+    (lambda: Pool(0, 8, 8), "batch"),
+    (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
+    (lambda: Temperatures((-1.0,), (1.0,)), r"must lie in \[0, inf\)"),
+    (lambda: Openings("x", ()), "no texts"),
+    (lambda: Openings("x", ("a",), open=True), "turn_limit"),
+    (lambda: RequestSource([Openings("x", ("{nothing}",))], {}), "nothing"),
+    (lambda: RequestSource([Openings("x", ("{document}",))], {}), "documents"),
 )
-def test_bad_settings_name_the_value(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 CARD = "# A card\n"
@@ -251,14 +246,9 @@ def test_a_card_says_what_is_given():
     assert card.endswith("| qa | 0.41 [0.38, 0.44] | 0.5 |\n| math\\|1 | – | 0.25 |\n")
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
-        ({"summary": "x"}, "needs a name"),
-        ({"name": "x", "reciep": "y"}, "no field 'reciep'; did you mean 'recipe'"),
-        ({"name": "x", "figures": {"qa": 0.5}}, "map a task to a mapping"),
-    ],
+test_a_card_refuses_what_it_cannot_say = refusals(
+    ({"summary": "x"}, "needs a name"),
+    ({"name": "x", "reciep": "y"}, "no field 'reciep'; did you mean 'recipe'"),
+    ({"name": "x", "figures": {"qa": 0.5}}, "map a task to a mapping"),
+    by=model_card,
 )
-def test_a_card_refuses_what_it_cannot_say(fields, match):
-    with pytest.raises(ValueError, match=match):
-        model_card(fields)

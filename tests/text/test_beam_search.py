@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals
 from tiny_pair import write_pair
 
 import specdec_jax
@@ -210,17 +211,14 @@ def test_a_beams_probability_is_that_of_its_text_read_anew(tiny):
     np.testing.assert_allclose([beam.log_prob for beam in found], log_p.sum(axis=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"width": 0}, "width must lie in .1, .*got 0"),
-        ({"length_penalty": 9}, "length_penalty must lie in .-8, 8., got 9"),
-        ({"min_new_tokens": 20}, "min_new_tokens must lie in .0, 8., got 20"),
-        ({"max_new_tokens": 0}, "max_new_tokens must lie in .1, .*got 0"),
-        ({"max_new_tokens": 4000}, "exceed the target's context, 128"),
-        ({"prompt": ""}, "the prompt is empty"),
-    ],
+test_bad_numbers_are_refused_by_name = refusals(
+    ({"width": 0}, "width must lie in .1, .*got 0"),
+    ({"length_penalty": 9}, "length_penalty must lie in .-8, 8., got 9"),
+    ({"min_new_tokens": 20}, "min_new_tokens must lie in .0, 8., got 20"),
+    ({"max_new_tokens": 0}, "max_new_tokens must lie in .1, .*got 0"),
+    ({"max_new_tokens": 4000}, "exceed the target's context, 128"),
+    ({"prompt": ""}, "the prompt is empty"),
+    by=lambda options, tiny: beam_search(
+        **{"prompt": "hello", "target": tiny, "chat": False, "max_new_tokens": 8, **options}
+    ),
 )
-def test_bad_numbers_are_refused_by_name(tiny, options, message):
-    with pytest.raises(ValueError, match=message):
-        beam_search(**{"prompt": "hello", "target": tiny, "chat": False, "max_new_tokens": 8, **options})

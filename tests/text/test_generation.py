@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from refusals import refusals
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 from tiny_t5 import write_pair as write_t5
@@ -210,24 +211,19 @@ def test_what_belongs_elsewhere_says_where(scripted):
         generate(PROMPT, pair=scripted, temperature=0.5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_draft_length": 0}, r"max_draft_length must lie in \[1, inf\), got 0"),
-        ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
-        (
-            {"max_draft_length": 7, "verification_widths": (2, 4)},
-            "widest verification width 4 cannot hold max_draft_length 7",
-        ),
-        (
-            {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
-            r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",
-        ),
-    ],
+test_bad_pairs_are_refused_by_name = refusals(
+    ({"max_draft_length": 0}, r"max_draft_length must lie in \[1, inf\), got 0"),
+    ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
+    (
+        {"max_draft_length": 7, "verification_widths": (2, 4)},
+        "widest verification width 4 cannot hold max_draft_length 7",
+    ),
+    (
+        {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
+        r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",
+    ),
+    by=lambda options, tiny: build_pair(tiny.target, tiny.target, **options),
 )
-def test_bad_pairs_are_refused_by_name(tiny, options, message):
-    with pytest.raises(ValueError, match=message):
-        build_pair(tiny.target, tiny.target, **options)
 
 
 SOURCES = ("the cat. a dog?", "sing: " + "abc, the. " * 20, "é日本", "a")
@@ -288,17 +284,12 @@ def test_rows_take_the_next_source_of_their_size(tiny_t5, plain):
     assert cache_bytes(tiny_t5, 2, *large) - cache_bytes(tiny_t5, 2, *small) == 2 * 2 * of_a_row
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"prompt": "a", "system": "b"}, "has an encoder and no chat"),
-        ({"prompt": [{"role": "user", "content": "a"}]}, "has an encoder and no chat"),
-        ({"prompt": "a" * 1100}, r"source 0 of 1\d\d\d tokens exceeds the target's most, 1024"),
-    ],
+test_prompts_that_are_refused = refusals(
+    ({"prompt": "a", "system": "b"}, "has an encoder and no chat"),
+    ({"prompt": [{"role": "user", "content": "a"}]}, "has an encoder and no chat"),
+    ({"prompt": "a" * 1100}, r"source 0 of 1\d\d\d tokens exceeds the target's most, 1024"),
+    by=lambda arguments, tiny_t5: generate(arguments.pop("prompt"), SAMPLING, pair=tiny_t5, **arguments),
 )
-def test_prompts_that_are_refused(tiny_t5, arguments, named):
-    with pytest.raises(ValueError, match=named):
-        generate(arguments.pop("prompt"), SAMPLING, pair=tiny_t5, **arguments)
 
 
 def test_models_that_do_not_go_together(folders, tmp_path):
