@@ -1,6 +1,5 @@
 """Cheats that the proofs reject, each in few places only, and honest rules beside them that pass."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
 
-CHEATS = Path(__file__).parents[1] / "cheats"
 MOST = 5
 SHAPE = lossless.Shape(vocab_size=8, longest=MOST, batch=4, reads=False, chosen=False)
 
@@ -94,9 +92,20 @@ def by_chance(distribution, drafted, context, token):
     return policy_uniforms(context, 1)[:, 0] < 0.5
 
 
-@pytest.mark.parametrize("file", ["peeks.py", "peeks_from_the_third.py"])
-def test_a_policy_that_asks_for_the_seed_is_refused(file, capsys):
-    assert cli.main(["verify-lossless", "--policy", str(CHEATS / file)]) == 2
+PEEKS = """
+from specdec_jax.decoding.sampling import DRAFT, uniforms
+from specdec_jax.stopping import static
+
+def peeks():
+    def check(state, distribution, drafted, context):
+        return uniforms(context.seed, context.emitted, drafted[0], DRAFT) > 1 / 3, state
+    return static().replace(check=check)
+"""
+
+
+def test_a_policy_that_asks_for_the_seed_is_refused(tmp_path, capsys):
+    (tmp_path / "peeks.py").write_text(PEEKS)
+    assert cli.main(["verify-lossless", "--policy", str(tmp_path / "peeks.py")]) == 2
     said = capsys.readouterr()
     assert "context.seed: rules get no request's seed" in said.err and said.err.count("\n") == 1 and not said.out
 
