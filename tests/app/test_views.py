@@ -33,7 +33,7 @@ from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.decoding.summaries import kinds_of, summarise
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
-from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row, SampledReport
+from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row
 from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, static, survival, svip, update_every
 from specdec_jax.text.beam_search import Hypothesis
 from specdec_jax.text.calibration import fingerprint
@@ -115,7 +115,6 @@ PROVEN = Proof(
     (ROW, P_VALUE), Coverage(*map(np.array, ([9, 8], [1, 0], [1, 1, 6], [2, 2, 3]))), None, (), 7, 1, 60.0, ()
 )
 WRONG = Counterexample("round by round", (0, 1), {"temperature": 1.0}, (2, 1), 0.25, 0.5, draft=(2, 1, 0))
-SAMPLED = SampledReport(3.0, 4, 0.5, 100, 4, 5, True, (0.5, 0.5), (90, 20))
 
 
 def verify(capsys, monkeypatch, *arguments, **changes):

@@ -204,24 +204,6 @@ def test_lowers_for_every_platform_without_callbacks_and_float64(exported, name)
     assert not re.search(r"\bf64\b|xf64", text)
 
 
-def test_the_draft_loop_ends_by_the_entropy():
-    """With the entropy factor traced, another value changes how many passes the same program makes."""
-    config = llama.example_config()
-    tiny = llama.language_model(config, jnp.float32)
-    params = llama.init_params(config, jax.random.key(0), jnp.float32)
-    decoder = build_decoder(tiny, model(tiny, 3), adaedl(), block())
-    weights = ModelParams(params, params)
-    passes = {}
-    for factor in (1e-6, 0.9):
-        state = decoder.prefill(
-            weights, [[1, 2, 3]], max_new_tokens=8, policy_hyperparameters={"entropy_factor": factor}
-        )
-        state = decoder.step(weights, state)
-        passes[factor] = int(state.statistics.drafter_passes[0])
-    assert passes == {1e-6: 3, 0.9: 1}
-    assert decoder.num_programs("step") == 1
-
-
 def test_run_is_a_loop_of_rounds_around_a_loop_of_passes(exported):
     _, run = exported["run"]
     _, step = exported["step"]

@@ -141,6 +141,10 @@ def test_texts_of_a_row_do_not_see_each_other(family):
         np.testing.assert_allclose(packed[:, start:stop], alone, rtol=1e-4, atol=1e-4)
 
 
+def without_labels(shard):
+    return shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
+
+
 def trained(folder, shard, steps, intervals=None, stop_at=None, ema=0.9):
     """A run of the loop on the shard, cut after `stop_at` steps as a process that ends would."""
     schedule = training.Schedule(steps=steps, rate=3e-3, warmup=2, ema=ema, accumulate=2)
@@ -198,17 +202,6 @@ test_sizes_that_a_family_does_not_have_are_named = refusals(
     ({"family": "gpt2", "init": "first_layers"}, "layers of a gpt2, the target has LlamaConfig"),
     by=lambda changes: initial.drafter_config(dataclasses.replace(SHAPE, **changes), TARGET),
 )
-
-
-def test_a_family_that_is_no_stack_is_not_trained():
-    config = llama_reading.example_config()
-    with pytest.raises(ValueError, match="llama_reading cannot be trained"):
-        training.stack(config, jnp.float32)
-
-
-def test_learned_positions_reach_as_far_as_the_target():
-    params = initial.initial_params(of_family("gpt2"), TARGET, None, None, 0)
-    assert params["embed"]["positions"].shape == (TARGET.context, SHAPE.width)
 
 
 def test_a_drafter_of_another_family_learns_what_it_is_told(shard, target):
@@ -425,9 +418,8 @@ def test_a_target_asked_while_training_teaches_what_stored_labels_do(shard, targ
         params["merge"]["down"] = jax.random.normal(jax.random.key(2), params["merge"]["down"].shape)
     packing = dataclasses.replace(PACKING, slots=(64,))
     stored = label_shard(build_labeller(target[0], VOCAB, layers=reads), target[1], shard, VOCAB, np.float32)
-    bare = shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
     found = []
-    for data, layers, teacher in ((stored, range(len(reads)), None), (bare, (), target)):
+    for data, layers, teacher in ((stored, range(len(reads)), None), (without_labels(shard), (), target)):
         batch = BatchOrder(Corpus([data], VOCAB, layers), packing, seed=1).at(0)
         assert (batch.segments > 0).any()
         model, target_params = teacher or (None, None)
@@ -435,12 +427,6 @@ def test_a_target_asked_while_training_teaches_what_stored_labels_do(shard, targ
         state = training.init_state(jax.tree.map(jnp.array, params), SCHEDULE)
         found.append(step(state, batch, target_params)[1])
     np.testing.assert_allclose(found[0], found[1], rtol=0.01 if reads else 1e-3)  # stored states are bfloat16
-
-
-def test_data_without_labels_needs_the_whole_vocabulary(shard):
-    bare = shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
-    with pytest.raises(ValueError, match="label it"):
-        BatchOrder(Corpus([bare], VOCAB), Packing(slots=(32,), tokens=32, candidates=40, sampled=12), seed=3)
 
 
 test_bad_settings_name_the_value = refusals(
@@ -461,6 +447,8 @@ test_bad_settings_name_the_value = refusals(
     (lambda: initial.Shape(family="gpt_neox", reads=(3,)), r"reads \(3,\) is for .* got shape.family 'gpt_neox'"),
     (lambda: loop.Intervals(log_every=0), "log_every"),
     (lambda: Corpus([], VOCAB), "no conversations"),
+    (lambda: training.stack(llama_reading.example_config(), jnp.float32), "llama_reading cannot be trained"),
+    (lambda shard: BatchOrder(Corpus([without_labels(shard)], VOCAB), Packing((32,), 32, 40, 12), seed=3), "label it"),
 )
 
 

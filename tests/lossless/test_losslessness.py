@@ -31,7 +31,6 @@ from specdec_jax.stopping import (
     static,
     survival,
 )
-from specdec_jax.text.strategies import choose
 from specdec_jax.verification import block, greedy, rejection
 
 POLICIES = {
@@ -82,21 +81,6 @@ def test_output_distribution_with_longer_drafts_and_more_rounds(verifier):
     few = {"warps": ({"temperature": 0.9},), "toys": (toys.toy_pair(3, 5), toys.toy_pair(4, 6)), "kinds": (DRAWN,)}
     rule = adaedl(keep_checked_token=True, **FAST)
     assert distance(rule, VERIFIERS[verifier], **few, longest=3, tokens=4) < 1e-12
-
-
-def test_a_users_own_file_is_proven(tmp_path):
-    file = tmp_path / "doubter.py"
-    file.write_text(
-        "from specdec_jax.stopping import static\n"
-        "def doubter():\n"
-        "    def check(state, distribution, drafted, context):\n"
-        "        return distribution.max_prob > 0.5, state\n"
-        "    return static().replace(check=check)\n"
-    )
-    shape = lossless.Shape(4, 2, 3, reads=True, chosen=False)
-    drawing = lossless.Drawing(0)
-    result, rows, coverage = lossless.prove_rounds(choose("policy", str(file)), rejection(), drawing, shape, rounds=3)
-    assert result.measure < 2e-6 and not rows.wrong and np.all(coverage.lengths > 0)
 
 
 @pytest.mark.parametrize(
