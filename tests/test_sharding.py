@@ -14,7 +14,6 @@ from launched import ended, launch
 from refusals import refusals
 from tiny_pair import write_pair
 
-from specdec_jax.app.cli import main
 from specdec_jax.meshes import make_mesh
 
 SCRIPT = Path(__file__).parent / "fixtures" / "on_eight_devices.py"
@@ -143,12 +142,6 @@ def test_a_file_of_requests_on_a_mesh(found):
     assert "a batch of 6 rows cannot be divided over data=4" in files["written"][2]
     assert "Traceback" not in files["written"][2] and "written" not in files["written"][2]
     assert files["written"][0] == files["written"][1] and files["written"][0].count("\n") == 7
-
-
-@pytest.mark.parametrize("command", ["generate", "chat", "verify-lossless"])
-def test_commands_refuse_a_mesh_that_is_none(command, capsys):
-    assert main([command, *["a prompt"][: command == "generate"], "--mesh", "data=0"]) == 2
-    assert "a mesh is data=N,model=M" in capsys.readouterr().err
 
 
 NONE = "a mesh is data=N,model=M"

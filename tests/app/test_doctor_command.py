@@ -211,22 +211,3 @@ def test_rules_take_what_a_calibration_has_learnt(place, paying):
     assert before["cumulative_confidence"] != before[f"static(draft_length={DRAFTS})"]
     assert now["cumulative_confidence"] == now[f"static(draft_length={DRAFTS})"] and now["svip"] == before["svip"]
     assert f"--calibration {path}" in report["conclusion"]["command"]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--drafter", "prompt_lookup"], "doctor replays one drafter that is a model, got 'prompt_lookup'"),
-        (["--prompts", "nowhere.jsonl"], "no prompt file 'nowhere.jsonl'"),
-        (["--context", "129"], "context must lie in 1 to the target's, 128, got 129"),
-        (["--max-new-tokens", "120"], "a prompt of 18 tokens and 120 new ones exceed the target's context, 128"),
-        (["--json", "/nowhere/report.json"], "cannot write '/nowhere/report.json'"),
-        (["--costs", "nowhere.json"], "no cost model 'nowhere.json'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(place, capsys, monkeypatch, more, message):
-    monkeypatch.setattr(doctor, "build", lambda *_: pytest.fail("weights were read"))
-    assert cli.main(words(place, *more)) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert message in said.err
