@@ -17,7 +17,6 @@ from experiments.lib.smoke import made_up_trace
 from specdec_jax.contrib.drafters.suffix import suffix
 from specdec_jax.contrib.stopping.dspark import dspark
 from specdec_jax.contrib.stopping.hazard_cost import hazard_cost
-from specdec_jax.drafters import prompt_lookup
 from specdec_jax.lossless import test_by_sampling as tested_by_sampling
 from specdec_jax.lossless import toy_decoder
 from specdec_jax.replay.replay import replay
@@ -179,20 +178,6 @@ def test_suffix_drafts_what_loops_find_however_the_text_came(longest, vocab):
         np.testing.assert_allclose(drafted.max_prob[row, :size], chances, rtol=1e-6)
         sizes.add(size)
     assert {0, 1, 2, 3} <= sizes
-
-
-def test_suffix_copies_a_long_match_where_prompt_lookup_takes_the_latest_short_one():
-    """After '1 2 3 4' came 5 once, after '2 3 4' came 6 later, and later still: the longer match decides."""
-    text = [1, 2, 3, 4, 5, 0, 2, 3, 4, 6, 0, 2, 3, 4, 6, 1, 2, 3, 4]
-    tokens = jnp.asarray([text + [0] * 5], jnp.int32)
-    now = context(1, budget=2)._replace(length=jnp.asarray([len(text)]))
-    proposed = []
-    for drafter in (suffix(2), prompt_lookup(2)):
-        state = drafter.init(None, 1, tokens.shape[1])
-        state = drafter.commit(None, state, tokens, now.length) if drafter.name == "suffix" else state
-        draft, *_ = draft_once(drafter, None, state, tokens, now, static(), static().init(1, draft_length=2))
-        proposed.append(int(draft.tokens[0, 0]))
-    assert proposed == [5, 6]
 
 
 def test_suffix_is_lossless_where_it_drafts():

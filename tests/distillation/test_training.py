@@ -218,8 +218,8 @@ def test_a_drafter_of_another_family_learns_what_it_is_told(shard, target):
     step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64)
     for index in range(SCHEDULE.steps):
         state, metrics = step(state, order.at(index))
-        found.append(float(metrics.agreement))
-    assert found[0] < 0.5 and np.mean(found[-10:]) > 0.9
+        found.append((float(metrics.agreement), float(metrics.acceptance)))
+    assert max(found[0]) < 0.5 and min(np.mean(found[-10:], axis=0)) > 0.9
 
 
 def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, shard):
@@ -243,32 +243,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_stays(tmp_path, shard)
     with pytest.raises(ValueError, match="checkpoints/6"):
         trained(tmp_path, shard, 8)
     assert (tmp_path / "checkpoints" / "3").is_dir()
-
-
-def test_a_drafter_learns_a_target_it_can_hold(tmp_path, shard):
-    """As large as the target and started from its layers with noise, it accepts nearly all it could not before."""
-    config = llama.LlamaConfig(VOCAB, 32, 48, 1, 2, 1, 16, tie_word_embeddings=True)
-    teacher = llama.init_params(config, jax.random.key(1), jnp.float32)
-    teacher = jax.tree.map(lambda leaf: leaf * 10.0 if leaf.ndim > 1 else leaf, teacher)
-    label = build_labeller(llama.language_model(config, jnp.float32), K, positions=128)
-    mine = label_shard(label, teacher, shard, VOCAB)
-    schedule = training.Schedule(steps=400, rate=1e-2, warmup=20, decay=0.0)
-    packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
-    order = BatchOrder(Corpus([mine], VOCAB), packing, seed=1)
-    shape = initial.Shape(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init="random")
-    state = training.init_state(initial.initial_params(shape, config, teacher, None, 3), schedule)
-    step = training.build_step(config, schedule, forward_kl, dtype=jnp.float32, chunk=64)
-    seen = []
-    loop.train(
-        tmp_path,
-        state,
-        step,
-        order,
-        400,
-        loop.Intervals(log_every=50),
-        lambda _, means: seen.append(means["acceptance"]),
-    )
-    assert seen[0] < 0.85 and seen[-1] > 0.95
 
 
 def test_an_induction_drafter_copies_before_it_is_trained():

@@ -201,18 +201,11 @@ def test_templates_may_use_what_transformers_offers(template, text):
     assert with_template(template).chat(MESSAGES) == text
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{% set n = namespace(__call__=1) %}",
-        "{{ messages.append(1) }}",
-        "{% for %}",
-        "{{ 1 // 0 }}",
-        "{{ messages[0]['none'].strip() }}",
-    ],
-)
+FAIL = ["{{ raise_exception('roles must alternate') }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"]
+FAIL += ["{% set n = namespace(__call__=1) %}", "{{ messages.append(1) }}", "{% for %}", "{{ 1 // 0 }}"]
+
+
+@pytest.mark.parametrize("template", [*FAIL, "{{ messages[0]['none'].strip() }}"])
 def test_templates_that_fail_or_reach_out_are_errors(template):
     with pytest.raises(ValueError, match="chat template refuses"):
         with_template(template).chat(MESSAGES)

@@ -38,20 +38,6 @@ def test_positions_weigh_the_same_in_a_task_and_tasks_in_their_mean():
     assert [np.isnan(single[task].agreement.low) for task in ("qa", "macro", "math")] == [True, True, False]
 
 
-def test_intervals_cover_what_was_drawn_from_and_the_mean_of_tasks_is_narrower():
-    rng, covered, runs = np.random.default_rng(0), 0, 60
-    truth = {"qa": 0.3, "math": 0.6}
-    tasks = [task for task in truth for _ in range(30)]
-    for _ in range(runs):
-        drawn = np.clip([rng.normal(truth[task], 0.1) for task in tasks], 0, 1)
-        figures = by_task(judgement(drawn, rng.integers(50, 128, len(tasks))), tasks)
-        _, low, high = figures["macro"].agreement
-        covered += low < 0.45 < high
-        wide = max(figures[task].agreement.high - figures[task].agreement.low for task in truth)
-        assert high - low < wide
-    assert 0.85 <= covered / runs < 1
-
-
 def test_the_interval_of_the_mean_resamples_within_each_task():
     """The figures of published model cards: the same draws, made by hand."""
     rng = np.random.default_rng(3)
@@ -64,13 +50,6 @@ def test_the_interval_of_the_mean_resamples_within_each_task():
         means.append((values[group][drawn] * size).sum(1) / size.sum(1))
     expected = np.quantile(np.mean(means, axis=0), (0.025, 0.975))
     assert figures_of.mean_of_tasks(values, positions, groups)[1:] == pytest.approx(tuple(expected), abs=1e-12)
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 0.35, 0.9, 1.0])
-def test_expected_tokens_is_the_mean_of_a_simulation(acceptance):
-    hits = np.random.default_rng(0).random((100_000, 5)) < acceptance
-    simulated = 1 + np.cumprod(hits, axis=1).sum(axis=1).mean()
-    assert expected_tokens(acceptance, 5) == pytest.approx(simulated, abs=0.02)
 
 
 def test_expected_tokens_speedup_and_the_best_draft_length():
@@ -251,13 +230,7 @@ def test_the_interval_is_that_of_factors_fitted_to_resampled_texts():
     found = entropy_factor_interval(entropy, accepted, texts)
     assert found.estimate == fitted_entropy_factor(entropy, accepted) and found.low < FACTOR < found.high
     np.testing.assert_allclose(found[1:], np.quantile(fitted, (0.025, 0.975)), rtol=0.1)
-
-
-def test_more_texts_tell_the_factor_better_and_one_tells_no_interval():
-    few, many = (entropy_factor_interval(*tokens(texts)) for texts in (6, 60))
-    assert many.high - many.low < 0.6 * (few.high - few.low)
-    alone = entropy_factor_interval(*tokens(1))
-    assert np.isnan(alone.low) and np.isnan(alone.high)
+    assert np.isnan(entropy_factor_interval(*tokens(1))[1:]).all(), "one text has no interval"
 
 
 def test_an_interval_leaves_out_a_fortieth_of_the_resamples_at_either_end():

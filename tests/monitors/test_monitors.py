@@ -13,7 +13,6 @@ from tiny_t5 import padded
 from tiny_t5 import write_pair as write_t5
 
 import specdec_jax as sd
-from specdec_jax import lossless
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -287,18 +286,6 @@ def test_the_rule_inside_plans_within_the_length_of_the_phase():
     inner = static().replace(begin=within, check=within, proceed=within)
     (drafted, *_), _ = play_rows(phase_length(inner), {"routine_length": 2})
     np.testing.assert_array_equal(drafted, np.minimum(story().budgets, 2))
-
-
-def test_drafting_by_phase_is_lossless_in_the_whole_decoder():
-    decoder, params = lossless.toy_decoder(phase_length(), rejection(), monitor=phases())
-    report = lossless.test_by_sampling(
-        decoder,
-        params,
-        policy_hyperparameters={"routine_length": 2, "reasoning_length": 1},
-        monitor_hyperparameters={"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3},
-        sequences=16_384,
-    )
-    assert report.lossless, report
 
 
 test_what_is_refused = refusals(

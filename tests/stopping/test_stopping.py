@@ -6,9 +6,7 @@ import pytest
 from stopping_cases import K, context, distribution_of_entropies, outcome
 
 from specdec_jax.stopping import adaedl, adaptive_gamma, at_least, goodput, hf_heuristic, static, update_every
-from specdec_jax.stopping._readings import evaluated_positions, remember
 from specdec_jax.stopping.adaptive_gamma import fitted_factor
-from specdec_jax.stopping.goodput import acceptance
 
 
 @pytest.mark.parametrize("minimum", [0, 1, 3])
@@ -47,15 +45,6 @@ def test_the_number_of_rounds_of_update_every_is_a_rows_own():
     assert shown == [[4, 5, 5], [3, 4, 5], [2, 4, 4], [1, 3, 4]]
 
 
-def test_positions_evaluated():
-    """3 drafted: 1 accepted evaluates two of them; all accepted three; beyond the buffer nothing is remembered."""
-    evaluated, accepted = evaluated_positions(*outcome([3, 3, 0, 3], [1, 3, 0, 0]), positions=4)
-    assert np.asarray(evaluated).sum(axis=1).tolist() == [2, 3, 0, 1]
-    assert np.asarray(evaluated & accepted).tolist() == [[1, 0, 0, 0], [1, 1, 1, 0], [0] * 4, [0] * 4]
-    buffer = remember(jnp.zeros((3, 2)), jnp.array([0, 1, 2]), jnp.array([5.0, 6.0, 7.0]))
-    assert buffer.tolist() == [[5, 0], [0, 6], [0, 0]]
-
-
 # Decisions and updates by hand
 
 
@@ -89,18 +78,6 @@ def test_goodput_drafts_the_best_static_length(a, cost, best):
     state = policy.init(1, prior_acceptance=a, drafter_cost=cost, verification_cost=0.0)
     begins, state = policy.begin(state, context(1))
     assert bool(begins[0]) and int(state.draft_length[0]) == best
-
-
-def test_goodput_forgives_a_drafter_that_it_switched_off():
-    policy = goodput()
-    state = policy.init(1, least=0, drafter_cost=0.4)
-    for _ in range(4):
-        state = policy.update(state, *outcome([4], [0]))
-    begins, off = policy.begin(state, context(1))
-    assert not bool(begins[0]) and float(acceptance(off)[0]) < 0.5
-    for _ in range(60):
-        off = policy.update(off, *outcome([0], [0]))
-    assert bool(policy.begin(off, context(1))[0][0])
 
 
 def test_goodput_pays_for_passes_what_this_rounds_drafter_costs():

@@ -220,26 +220,6 @@ def test_a_constant_chance_gives_the_threshold_on_survival(level, cost):
     assert drafted_by(ONE, settled(state, level), constant_distribution(1)).tolist() == [expected]
 
 
-def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
-    """Three of ten tokens accepted at c = 0.4: whatever its rate fell to, a pass costs 0.4 tokens at least."""
-    state = ONE.init(1, drafter_cost=0.4, verification_times=[1.0], initial_rate=0.6, rate_weight=100.0)
-    assert float(ONE.threshold(state)[0]) == 1.0
-    assert drafted_by(ONE, settled(state, 0), constant_distribution(1)).tolist() == [0]
-
-
-def test_confidence_that_comes_in_runs_is_found_out():
-    """One long run of sure tokens, and the rule pays for passes it would not have paid for before."""
-    sure = constant_distribution(1, 0.01, 0.99)
-    state = ONE.init(1, drafter_cost=0.4, initial_rate=1.5)
-    assert drafted_by(ONE, after(state, sure, *[(5, 5)] * 3), sure) > drafted_by(ONE, state, sure) + 2
-
-
-def test_confidence_that_says_nothing_is_found_out():
-    """Every other draft is rejected, at a largest probability of 0.9999. An offset alone would still say 0.998."""
-    state = after(ONE.init(1), constant_distribution(1, 0.001, 0.9999), *[(1, 0), (1, 1)] * 40)
-    assert 0.4 < float(state.predicted[0, 0]) < 0.6
-
-
 def test_a_row_that_gave_up_drafting_tries_again():
     seen = constant_distribution(1)
     gave_up = after(ONE.init(1, drafter_cost=0.5, prior_precision=1.0), seen, *[(1, 0)] * 30)

@@ -23,7 +23,7 @@ from specdec_jax.lossless.sampled import test_by_sampling as tested_by_sampling
 from specdec_jax.lossless.sampled import toy_decoder
 from specdec_jax.models import bloom, llama, mistral
 from specdec_jax.stopping import static, update_every
-from specdec_jax.types import Draft, RoundContext, VerificationResult
+from specdec_jax.types import Draft, VerificationResult
 from specdec_jax.verification import block, greedy, rejection
 
 LIMIT = 40
@@ -236,19 +236,6 @@ def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     assert few.sibling_counts.tolist() == [[2, 0, 0], [0, 0, 0]]
     chosen = draft._replace(one_hot=jnp.array([[True, False, False]] * 2))
     assert TreeDraft.of(chosen, others, wanted, free).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
-
-
-def test_survival_verifies_the_siblings_that_pay():
-    policy = survival_tree(siblings=2, positions=8)
-    state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
-    predicted = jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32)
-    state = state._replace(policy=state.policy._replace(predicted=predicted))
-    ones = jnp.ones(1, jnp.int32)
-    context = RoundContext(10 * ones, ones, 4 * ones, ones > 0, ones, make_warp(1), ())
-    assert policy.beside(state, 3 * ones, 5 * ones, context)[0, :3].tolist() == [0, 1, 0]  # one place is free
-    settings = state.policy.settings._replace(verification=jnp.ones((1, 9)))
-    free = state._replace(policy=state.policy._replace(settings=settings))
-    assert policy.beside(free, 3 * ones, 5 * ones, context)[0, :3].tolist() == [2, 2, 1]
 
 
 @pytest.mark.seldom
