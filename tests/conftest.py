@@ -46,6 +46,19 @@ def exact_products():
         yield
 
 
+@pytest.fixture
+def stored():
+    """Compares a text with the file tests/data/outputs/NAME; with STORE=yes in the environment it is written."""
+
+    def check(name, text):
+        path = Path(__file__).parent / "data" / "outputs" / name
+        if os.environ.get("STORE"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check
+
+
 RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds of tests that take so many
 KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
 LONG = 2.0  # of tests that `make test` leaves out; `make check` leaves out all that are recorded
@@ -56,7 +69,7 @@ def pytest_addoption(parser):
     parser.addoption("--record-seconds", action="store_true", help=f"write {RECORD.name}, from a run of all tests")
 
 
-REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float32"}
+REAL = {"smollm2", "smollm2_float32", "smollm2_drafter"}
 
 
 def pytest_collection_modifyitems(items):
@@ -115,37 +128,22 @@ def pytest_sessionfinish(session):
         RECORD.write_text(json.dumps(slowest, indent=0) + "\n", encoding="utf-8")
 
 
-def load_or_skip(source: str, dtype: str):
-    """A built-in model; skips where its weights are not installed, except in CI, where that is a failure."""
-    from specdec_jax.loading import load_model
+def built_in(source: str, dtype: str):
+    """A fixture: the model, or a skip where its weights are not installed; in CI that is a failure."""
 
-    try:
-        return load_model(source, dtype=dtype)
-    except FileNotFoundError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"the weights are not installed: {error}")
+    @pytest.fixture(scope="session")
+    def loaded():
+        from specdec_jax.loading import load_model
 
+        try:
+            return load_model(source, dtype=dtype)
+        except FileNotFoundError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"the weights are not installed: {error}")
 
-@pytest.fixture(scope="session")
-def smollm2():
-    """The built-in target, bfloat16, as users run it."""
-    return load_or_skip("smollm2", "bfloat16")
-
-
-@pytest.fixture(scope="session")
-def smollm2_drafter():
-    """The built-in drafter, bfloat16."""
-    return load_or_skip("smollm2-drafter", "bfloat16")
+    return loaded
 
 
-@pytest.fixture(scope="session")
-def smollm2_float32():
-    """The built-in target in float32, for claims of exactness."""
-    return load_or_skip("smollm2", "float32")
-
-
-@pytest.fixture(scope="session")
-def smollm2_drafter_float32():
-    """The built-in drafter in float32."""
-    return load_or_skip("smollm2-drafter", "float32")
+smollm2, smollm2_drafter = built_in("smollm2", "bfloat16"), built_in("smollm2-drafter", "bfloat16")  # as users run them
+smollm2_float32 = built_in("smollm2", "float32")  # for claims of exactness

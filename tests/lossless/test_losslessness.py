@@ -209,7 +209,6 @@ def test_the_sampled_test_bins_what_it_cannot_list():
     assert not lossless.test_by_sampling(wrong, params, tokens=2, sequences=8192, branching=3).lossless
 
 
-WARP = {"temperature": 1.0}
 MOST = 4
 
 
