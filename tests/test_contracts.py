@@ -166,9 +166,8 @@ VERIFIED = [
 def test_what_calls_itself_lossless_is(policy, verifier):
     built = find_factory("verifier", verifier)()
     shape = lossless.Shape(4, 2, 3, reads=True, chosen=False)
-    result, rows, _ = lossless.prove_rounds(
-        find_factory("policy", policy)(), built, lossless.Drawing(0), shape, rounds=3
-    )
+    rules = find_factory("policy", policy)(), built
+    result, rows, _ = lossless.prove_rounds(*rules, lossless.Drawing(0), shape, rounds=3)
     assert (result.measure < TOLERANCE) == built.lossless and not rows.wrong, result
 
 

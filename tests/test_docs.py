@@ -320,9 +320,8 @@ def test_what_the_pages_import_is_in_the_reference():
     """By value: a strategy is listed by its file, and pages import it from its package."""
     blocks = re.findall(r"^```python\n(.*?)^```$", TEXTS, re.MULTILINE | re.DOTALL)
     nodes = [node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
-    used = {
-        f"{node.module}.{alias.name}" for node in nodes for alias in node.names if "specdec_jax." in f"{node.module}."
-    }
+    used = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    used = {name for name in used if name.startswith("specdec_jax.")}
     listed = {id(value_of(name)) for name in LISTED}
     missing = {name for name in used - {"specdec_jax.models.olmo"} if id(value_of(name)) not in listed}
     assert {name for name in missing if getattr(value_of(name), "__module__", "") not in LISTED} == set() != used
@@ -341,9 +340,5 @@ def test_the_workflow_and_the_script_have_the_same_parts():
     default = re.search(r"\$\{@:-(.*)\}", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
     assert listed and default and listed[1].replace(",", "") == default[1]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    used = [
-        *default[1].split(),
-        *re.findall(r"part: ([\w-]+)", workflow),
-        *re.findall(r"run: \.ci/run ([\w-]+)", workflow),
-    ]
+    used = [*default[1].split(), *re.findall(r"(?:part:|run: \.ci/run) ([\w-]+)", workflow)]
     assert {*used} <= {*targets}

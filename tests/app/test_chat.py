@@ -282,11 +282,8 @@ def test_without_a_template_text_goes_on(chat_pair, tmp_path):
 def test_a_verifier_or_a_drafter_that_fails_loses_no_conversation(session, tmp_path):
     turn, pair = ask(session, "hello"), session.pair
     verifier, drafter = ("verification", "rejection"), ("drafters.prompt_lookup", "prompt_lookup")
-    for kind, (module, name), function in (
-        ("verifier", verifier, "verify"),
-        ("drafter", drafter, "source"),
-        ("drafter", drafter, "commit"),
-    ):
+    cases = ("verifier", verifier, "verify"), ("drafter", drafter, "source"), ("drafter", drafter, "commit")
+    for kind, (module, name), function in cases:
         path, fails = tmp_path / f"{function}.py", f"{name}().replace({function}=lambda *_: 1 / 0)"
         path.write_text(f"from specdec_jax.{module} import {name}\ndef {function}():\n    return {fails}")
         with pytest.raises(ValueError, match=rf"{function}\.py:3: ZeroDivisionError"):

@@ -109,9 +109,8 @@ def test_nothing_that_is_no_json_gets_through():
 
 ROW = Row("rounds of the policy", "40 rounds", 40, 2e-7, 1e-5, True)
 P_VALUE = Row("the whole decoder", "9 texts", 9, 0.5, FALSE_ALARM, True)
-PROVEN = Proof(
-    (ROW, P_VALUE), Coverage(*map(np.array, ([9, 8], [1, 0], [1, 1, 6], [2, 2, 3]))), None, (), 7, 1, 60.0, ()
-)
+COVERED = Coverage(*map(np.array, ([9, 8], [1, 0], [1, 1, 6], [2, 2, 3])))
+PROVEN = Proof((ROW, P_VALUE), COVERED, None, (), 7, 1, 60.0, ())
 WRONG = Counterexample("round by round", (0, 1), {"temperature": 1.0}, (2, 1), 0.25, 0.5, draft=(2, 1, 0))
 
 
@@ -160,9 +159,8 @@ def test_the_pairs_test_says_how_long_and_stops_with_what_it_has(capsys):
         os.kill(os.getpid(), signal.SIGINT)
         assert not progress(192, 4.0)
     decoder, params = lossless.toy_decoder(static(), rejection())
-    stopped = lossless.test_by_sampling(
-        decoder, params, sequences=4096, batch=1024, progress=lambda done, _: done < 2048
-    )
+    options = {"sequences": 4096, "batch": 1024, "progress": lambda done, _: done < 2048}
+    stopped = lossless.test_by_sampling(decoder, params, **options)
     assert stopped.sequences == 2048 and stopped.lossless
 
 

@@ -306,9 +306,8 @@ def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_bo
     pair = build_pair(target, drafter, costs=given, max_draft_length=7)
     hyperparameters = prepare(pair, ["ab"]).options["policy_hyperparameters"]
     assert hyperparameters["drafter_cost"] == 0.5 and not measuring
-    assert hyperparameters["verification_times"] == pytest.approx(
-        between(given, pair.decoder.parts.widths).verification_times(7)
-    )
+    expected = between(given, pair.decoder.parts.widths).verification_times(7)
+    assert hyperparameters["verification_times"] == pytest.approx(expected)
     other = prepare(pair.using(survival(drafter_cost=0.2)), ["ab"]).options["policy_hyperparameters"]
     assert "drafter_cost" not in other and "verification_times" in other
     assert not prepare(pair.using(adaedl()), ["ab"]).options.get("policy_hyperparameters")

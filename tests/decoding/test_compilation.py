@@ -186,10 +186,8 @@ def exported():
     state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, warp=make_warp(1, 0.8, 5, 0.9, 0.01))
     arguments = {"run": (weights, state, np.int32(4), np.int32(1)), "step": (weights, state)}
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in kernels.TARGETS]  # of the CPU's program
-    lowered = {
-        name: export.export(decoder.jitted[name], platforms=PLATFORMS, disabled_checks=checks)(*given)
-        for name, given in arguments.items()
-    }
+    lower = lambda name: export.export(decoder.jitted[name], platforms=PLATFORMS, disabled_checks=checks)  # noqa: E731
+    lowered = {name: lower(name)(*given) for name, given in arguments.items()}
     return {name: (program, str(program.mlir_module())) for name, program in lowered.items()}
 
 

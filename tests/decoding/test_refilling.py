@@ -25,9 +25,8 @@ TEMPERATURES = (0.0, 1.0, 0.7, 1.0, 0.0, 1.0)
 
 
 def toy(drafter, params, policy, monitor=None):
-    decoder = build_decoder(
-        table_model(5), drafter, policy, rejection(), monitor=monitor, prefill_chunk=4, verification_widths=(MOST + 1,)
-    )
+    options = {"monitor": monitor, "prefill_chunk": 4, "verification_widths": (MOST + 1,)}
+    decoder = build_decoder(table_model(5), drafter, policy, rejection(), **options)
     return decoder, ModelParams(TABLES.target, params), 5
 
 

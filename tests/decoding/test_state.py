@@ -57,9 +57,8 @@ def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
 
 
 def texts(state):
-    return [
-        row[:length].tolist() for row, length in zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
-    ]
+    rows = zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
+    return [row[:length].tolist() for row, length in rows]
 
 
 def decoded(decoder, prompts=PROMPTS, **options):

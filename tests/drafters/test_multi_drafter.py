@@ -74,10 +74,8 @@ def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
     joined = multi_drafter([table() for _ in range(drafters)], prior=0.0, drift=0.0)
     rule, verification = adaedl(), verifier()
-    alone, among = (
-        decode(drafter, weights, policy=rule, verifier=verification)
-        for drafter, weights in ((table(), BAD), (joined, params))
-    )
+    cases = (table(), BAD), (joined, params)
+    alone, among = (decode(*case, policy=rule, verifier=verification) for case in cases)
     np.testing.assert_array_equal(among.tokens, alone.tokens)
     jax.tree.map(np.testing.assert_array_equal, among.statistics, alone.statistics)
     np.testing.assert_array_equal(among.record.proposed, alone.record.proposed)
@@ -270,9 +268,8 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
 def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
-    drafter = multi_drafter(
-        [repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3
-    )
+    models = [model(small, 2, catch_up=4)] * 2
+    drafter = multi_drafter([repeats_last(2), *models], drift=0.3, decay=0.3)
     decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
     watch = {"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3}
@@ -284,17 +281,15 @@ def test_the_text_is_the_targets_in_distribution(verifier):
 def test_estimates_are_the_written_down_sums():
     rng, cost = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
     tokens, time = np.full((2, 2, 3), 2.0), np.ones((2, 2, 3))
-    state = MultiDrafterState(
-        (), jnp.zeros((3, 2), jnp.int32), *(jnp.asarray(x, jnp.float32) for x in (tokens, time)), *[None] * 4
-    )
+    sums = (jnp.asarray(x, jnp.float32) for x in (tokens, time))
+    state = MultiDrafterState((), jnp.zeros((3, 2), jnp.int32), *sums, *[None] * 4)
     length = np.array([5, 9])
     for _ in range(30):
         who, phase, passes = rng.integers(0, 4, 2), rng.integers(0, 2, 2), rng.integers(0, 5, 2)
         emitted = rng.integers(0, 5, 2)
         as_array = lambda values: jnp.asarray(values, jnp.int32)  # noqa: E731
-        state = state._replace(
-            drafter=as_array(who), phase=as_array(phase), passes=as_array(passes), length=as_array(length)
-        )
+        seen = {"drafter": who, "phase": phase, "passes": passes, "length": length}
+        state = state._replace(**{name: as_array(values) for name, values in seen.items()})
         length = length + emitted
         state = _learnt(state, as_array(length), jnp.asarray(cost, jnp.float32), 0.7, 0.1)
         for row in range(2):

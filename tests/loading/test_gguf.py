@@ -84,9 +84,8 @@ def test_every_architecture_is_here():
 @pytest.mark.parametrize("family", CHANGES)
 def test_a_converted_file_is_the_folders_model(tmp_path, family):
     config = example(family)
-    theirs, ours = (
-        load_model(path, dtype="float32") for path in (folder(tmp_path, config), converted(tmp_path, config))
-    )
+    paths = folder(tmp_path, config), converted(tmp_path, config)
+    theirs, ours = (load_model(path, dtype="float32") for path in paths)
     assert ours.config == theirs.config == config
     assert_equal_trees(ours.params, theirs.params)
     tokens = jnp.arange(3, 15)[None]  # longer than the windows
@@ -124,9 +123,7 @@ def test_a_head_of_its_own_and_quantised_matrices(tmp_path):
 
 def settings(path, **options):
     config = example(options.pop("family"))
-    return config_from_gguf(
-        read_gguf(tiny_converter.convert(path / "s.gguf", random_named(config), config.to_hf(), **options))
-    )
+    return config_from_gguf(read_gguf(converted(path, config, **options)))
 
 
 def test_gemmas_largest_models_scale_queries_otherwise(tmp_path):
@@ -393,9 +390,8 @@ def test_rows_that_do_not_divide_are_half_precision(tmp_path, loaded):
     config = config_of(intermediate_size=80)  # the rows of ffn_down alone
     params = write(tmp_path / "m.gguf", loaded, config)
     file = read_gguf(tmp_path / "m.gguf")
-    assert {name for name, info in file.tensors.items() if info.kind == Kind.F16} == {
-        f"blk.{i}.ffn_down.weight" for i in range(2)
-    }
+    half = {name for name, info in file.tensors.items() if info.kind == Kind.F16}
+    assert half == {f"blk.{i}.ffn_down.weight" for i in range(2)}
     name = "model.layers.1.mlp.down_proj.weight"
     again = load_model(tmp_path / "m.gguf", dtype="float32")
     np.testing.assert_array_equal(

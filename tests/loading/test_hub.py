@@ -51,7 +51,7 @@ class Hub(dict):
         self.signature = inspect.signature(huggingface_hub.snapshot_download)
 
     def add(self, repository, files, revision="main"):
-        self[repository, revision] = self[repository, f"commit-of-{revision}"] = files
+        self[repository, revision] = self[repository, f"commit-of-{revision.replace('/', '-')}"] = files
 
     def files_of(self, repository, revision):
         if (repository, revision or "main") not in self:
@@ -63,7 +63,7 @@ class Hub(dict):
         repository, revision = given["repo_id"], given["revision"] or "main"
         self.asked.append(revision)
         files = self.files_of(repository, revision)
-        folder = self.cache / repository / f"commit-of-{revision.removeprefix('commit-of-')}"
+        folder = self.cache / repository / f"commit-of-{revision.removeprefix('commit-of-').replace('/', '-')}"
         folder.mkdir(parents=True, exist_ok=True)
         for name in utils.filter_repo_objects(files, allow_patterns=given["allow_patterns"]):
             if not (folder / name).is_file():

@@ -88,9 +88,8 @@ def test_output_distribution_with_longer_drafts_and_more_rounds(verifier):
 )
 def test_the_distribution_of_a_draw_is_that_of_the_real_draw(weights):
     uniform = (np.arange(20_000) + 0.5) / 20_000
-    drawn = np.asarray(
-        sampling.draw(jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1)), jnp.asarray(uniform, jnp.float32))
-    )
+    rows = jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1))
+    drawn = np.asarray(sampling.draw(rows, jnp.asarray(uniform, jnp.float32)))
     frequencies = np.bincount(drawn, minlength=3) / 20_000
     np.testing.assert_allclose(nodes.drawn_distribution(np.array([weights]))[0], frequencies, atol=2e-4)
 
@@ -127,9 +126,8 @@ def test_a_residual_without_the_clamp_fails(monkeypatch):
 
 def at_another_temperature(verifier, temperature=1.25):
     def verify(state, draft, distributions, context):
-        return verifier.verify(
-            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), distributions, context
-        )
+        other = draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature))
+        return verifier.verify(state, other, distributions, context)
 
     return verifier.replace(verify=verify)
 
@@ -219,9 +217,8 @@ MOST = 4
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_the_whole_decoder_draws_from_the_target(rule, verifier, temperature):
     decoder, params = lossless.toy_decoder(rule, verifier, MOST, distance=0.5, reads=True)
-    report = lossless.test_by_sampling(
-        decoder, params, warp={"temperature": temperature}, tokens=MOST + 1, sequences=16_384
-    )
+    options = {"warp": {"temperature": temperature}, "tokens": MOST + 1, "sequences": 16_384}
+    report = lossless.test_by_sampling(decoder, params, **options)
     assert report.lossless and report.drafted[1] > 500  # of which a second one has read the drafter's own state
 
 
@@ -239,9 +236,7 @@ def leaking(decoder, params):
 def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():
     decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
     parts = decoder.parts
-    cheat = lossless.sampled.build_decoder(
-        parts.target, leaking(decoder, params), parts.policy, parts.verifier, prefill_chunk=4
-    )
+    cheat = build_decoder(parts.target, leaking(decoder, params), parts.policy, parts.verifier, prefill_chunk=4)
     assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
     assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
 

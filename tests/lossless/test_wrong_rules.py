@@ -18,9 +18,8 @@ SHAPE = lossless.Shape(vocab_size=8, longest=MOST, batch=4, reads=False, chosen=
 
 
 def enumerated(policy, verifier, **options):
-    return lossless.prove_rounds(
-        policy, verifier, lossless.Drawing(0), SHAPE, **({"rounds": 4, "drafts": 3_000} | options)
-    )
+    options = {"rounds": 4, "drafts": 3_000} | options
+    return lossless.prove_rounds(policy, verifier, lossless.Drawing(0), SHAPE, **options)
 
 
 # What a cheat may depend on: (context, index of the draft [B], its token [B] or None, rounds played [B]) -> [B] bool

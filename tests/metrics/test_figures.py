@@ -96,14 +96,8 @@ test_bad_figures_are_refused = refusals(
 
 
 def row(prompt, method, seconds, tokens=60, temperature=0.0, repeated=0.0, equal=None, **counts):
-    names = (
-        "num_rounds",
-        "num_drafts",
-        "num_draft_tokens",
-        "num_accepted_tokens",
-        "drafter_passes",
-        "discarded_passes",
-    )
+    names = ["num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens"]
+    names += ["drafter_passes", "discarded_passes"]
     entry = {"prompt_id": prompt, "method": method, "temperature": temperature, "seconds": seconds}
     entry |= {"num_emitted_tokens": tokens, "repeated_share": repeated, "equals_plain": equal}
     return dict.fromkeys(names, 0) | entry | counts

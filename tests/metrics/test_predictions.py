@@ -116,9 +116,8 @@ def test_rules_that_weigh_costs_are_told_the_pairs_and_phases_are_those_of_the_m
     assert not np.allclose(replay(trace, survival(), max_draft_length=DRAFTS).seconds(costs)[0], found)
     rule = phase_length(routine_length=3, reasoning_length=1)
     calm = trace._replace(raw_target_entropy=trace.raw_target_entropy * 0)
-    assert predicted(pair_with(0.1), calm, rule, 64).seconds == pytest.approx(
-        predicted(pair_with(0.1), trace, static(draft_length=3), 64).seconds
-    )
+    expected = predicted(pair_with(0.1), trace, static(draft_length=3), 64).seconds
+    assert predicted(pair_with(0.1), calm, rule, 64).seconds == pytest.approx(expected)
 
 
 def test_two_rules_are_compared_text_by_text(trace):

@@ -95,9 +95,8 @@ def test_every_family_decodes_what_one_pass_would(name):
     family = family_named(name)
     config = family.example_config()
     model = without_source(family.language_model(config, jnp.float32))
-    params = jax.tree.map(
-        lambda x: x * 8 if x.ndim > 1 else x, family.init_params(config, jax.random.key(0), jnp.float32)
-    )
+    params = family.init_params(config, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
     noisy = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params)
     policy, more = static(draft_length=6), {"verification_widths": (7,), "prefill_chunk": 4}
     decoder = build_decoder(model, drafter_of(model, 6), policy, rejection(), **more)

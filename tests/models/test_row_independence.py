@@ -25,10 +25,8 @@ FAMILIES = [name for name in family_names() if family(name).__package__ == model
 def random_model(name):
     module = family(name)
     config, rng = module.example_config(), np.random.default_rng(1)
-    model, shapes = (
-        module.language_model(config, jnp.bfloat16),
-        jax.eval_shape(lambda: module.init_params(config, jax.random.key(0), jnp.bfloat16)),
-    )
+    model = module.language_model(config, jnp.bfloat16)
+    shapes = jax.eval_shape(lambda: module.init_params(config, jax.random.key(0), jnp.bfloat16))
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
     return (model if model.spec.source is None else with_source(model, [1, 2, 3, 4, 5])), params
 
@@ -53,9 +51,8 @@ def test_a_branch_of_a_tree_says_what_its_chain_says():
     tokens = np.array([[5, 9, 3, 7, 1, 8]], np.int32)  # 7 and 1 follow 3, and 8 follows 1
     sees = np.tril(np.ones((6, 6), bool))
     sees[4, 3] = sees[5, 3] = False
-    mask = (
-        causal_mask(jnp.zeros(1, jnp.int32), 6, SLOTS, None) & jnp.asarray(np.pad(sees, ((0, 0), (0, SLOTS - 6))))[None]
-    )
+    mask = causal_mask(jnp.zeros(1, jnp.int32), 6, SLOTS, None)
+    mask &= jnp.asarray(np.pad(sees, ((0, 0), (0, SLOTS - 6))))[None]
     positions = jnp.asarray([[0, 1, 2, 3, 3, 4]], jnp.int32)
     tree, _ = jax.jit(model.apply)(params, tokens, model.init_cache(params, 1, SLOTS), positions, mask)
     chain, _ = jax.jit(model.apply)(params, tokens[:, [0, 1, 2, 4, 5]], model.init_cache(params, 1, SLOTS))

@@ -33,11 +33,7 @@ def test_every_leaf_has_the_wanted_dtype(given, wanted):
 @pytest.mark.parametrize(
     ("config", "change", "message"),
     [
-        (
-            CONFIG,
-            {"model.layers.2.mlp.up_proj.weight": np.zeros((40, 24))},
-            "unknown: model.layers.2.mlp.up_proj.weight",
-        ),
+        (CONFIG, {"model.layers.2.mlp.up_proj.weight": np.zeros((40, 24))}, "unknown: model.layers.2.mlp.up_proj"),
         (CONFIG, {QUERY: None}, f"missing: {QUERY}"),
         (CONFIG, {QUERY: np.zeros((16, 24), np.float32)}, rf"wrong shape: {QUERY} \(16, 24\) instead of \(32, 24\)"),
         (CONFIG, {QUERY: np.zeros((32, 24), np.int8)}, f"not floating: {QUERY} int8"),

@@ -99,9 +99,8 @@ def test_rows_that_are_refilled_keep_nothing_of_who_had_them_before(tiny):
 
 @pytest.mark.seldom
 def test_siblings_that_are_accepted_have_their_own(tiny):
-    pair = build_pair(
-        *(tiny.target, tiny.drafters[0]), policy=comb(), max_draft_length=3, verification_widths=(2, 4, 12)
-    )
+    options = {"policy": comb(), "max_draft_length": 3, "verification_widths": (2, 4, 12)}
+    pair = build_pair(tiny.target, tiny.drafters[0], **options)
     results = generate(PROMPTS, sampling(40, **WARPS[2]), pair=pair, chat=False, log_probs=True)
     for result in results:
         assert_scored(pair, result, WARPS[2])

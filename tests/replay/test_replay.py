@@ -80,9 +80,8 @@ def test_the_greedy_texts_have_both_phases_and_other_phases_are_seen(greedy_trac
     seen = [np.mean(phases_there[row, : greedy_trace.length[row]]) for row in range(len(PROMPTS))]
     assert 0.1 < np.mean(seen) < 0.9
     policy = find_factory("policy", "phase_length")()
-    rounds = [
-        replay(greedy_trace, policy, record=True, phases=found).record for found in (phases_there, 1 - phases_there)
-    ]
+    both = phases_there, 1 - phases_there
+    rounds = [replay(greedy_trace, policy, record=True, phases=each).record for each in both]
     assert (rounds[0] != rounds[1]).any()
     with pytest.raises(ValueError, match="reads phases"):
         replay(greedy_trace, policy)
@@ -151,10 +150,8 @@ def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
     assert np.nanmax(np.abs(sampled_trace.raw_target_entropy - sampled_trace.target_entropy)) > 0.01
     policy, hyperparameters = SAMPLED["phase length"]
     state = live(policy, [[1, 2]] * 2000, hyperparameters, limit=24, temperature=0.9)
-    found = [
-        replay(sampled_trace, policy, hyperparameters, phases=phase_path(sampled_trace, raw, **WATCH))
-        for raw in (True, False)
-    ]
+    both = [phase_path(sampled_trace, raw, **WATCH) for raw in (True, False)]
+    found = [replay(sampled_trace, policy, hyperparameters, phases=each) for each in both]
     assert gap(state, found[0]) < 4 and gap(state, found[1]) > 6
 
 
@@ -167,9 +164,8 @@ def test_raw_entropies_are_the_tables_own(sampled_trace):
     for row in range(5):
         length = int(sampled_trace.length[row])
         tokens = np.array([1, 2, *sampled_trace.tokens[row, :length]])
-        np.testing.assert_allclose(
-            sampled_trace.raw_target_entropy[row, : length + 1], entropy[tokens[:-1], tokens[1:]], atol=1e-5
-        )
+        raw = sampled_trace.raw_target_entropy[row, : length + 1]
+        np.testing.assert_allclose(raw, entropy[tokens[:-1], tokens[1:]], atol=1e-5)
 
 
 def test_many_settings_are_each_replayed_as_alone(greedy_trace):

@@ -31,9 +31,8 @@ def test_at_least_overrules_until_its_minimum_only(minimum):
 
 def test_a_threshold_read_from_a_state_is_accepted():
     state = adaedl().init(1, threshold=0.99)
-    np.testing.assert_array_equal(
-        adaedl().init(1, threshold=state.control.threshold).control.threshold, state.control.threshold
-    )
+    again = adaedl().init(1, threshold=state.control.threshold)
+    np.testing.assert_array_equal(again.control.threshold, state.control.threshold)
 
 
 def test_the_number_of_rounds_of_update_every_is_a_rows_own():

@@ -125,10 +125,8 @@ def test_rounds_line_by_line():
     policy = compiled(survival())
     costs = rng.uniform(0.02, 0.5, rows)
     state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
-    twins = [
-        Twin(SAMPLED if temperature else GREEDY, cost, TIMES, temperature)
-        for temperature, cost in zip(temperatures, costs, strict=True)
-    ]
+    pairs = zip(temperatures, costs, strict=True)
+    twins = [Twin(SAMPLED if warm else GREEDY, cost, TIMES, warm) for warm, cost in pairs]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
         cost = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
@@ -143,9 +141,8 @@ def test_rounds_line_by_line():
             token = jnp.where(is_sampled, jnp.asarray(rng.integers(0, 30, rows), jnp.int32), seen.top_token)
             says, state = policy.check(state, seen, jnp.full(rows, drafted, jnp.int32), now)
             entropy, largest = np.asarray(seen.entropy, float), np.asarray(seen.max_prob, float)
-            gains = [
-                t.check(*distribution, drafted, room) for t, *distribution in zip(twins, entropy, largest, strict=True)
-            ]
+            rows_seen = zip(twins, entropy, largest, strict=True)
+            gains = [twin.check(*distribution, drafted, room) for twin, *distribution in rows_seen]
             decided |= agree("check", says, gains)
             says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted + 1, jnp.int32), now)
             log_q = np.asarray(jnp.take_along_axis(seen.log_prob, token[:, None], axis=1)[:, 0], float)
@@ -250,11 +247,8 @@ def test_together_is_what_all_rows_win_less_their_time(seed):
     policy, cost = TOGETHER, float(rng.uniform(0.02, 0.9))
     dead_cost = np.where([False, False, seed % 2 == 1, False], 9.0, cost)  # a row that is done counts for nothing
     state = drafting_state(policy, rows, seed, drafter_cost=dead_cost)
-    room, alive, drafted = (
-        rng.integers(0, K, rows),
-        np.array([True, True, seed % 2 == 0, True]),
-        int(rng.integers(1, 3)),
-    )
+    room, drafted = rng.integers(0, K, rows), int(rng.integers(1, 3))
+    alive = np.array([True, True, seed % 2 == 0, True])
     now = context(rows)._replace(alive=jnp.asarray(alive), budget=jnp.asarray(room + drafted, jnp.int32))
     seen, token = distributions(rows, seed), jnp.zeros(rows, jnp.int32)
     state = state._replace(forecast=forecast(state))

@@ -62,9 +62,8 @@ def test_real_greedy_output_is_plain_decodings(real, plain_outputs):
         assert result.prompt_tokens == plain.prompt_tokens
         assert result.statistics["num_accepted_tokens"] > 0
         assert result.statistics["num_rounds"] < len(result.tokens)
-        difference = compare_outputs(
-            real.target.model, real.params.target, plain.prompt_tokens, plain.tokens, result.tokens
-        )
+        texts = plain.prompt_tokens, plain.tokens, result.tokens
+        difference = compare_outputs(real.target.model, real.params.target, *texts)
         assert difference is None or (difference.logit_gap is not None and difference.logit_gap < CLOSE), difference
 
 
@@ -132,9 +131,8 @@ def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
 def test_a_second_request_compiles_nothing(scripted):
     options = {"pair": scripted, "record": True, **OPTIONS}
     generate(PROMPT, SamplingParams(max_new_tokens=64), **options)
-    again = generate(
-        "another prompt", SamplingParams(max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1), **options
-    )
+    sampling = SamplingParams(max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+    again = generate("another prompt", sampling, **options)
     assert again.compile_seconds == 0
 
 
@@ -162,9 +160,8 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     assert encode(target, "hi</s>", chat=False) == tokens_of("hi</s>")  # the whole input of the model
     with pytest.raises(ValueError, match=r"first 1,472 of 5,000,010 characters .* exceed the target's context, 184"):
         encode(target, "abcde" * 1_000_000)
-    result = generate(
-        messages, SamplingParams(max_new_tokens=64), pair=scripted, record=True, **{**OPTIONS, "chat": True}
-    )
+    options = {"pair": scripted, "record": True, **OPTIONS, "chat": True}
+    result = generate(messages, SamplingParams(max_new_tokens=64), **options)
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
 
 
@@ -214,10 +211,7 @@ def test_what_belongs_elsewhere_says_where(scripted):
 test_bad_pairs_are_refused_by_name = refusals(
     ({"max_draft_length": 0}, r"max_draft_length must lie in \[1, inf\), got 0"),
     ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
-    (
-        {"max_draft_length": 7, "verification_widths": (2, 4)},
-        "widest verification width 4 cannot hold max_draft_length 7",
-    ),
+    ({"max_draft_length": 7, "verification_widths": (2, 4)}, "width 4 cannot hold max_draft_length 7"),
     (
         {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
         r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",

@@ -65,9 +65,8 @@ def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_draf
     for rule in (fixed, at_least(1, fixed)):
         assert cost_told(whole.using(rule), calibration="built-in") is None
     table = {"any": np.zeros(1_000_000)}
-    together = build_pair(
-        smollm2, ("ngram", few, smollm2_drafter), policy=survival(), drafter_params=(table, None, None)
-    )
+    several = {"drafter_params": (table, None, None), "policy": survival()}
+    together = build_pair(smollm2, ("ngram", few, smollm2_drafter), **several)
     assert cost_told(together) == cost_told(reduced), "the first model's"
     assert cost_told(together, calibration="built-in") == cost_told(reduced), "and no other drafter's, measured or not"
     told = calibration_of("built-in", whole)
@@ -96,11 +95,8 @@ def made_up(**changes):
         },
         "monitor": {"phases": {"enter": 2.1, "leave": 2.0}},
     }
-    fields = {
-        "hyperparameters": {"greedy": hyperparameters, "sampled": {}},
-        "variants": {},
-        "any_static_options": ANY_STATIC_OPTIONS,
-    }
+    fields = {"variants": {}, "any_static_options": ANY_STATIC_OPTIONS}
+    fields["hyperparameters"] = {"greedy": hyperparameters, "sampled": {}}
     return Calibration("made up", {}, {}, figures={}, **(fields | changes))
 
 
@@ -157,9 +153,8 @@ def test_hyperparameters_of_further_static_options_are_found():
     ]
     calibration = made_up(variants={"greedy": found})
     assert hyperparameters_for(calibration, "policy", adaedl(keep_checked_token=True), 0.0) == {"threshold": 0.3}
-    assert hyperparameters_for(calibration, "policy", at_least(1, adaedl(keep_checked_token=True)), 0.0) == {
-        "threshold": 0.3
-    }
+    inside = at_least(1, adaedl(keep_checked_token=True))
+    assert hyperparameters_for(calibration, "policy", inside, 0.0) == {"threshold": 0.3}
     assert hyperparameters_for(calibration, "policy", adaedl(True, raw_entropy=True), 0.0) == {}
     assert hyperparameters_for(calibration, "policy", adaedl(), 0.0) == {"threshold": 0.11}
     assert hyperparameters_for(calibration, "policy", phase_length(survival()), 0.0) == {"routine_length": 7} | PRIOR

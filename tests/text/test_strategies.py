@@ -210,9 +210,8 @@ def test_entries_are_whole_and_each_is_somebodys_source():
     named = ALWAYS + "\n".join(str(module.__doc__) for module in modules)
     assert [source for source in references() if source not in named] == []
     for entry in references().values():
-        assert entry.count("{") == entry.count("}") and all(
-            f"{word} = {{" in entry for word in ("title", "author", "year")
-        )
+        assert entry.count("{") == entry.count("}")
+        assert all(f"{word} = {{" in entry for word in ("title", "author", "year"))
 
 
 def test_what_a_run_used_is_cited_once_and_nothing_else():

@@ -45,9 +45,8 @@ def traced(hyperparameters):
 
 
 def as_used(hyperparameters):
-    return {name: float(np.float32(value)) for name, value in hyperparameters.items() if name != "top_n"} | {
-        "top_n": hyperparameters.get("top_n", 8)
-    }
+    used = {name: float(np.float32(value)) for name, value in traced(hyperparameters).items()}
+    return used | {"top_n": hyperparameters.get("top_n", 8)}
 
 
 def oracle(verify, toy, warp, hyperparameters, limit=TOKENS + 1, phases=None, tokens=TOKENS):
@@ -103,9 +102,8 @@ def random_case(rows, temperature, chosen=False, seed=0):
 @pytest.mark.parametrize("chosen", [False, True])
 def test_lenience_1_is_rejection_to_the_last_bit(temperature, chosen):
     case = random_case(200, temperature, chosen)
-    for one, other in zip(
-        verified(lenience(), {"lenience": 1.0}, *case), verified(rejection(), {}, *case), strict=True
-    ):
+    both = verified(lenience(), {"lenience": 1.0}, *case), verified(rejection(), {}, *case)
+    for one, other in zip(*both, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not np.array_equal(verified(lenience(), {"lenience": 0.3}, *case)[0], verified(rejection(), {}, *case)[0])
 
@@ -183,11 +181,8 @@ def test_the_whole_decoder_draws_from_that_distribution_and_not_the_targets(name
         rules, phases = [plain.lenience, plain.rejection], last_is_odd
     expected = oracle(rules, toy, WARPS[0], hyperparameters, limit, phases)
     decoder, params = lossless.toy_decoder(static(), verifier, DRAFTS)
-    options = {
-        "verifier_hyperparameters": traced(hyperparameters),
-        "policy_hyperparameters": {"draft_length": DRAFTS},
-        "tokens": TOKENS,
-    }
+    options = {"policy_hyperparameters": {"draft_length": DRAFTS}, "tokens": TOKENS}
+    options["verifier_hyperparameters"] = traced(hyperparameters)
     drawn = lossless.test_by_sampling(decoder, params, against=expected, sequences=20_480, **options)
     assert drawn.p_value > 1e-3 and drawn.degrees >= 15
     assert lossless.test_by_sampling(decoder, params, sequences=20_480, **options).p_value < 1e-12

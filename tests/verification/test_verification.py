@@ -72,9 +72,8 @@ def compare(name, rows, tolerance, **options):
         assert (log_prob_accepted[row, n + 1 :] == -np.inf).all(), "more accepted than drafted"
         for k in np.flatnonzero(expected > tolerance):
             distribution = weights[row, k] / weights[row, k].sum()
-            np.testing.assert_allclose(
-                distribution, next_distribution(*arguments, k), atol=100 * tolerance / expected[k]
-            )
+            near = 100 * tolerance / expected[k]
+            np.testing.assert_allclose(distribution, next_distribution(*arguments, k), atol=near)
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])

@@ -299,7 +299,10 @@ def test_scores_are_of_the_first_draft():
 
 def test_what_is_wrong_is_refused():
     target, params, drafter, own = block_pair()
-    longer, both = build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection()), (params, own)
+    longer, both = (
+        build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection()),
+        ModelParams(params, own),
+    )
     state = READING.to_hf() | {"model_type": "llama_block", "block_size": 1}
     for call, message in (
         (lambda: block(drafter, 5, step_cost=0.25), "step_cost"),
@@ -308,10 +311,7 @@ def test_what_is_wrong_is_refused():
         (lambda: dataclasses.replace(BLOCK, rank=0), "rank"),
         (lambda: drafter.reading.stand_in(own, jnp.zeros((1, 1, 24))), "cannot be traced"),
         (lambda: drafter.apply(own, jnp.zeros((1, 2), jnp.int32), None), "decodes nothing alone"),
-        (
-            lambda: longer.run(ModelParams(*both), longer.prefill(ModelParams(*both), PROMPTS, max_new_tokens=4)),
-            "drafts 4 tokens at most, got 5",
-        ),
+        (lambda: longer.run(both, longer.prefill(both, PROMPTS, max_new_tokens=4)), "4 tokens at most, got 5"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

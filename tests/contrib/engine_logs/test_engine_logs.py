@@ -191,9 +191,8 @@ def test_every_decided_position_is_the_traces(tmp_path):
         known = bits != OPEN
         np.testing.assert_array_equal(bits[known] == ACCEPTED, accepted[:length][known])
     # With the open positions answered as the trace has them, any rule by lengths makes the trace's own rounds.
-    answered = [
-        np.where(bits == OPEN, row[: len(bits)], bits) for bits, row in zip(log.bits, trace.accepted, strict=True)
-    ]
+    pairs = zip(log.bits, trace.accepted, strict=True)
+    answered = [np.where(bits == OPEN, row[: len(bits)], bits) for bits, row in pairs]
     again = log._replace(bits=answered).filled()
     for policy in (static(), goodput(), hf_heuristic()):
         one, other = (replay(each, policy, max_draft_length=6) for each in (again, trace._replace(limit=trace.length)))
@@ -285,10 +284,8 @@ LENGTHS = {"a": [4, 1, 2, 1, 3, 2, 1], "b": [1, 1, 9, 2]}  # tokens that a round
 @pytest.fixture
 def log(tmp_path):
     path = tmp_path / "combined_gsm8k.jsonl"
-    lines = [
-        {"id": name, "acc_eagle": {"acc_len": lengths}, "acc_ngram": {"acc_len": [1] * len(lengths)}}
-        for name, lengths in LENGTHS.items()
-    ]
+    both = {name: ({"acc_len": each}, {"acc_len": [1] * len(each)}) for name, each in LENGTHS.items()}
+    lines = [{"id": name, "acc_eagle": eagle, "acc_ngram": ngram} for name, (eagle, ngram) in both.items()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -323,10 +320,8 @@ def test_rules_that_read_distributions_are_refused(log):
 
 
 def test_the_command_compares_the_rules_that_go_by_lengths(log, tmp_path):
-    assert policies_main([str(log), "--ratio", "0.1", "--max-draft-length", "3", "--out", str(tmp_path / "out")]) in (
-        0,
-        None,
-    )
+    words = ["--ratio", "0.1", "--max-draft-length", "3", "--out", str(tmp_path / "out")]
+    assert policies_main([str(log), *words]) in (0, None)
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| goodput |" in table and "adaedl" not in table and "| oracle |" in table
 

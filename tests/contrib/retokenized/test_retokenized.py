@@ -83,9 +83,8 @@ def test_a_target_that_says_what_is_drafted_accepts_it(name):
     state = decoder.run(params, state)
     assert state.tokens[0, : 6 + NEW].tolist() == tokens[: 6 + NEW]
     begun, seen = 6, []
-    for drafts, accepted, emitted in np.stack([state.record.drafted, state.record.accepted, state.record.emitted])[
-        :, 0
-    ].T:
+    record = np.stack([state.record.drafted, state.record.accepted, state.record.emitted])[:, 0]
+    for drafts, accepted, emitted in record.T:
         expected = drafted(target, drafter, int(sizes[tokens[:begun]].sum()))
         begun += emitted
         if expected is not None and begun < NEW:  # the last rounds may be cut short

@@ -31,12 +31,8 @@ LIMIT = 40
 
 def texts(target, drafter, params, policy, verifier, prompts, hyperparameters, widths=(2, 4, 8, 12), **warp):
     decoder = build_decoder(target, drafter, policy, verifier, verification_widths=widths, prefill_chunk=4)
-    options = {
-        "max_new_tokens": LIMIT,
-        "policy_hyperparameters": hyperparameters,
-        "stop_ids": (),
-        "record_rounds": LIMIT,
-    }
+    options = {"max_new_tokens": LIMIT, "record_rounds": LIMIT, "stop_ids": ()}
+    options["policy_hyperparameters"] = hyperparameters
     rows = len(prompts)
     state = decoder.prefill(params, prompts, warp=make_warp(rows, **warp), seed=np.arange(rows), **options)
     state = decoder.run(params, state)
@@ -217,12 +213,8 @@ def test_rows_of_different_shapes_lie_in_one_pass():
     draft, others = draft_of([3, 1])
     tree = TreeDraft(*draft, others, jnp.array([[0, 2, 1], [2, 0, 0]]))
     tokens, positions, mask = map(np.asarray, rounds.tree_inputs(jnp.array([10, 20]), tree, jnp.array([5, 2]), 8, 16))
-    assert tokens[0, :7].tolist() == [10, 11, 12, 13, 1201, 1202, 1301] and tokens[1, :4].tolist() == [
-        20,
-        21,
-        2101,
-        2102,
-    ]
+    assert tokens[0, :7].tolist() == [10, 11, 12, 13, 1201, 1202, 1301]
+    assert tokens[1, :4].tolist() == [20, 21, 2101, 2102]
     assert positions[0, :7].tolist() == [5, 6, 7, 8, 7, 7, 8] and positions[1, :4].tolist() == [2, 3, 3, 3]
     seen = [np.flatnonzero(line).tolist() for line in mask[0, :7]]
     assert seen[4] == [*range(7), 9] and seen[5] == [*range(7), 10] and seen[6] == [*range(8), 11]
@@ -279,12 +271,7 @@ def test_a_rule_of_trees_learns_from_a_chain_as_from_a_tree_without_siblings():
 EXACT = 1e-12
 EXACT_COSTS = {"drafter_cost": 0.05, "verification_times": (1.0,) * 8}
 TOYS = (toys.toy_pair(3, 0), toys.with_reading(toys.toy_pair(3, 1)), toys.toy_pair(3, 2, distance=0.0))
-WARPS = (
-    {"temperature": 1.0},
-    {"temperature": 0.6, "top_k": 2},
-    {"temperature": 1.0, "min_p": 0.3},
-    {"temperature": 0.0},
-)
+WARPS = [{"temperature": t} | more for t, more in ((1.0, {}), (0.6, {"top_k": 2}), (1.0, {"min_p": 0.3}), (0.0, {}))]
 
 
 def distance(policy, verifier=rejection, toys=TOYS, warps=WARPS):
