@@ -73,21 +73,21 @@ def test_every_device_holds_and_reads_its_share(found, kind, words):
 def test_every_family_is_shared(found):
     """Fused, turned and stacked tensors, read part by part; attention and MLP of each layer are divided."""
     assert len(found["families"]) >= 15
-    for name, told in found["families"].items():
-        assert told["alike"] and told["back"] and told["shared"] >= 6, name
-        assert told["int8"], name  # scales are those of whole rows, wherever their inputs are
-        assert told.get("apart", 0.0) < 1e-5, name
-    assert sum("apart" in told for told in found["families"].values()) == 3
+    for name, reported in found["families"].items():
+        assert reported["alike"] and reported["back"] and reported["shared"] >= 6, name
+        assert reported["int8"], name  # scales are those of whole rows, wherever their inputs are
+        assert reported.get("apart", 0.0) < 1e-5, name
+    assert sum("apart" in reported for reported in found["families"].values()) == 3
 
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("kind", ["llama", *PAIRS])
-def test_bytes_of_caches_are_told_beforehand(found, kind):
+def test_bytes_of_caches_are_estimated(found, kind):
     """What a device has of a batch that has decoded, and of one whose rows wait for their first prompts."""
     for words, there in found[kind].items():
         if words:
-            told, *held = there["bytes"]
-            assert held == [told, told], words
+            reported, *held = there["bytes"]
+            assert held == [reported, reported], words
 
 
 @pytest.mark.seldom
@@ -129,7 +129,7 @@ def test_a_drafter_is_shared_from_its_size_on(found):
     """In a pair of both and in `build_pair`'s."""
     held, sizes = found["drafters"]
     assert held == [1 / 2, 1 / 2, 1.0, 1.0]
-    assert all(told == there for told, there in sizes)
+    assert all(reported == there for reported, there in sizes)
     target, shared, _, whole = (there for _, there in sizes)
     assert target == shared and whole / 2 < shared < 0.6 * whole  # norms are whole
 
@@ -178,16 +178,16 @@ def on_one_device(pair):
     words = [sys.executable, str(ON_PROCESSES), *pair]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | TWO_EACH, check=False)
     assert done.returncode == 0, done.stderr
-    return _told(done.stdout)
+    return reported_in(done.stdout)
 
 
-def _told(said):
-    (line,) = [line for line in said.splitlines() if line.startswith("told ")]
-    return json.loads(line.removeprefix("told "))
+def reported_in(said):
+    (line,) = [line for line in said.splitlines() if line.startswith("results ")]
+    return json.loads(line.removeprefix("results "))
 
 
 @pytest.mark.seldom
 def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, on_one_device, tmp_path):
     found = ended(launch(2, [ON_PROCESSES, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)
     assert [code for code, _ in found] == [0, 0], found
-    assert [_told(said) for _, said in found] == [on_one_device, on_one_device]
+    assert [reported_in(said) for _, said in found] == [on_one_device, on_one_device]

@@ -131,8 +131,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat):
     child.expect(TOKEN)
     child.send(CTRL_C)
     child.expect(r"\[(\d+) tokens, [^\r]*interrupted\]")
-    told = int(child.match[1])
-    assert 0 < told < 1500
+    num_cached = int(child.match[1])
+    assert 0 < num_cached < 1500
     child.expect(PROMPT)
     child.send("/max-new-tokens 12\r")
     child.expect("max-new-tokens 12")
@@ -141,7 +141,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat):
     child.expect(r"\[\d+ tokens, [^\r]*(reached max-new-tokens|ended)\]")
     child.send("/stats\r")
     child.expect(r"prompt tokens re-used +(\d+)")
-    assert int(child.match[1]) >= told  # the answer that was cut short is in the cache
+    assert int(child.match[1]) >= num_cached  # the answer that was cut short is in the cache
     leave(child)
 
 

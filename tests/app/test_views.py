@@ -406,7 +406,7 @@ def models(tmp_path_factory):
     return ["--target", target, "--drafter", drafter]
 
 
-def test_a_page_beside_the_same_text(capsys, models, tmp_path):
+def test_a_page_compared_with_the_same_text(capsys, models, tmp_path):
     arguments = ["generate", "hello <b>", *models, *SHORT, "--policy", "adaedl(threshold=0.1)", "--json"]
     assert cli.main(arguments) == 0
     plain = capsys.readouterr()

@@ -249,7 +249,7 @@ def test_threads_that_come_second_wait_for_the_first(measuring):
     assert len(measuring) == 1
 
 
-def test_without_a_home_that_can_be_written_nothing_is_kept(measuring, monkeypatch, tmp_path, capsys):
+def test_without_a_writable_home_nothing_is_cached(measuring, monkeypatch, tmp_path, capsys):
     (tmp_path / ".cache").write_text("a file where the folder would be")
     target, drafter = tiny_pair()
     for _ in range(2):
@@ -283,7 +283,7 @@ def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
 def test_building_a_pair_measures_prints_and_writes_nothing(measuring, monkeypatch, tmp_path, capfd):
     """Until `measure_costs` is called: then the draft length and the widths are those that were measured."""
     target, drafter = write_pair(tmp_path / "models")
-    monkeypatch.delenv("SPECDEC_JAX_COSTS")  # as users have it: costs are measured unless told otherwise
+    monkeypatch.delenv("SPECDEC_JAX_COSTS")  # as users have it: costs are measured by default
     before = sorted(tmp_path.rglob("*"))
     pair = build_pair(target, drafter)
     assert pair.target.dtype == "bfloat16" and pair.costs is None
@@ -365,7 +365,7 @@ def test_the_longest_draft_is_the_best_static_length_on_predictable_text():
     assert longest_draft(cost_model(0.5, {2: 1.0, 16: 3.0})) < longest_draft(STEPS) < longest_draft(FLAT)
 
 
-def test_rules_are_told_what_they_take_and_were_not_given():
+def test_rules_get_the_costs_they_take_and_lack():
     verification = tuple(STEPS.verification_times(7).tolist())
     assert costs_for(survival(), STEPS, 7) == {"drafter_cost": 0.13, "verification_times": verification}
     assert costs_for(at_least(1, survival()), STEPS, 7) == costs_for(survival(), STEPS, 7)
@@ -389,7 +389,7 @@ def test_rules_that_decide_for_all_rows_do_so_whatever_is_wrapped_around_them():
     assert not any(rule.joins_rows for rule in (survival(), at_least(1, survival()), policy_bandit()))
 
 
-def test_costs_are_asked_for_in_words_by_file_or_by_the_environment(monkeypatch, tmp_path):
+def test_costs_come_from_words_a_file_or_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv(VARIABLE)
     assert costs_asked() == "measured"
     assert costs_asked("estimated") == "estimated" and costs_asked(STEPS) is STEPS

@@ -324,8 +324,8 @@ def test_rows_that_devices_cannot_share_are_refused(shares, tokens, monkeypatch)
     packing = Packing(slots=(448, 896), tokens=1792)
     if tokens is None:
         return training.check_rows(packing)
-    told = f"4 rows of 448 tokens .* data={shares}: set packing.tokens to {tokens}$"
-    with pytest.raises(ValueError, match=told):
+    refusal_text = f"4 rows of 448 tokens .* data={shares}: set packing.tokens to {tokens}$"
+    with pytest.raises(ValueError, match=refusal_text):
         training.check_rows(packing)
     training.check_rows(Packing(slots=(448, 896), tokens=tokens))
 

@@ -55,9 +55,9 @@ def test_labels_are_the_distributions_of_the_text_alone(target, written):
     """A row that keeps anything of the conversation before it, or a label a position off, gives other distributions."""
     label = build_labeller(target.model, 5, positions=256)
     texts = [tokens.astype(np.int32) for _, tokens, _, _, _ in conversations(written)]
-    for (_, _, _, top, log_prob), told in zip(conversations(written), label(target.params, texts), strict=True):
-        np.testing.assert_allclose(log_prob.astype(np.float32), told.log_prob, atol=5e-3)
-        assert np.mean(top == told.top) > 0.99  # ties aside
+    for (_, _, _, top, log_prob), labelled in zip(conversations(written), label(target.params, texts), strict=True):
+        np.testing.assert_allclose(log_prob.astype(np.float32), labelled.log_prob, atol=5e-3)
+        assert np.mean(top == labelled.top) > 0.99  # ties aside
 
 
 def test_hidden_states_are_those_of_the_text_alone(target, written):
@@ -130,8 +130,8 @@ def test_held_out_prompts_are_never_used(target):
     texts = ("he said hello to all of us here", "one two three four five six seven eight nine")
     held = ["And then ONE two three, four five six seven eight!"]
     shard, _ = author(target, texts, held_out=held).block(0, Pool(4, 96, 64), long=False)
-    told = {target.tokenizer.decode(tokens[writer == GIVEN]) for _, tokens, writer, _, _ in conversations(shard)}
-    assert told and not any("seven" in text for text in told)
+    labelled = {target.tokenizer.decode(tokens[writer == GIVEN]) for _, tokens, writer, _, _ in conversations(shard)}
+    assert labelled and not any("seven" in text for text in labelled)
     with pytest.raises(ValueError, match="did not fit"):
         author(target, texts[1:], held_out=held).block(0, Pool(4, 96, 64), long=False)
 

@@ -204,17 +204,17 @@ test_sizes_that_a_family_does_not_have_are_named = refusals(
 )
 
 
-def test_a_drafter_of_another_family_learns_what_it_is_told(shard, target):
+def test_a_drafter_of_another_family_learns_its_labels(shard, target):
     """The most probable next token is a function of the present one, so that it can be learnt in few steps."""
     classes, rest = shard.tokens % 4, shard.top[:, 1:] % 20 + 10
     top = np.concatenate([3 + classes[:, None], rest], axis=1).astype(np.uint16)
     log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
-    told = shard._replace(top=top, log_prob=log_prob.astype(np.float16))
+    labelled = shard._replace(top=top, log_prob=log_prob.astype(np.float16))
     shape = of_family("gpt2", init="projection")
     config, counts = initial.drafter_config(shape, TARGET), np.ones(VOCAB)
     state = training.init_state(initial.initial_params(shape, TARGET, target[1], counts, 0), SCHEDULE)
     packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
-    order, found = BatchOrder(Corpus([told], VOCAB), packing, seed=1), []
+    order, found = BatchOrder(Corpus([labelled], VOCAB), packing, seed=1), []
     step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64)
     for index in range(SCHEDULE.steps):
         state, metrics = step(state, order.at(index))
@@ -347,12 +347,12 @@ def test_a_drafter_that_reads_learns_what_only_the_target_knows(shard):
     top = np.stack([3 + np.roll(known, 1), *(np.full_like(known, 20 + i) for i in range(K - 1))], axis=1)
     log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
     states = 4.0 * np.eye(8)[known][:, None].astype(ml_dtypes.bfloat16)
-    told = shard._replace(top=top.astype(np.uint16), log_prob=log_prob.astype(np.float16), hidden=states)
+    labelled = shard._replace(top=top.astype(np.uint16), log_prob=log_prob.astype(np.float16), hidden=states)
     base = llama.LlamaConfig(VOCAB, 32, 48, 1, 2, 1, 16, tie_word_embeddings=True)
     config = llama_reading.reading_config(base, (1,), 8)
     state_of = training.init_state(llama_reading.init_params(config, jax.random.key(3), jnp.float32), SCHEDULE)
     packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
-    order = BatchOrder(Corpus([told], VOCAB, (0,)), packing, seed=1)
+    order = BatchOrder(Corpus([labelled], VOCAB, (0,)), packing, seed=1)
     step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64, unroll=Unroll(2, 1.0))
     found = []
     for index in range(SCHEDULE.steps):

@@ -110,7 +110,7 @@ def test_the_whole_decoder_draws_from_the_target(verifier):
 
 @pytest.mark.optimised
 def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
-    """The bug to fear: drawn from the shared tokens, told as if from the drafter's whole vocabulary."""
+    """The bug to fear: drawn from the shared tokens, reported as if from the drafter's whole vocabulary."""
     decoder, params = decoder_of(static(draft_length=2), rejection(), 2)
     parts = decoder.parts
     # e of mass beyond the shared tokens

@@ -91,7 +91,7 @@ def learn_by_hand(tokens, time, who, emitted, paid, decay, drift):
         time[other] += drift * (1.0 - time[other])
 
 
-def test_who_drafts_is_whose_estimate_is_best():
+def test_the_drafter_of_the_best_estimate_drafts():
     """Round by round from what was recorded: the tokens emitted and the drafter passes spent."""
     state = decode(TWO, (BAD, GOOD))
     for row in range(2):
@@ -120,7 +120,7 @@ def test_who_drafts_is_chosen_by_phase():
 
 
 def test_a_drafter_nobody_chose_does_not_run():
-    """Its passes and commit are behind `lax.cond`; of the prompt all are told once."""
+    """Its passes and commit are behind `lax.cond`; all read the prompt once."""
     calls = {"predict": 0, "commit": 0, "prefill": 0}
 
     def counted(drafter: Drafter) -> Drafter:
@@ -157,14 +157,14 @@ def test_a_drafter_nobody_chose_does_not_run():
 
 
 def test_nobody_catches_up_for_a_row_that_drafts_nothing():
-    """The last token of a text is the target's own; a drafter that sits out is not told of it."""
+    """The last token of a text is the target's own; a drafter that sits out does not read it."""
     joined = multi_drafter([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
     state = decode(
         joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_hyperparameters={"draft_length": MOST}
     )
-    told = state.drafter.informed[0]
-    assert told[1] == 2, "the prompt is all that the second was told of"
-    assert told[0] >= int(state.length[0]) - 1
+    read = state.drafter.informed[0]
+    assert read[1] == 2, "the prompt is all that the second has read"
+    assert read[0] >= int(state.length[0]) - 1
 
 
 def repeats_last(most=MOST, only_after=None) -> Drafter:
@@ -180,7 +180,7 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
 
 
 def asking_costs():
-    """A policy that stops where a pass costs more than its number, and says at its end what each row was told."""
+    """A policy that stops where a pass costs more than its number, and says at its end each row's number."""
 
     def init(batch, highest=1.0):
         zeros = jnp.zeros((batch,), jnp.float32)
@@ -198,14 +198,16 @@ def asking_costs():
     return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
 
 
-def test_rules_are_told_the_relative_cost_of_who_drafts():
+def test_rules_get_the_relative_cost_of_the_drafter_that_drafts():
     """In passes of the first model: a lookup is free, and a drafter of twice the cost costs two."""
     joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
     state = decode(joined, (None, BAD, GOOD), policy=asking_costs())
     rounds = rounds_of(state, 0)
-    who, told, drafted = (getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted"))
+    who, thresholds, drafted = (
+        getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted")
+    )
     assert set(who.tolist()) == {0, 1, 2}
-    np.testing.assert_allclose(told, np.array([0.0, 1.0, 2.0])[who])
+    np.testing.assert_allclose(thresholds, np.array([0.0, 1.0, 2.0])[who])
     emitted_before = np.concatenate([[0], np.cumsum(state.record.emitted[0, :rounds])[:-1]])
     longest = np.minimum(MOST, NEW - emitted_before - 1)  # the last token of a text is not drafted
     assert np.all(drafted[who == 2] == 0) and np.all((drafted == longest)[who == 1])
@@ -226,7 +228,7 @@ def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
     assert state.statistics.num_emitted_tokens.tolist() == [NEW, NEW]
 
 
-def test_who_finds_nothing_hands_over_in_the_same_round():
+def test_a_drafter_without_drafts_hands_over_in_the_same_round():
     """To the best of those with a model; at this prior the lookup is believed in until it has drafted."""
     joined = multi_drafter([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
     state = decode(joined, (None, BAD, GOOD), seed=1)
@@ -352,7 +354,7 @@ def played():
         yield llama, params, (first, second)
 
 
-def test_every_drafter_is_told_of_the_prompt_and_who_drafted_of_what_was_accepted(played):
+def test_every_drafter_observes_the_prompt_and_the_drafting_one_what_was_accepted(played):
     for first, *later in played[2]:
         np.testing.assert_array_equal(first.drafter.informed, np.tile(first.length[:, None], 3))
         for index in (WORSE, TARGET):

@@ -147,7 +147,7 @@ def test_what_cannot_read_or_be_read_is_refused():
             call()
 
 
-def test_nobody_asks_nothing_is_kept():
+def test_nothing_is_recorded_unless_asked_for():
     """A target whose drafter reads nothing runs the program it ran before."""
     target, params, _, _ = reading_pair()
     decoder = build_decoder(target, model(target, MOST), static(draft_length=MOST), verification.rejection())

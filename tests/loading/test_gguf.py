@@ -109,7 +109,7 @@ def test_what_is_written_is_the_converters_file_and_comes_back(tmp_path, family)
     assert_equal_trees(again.params, loaded.params)
 
 
-def test_a_head_of_its_own_and_quantised_matrices(tmp_path):
+def test_an_untied_head_and_quantised_matrices(tmp_path):
     """GPT-2's matrices are turned before they are quantised, and its positions stay in float32."""
     config = example("gpt2", tie_word_embeddings=False, hidden_size=96, intermediate_size=64)
     loaded = load_model(folder(tmp_path, config), dtype="float32")

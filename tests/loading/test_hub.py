@@ -177,7 +177,7 @@ def test_an_encoder_is_refused_before_its_weights_are_downloaded(hub, files, tmp
 
 
 def test_without_the_hub_the_cache_is_read_and_half_a_model_is_refused(monkeypatch, tmp_path):
-    """By huggingface_hub itself, first told to be offline, then without a connection."""
+    """By huggingface_hub itself, first in its offline mode, then without a connection."""
     repository = tmp_path / "models--org--tiny"
     snapshot = repository / "snapshots" / ("0" * 40)
     tiny.write_folder(snapshot, tiny.weights(), shards=3)

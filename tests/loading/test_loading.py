@@ -250,20 +250,24 @@ def test_an_outline_has_everything_but_weights(source, monkeypatch):
     loaded = load_model(source, dtype="bfloat16")
     monkeypatch.setattr(llama, "params_from_named", lambda *_: pytest.fail("weights were read"))
     monkeypatch.setattr("specdec_jax.loading.orbax_checkpoint._restore", lambda *_: pytest.fail("weights were read"))
-    told = outline(source)
-    assert told.params is None and (told.config, told.name) == (loaded.config, loaded.name)
-    assert told.model.spec == loaded.model.spec
-    assert told.tokenizer.vocabulary() == loaded.tokenizer.vocabulary()
-    assert told.tokenizer.encode("hello") == loaded.tokenizer.encode("hello")
+    outlined = outline(source)
+    assert outlined.params is None and (outlined.config, outlined.name) == (loaded.config, loaded.name)
+    assert outlined.model.spec == loaded.model.spec
+    assert outlined.tokenizer.vocabulary() == loaded.tokenizer.vocabulary()
+    assert outlined.tokenizer.encode("hello") == loaded.tokenizer.encode("hello")
     leaves = jax.tree.leaves(loaded.params)
-    assert weight_bytes(told.config, "bfloat16") == sum(leaf.nbytes for leaf in leaves)
-    assert weight_bytes(told.config, "float32") == 4 * num_weights(llama.parameter_table(told.config))
+    assert weight_bytes(outlined.config, "bfloat16") == sum(leaf.nbytes for leaf in leaves)
+    assert weight_bytes(outlined.config, "float32") == 4 * num_weights(llama.parameter_table(outlined.config))
 
 
-def test_bytes_of_int8_weights_are_told_and_a_draft_vocabulary_is_left_out(tmp_path):
+def test_bytes_of_int8_weights_leave_out_a_draft_vocabulary(tmp_path):
     loaded = load_model(tiny.write_folder(tmp_path / "tiny", tiny.weights()), dtype="int8")
-    told = weight_bytes(loaded.config, "int8")
-    assert told == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.params)) < weight_bytes(loaded.config, "bfloat16")
+    outlined = weight_bytes(loaded.config, "int8")
+    assert (
+        outlined
+        == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.params))
+        < weight_bytes(loaded.config, "bfloat16")
+    )
     whole, few = outline("smollm2-drafter"), outline("smollm2-drafter@8192")
     assert few.name == "smollm2-drafter@8192" and few.config == whole.config and not isinstance(few.model, DraftModel)
 

@@ -223,7 +223,7 @@ def test_the_whole_decoder_draws_from_the_target(rule, verifier, temperature):
 
 
 def leaking(decoder, params):
-    """The decoder's drafter, but that its distributions are told as if each draft had read the draft's own position."""
+    """The decoder's drafter, but with distributions as if each draft had read the draft's own position."""
     read = params.drafter.read
 
     def leaked(drafted):

@@ -107,11 +107,11 @@ def test_a_static_length_breaks_even_at_its_c(trace):
     assert np.isnan([never.break_even, never.acceptance_rate]).all() and never.speedup.estimate == 1
 
 
-def test_rules_that_weigh_costs_are_told_the_pairs_and_phases_are_those_of_the_monitor(trace):
+def test_cost_rules_get_the_pairs_costs_and_phases_are_those_of_the_monitor(trace):
     pair = pair_with(0.02, {1: 1.0, 3: 1.4, 5: 2.0})
     costs = costs_counted(pair)
-    told = {"drafter_cost": 0.02, "verification_times": costs.verification_times(DRAFTS)[None]}
-    found = replay(trace, survival(), told, max_draft_length=DRAFTS).seconds(costs)[0]
+    options = {"drafter_cost": 0.02, "verification_times": costs.verification_times(DRAFTS)[None]}
+    found = replay(trace, survival(), options, max_draft_length=DRAFTS).seconds(costs)[0]
     np.testing.assert_allclose(predicted(pair, trace, survival(), 64).seconds, found)
     assert not np.allclose(replay(trace, survival(), max_draft_length=DRAFTS).seconds(costs)[0], found)
     rule = phase_length(routine_length=3, reasoning_length=1)

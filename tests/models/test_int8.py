@@ -140,7 +140,7 @@ def test_a_product_of_few_rows_is_that_of_many(rows, dtype):
     np.testing.assert_allclose(jax.jit(layers.project, static_argnums=2)(x, kernel, dtype), exact, atol=1e-5)
 
 
-def test_no_matrix_is_kept_unrounded_beside_a_generation():
+def test_no_unrounded_matrix_stays_in_memory_during_a_generation():
     """XLA would take the conversions out of the loop over rounds: more temporary memory than int8 saves."""
     config = variant(vocab_size=512, hidden_size=128, intermediate_size=512)
     model = llama.language_model(config, jnp.bfloat16)

@@ -47,7 +47,7 @@ def test_weights_that_do_not_fit_are_named(config, change, message):
         llama.params_from_named(config, named, jnp.float32)
 
 
-def test_every_fault_is_told_at_once_long_lists_are_cut_and_other_shapes_are_not_written():
+def test_every_fault_is_listed_long_lists_are_cut_and_other_shapes_are_not_written():
     named = {name: array for name, array in named_weights().items() if GATE not in name and "layers.0" not in name}
     with pytest.raises(ValueError, match="unknown: x;.*missing: .* and 12 more; duplicate: x") as error:
         llama.params_from_named(CONFIG, [*named.items(), ("x", np.zeros(1)), ("x", np.zeros(1))], jnp.float32)
@@ -105,7 +105,7 @@ def test_scores_of_every_block_are_biased_and_capped(scoring):
     assert np.abs(expected - attend(query, keys, values, mask, start)).max() > 0.01
 
 
-def test_a_mask_of_ones_own_is_kept():
+def test_a_given_mask_is_kept():
     """Random masks, whole blocks masked among them; every row sees a key somewhere."""
     query, keys, values = inputs(2, 5, 4, 4, 27)
     rng = np.random.default_rng(1)

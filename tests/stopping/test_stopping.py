@@ -81,9 +81,9 @@ def test_goodput_drafts_the_best_static_length(a, cost, best):
 
 def test_goodput_pays_for_passes_what_this_rounds_drafter_costs():
     """0 is a drafter cost of 0, 3 one three times as high: [0.1, 0.0, 0.3] at relative cost [1, 0, 3]."""
-    policy, told = goodput(most=K), context(3)
-    told = told._replace(relative_drafter_cost=jnp.array([1.0, 0.0, 3.0]))
-    _, state = policy.begin(policy.init(3, drafter_cost=0.1, verification_cost=0.05), told)
+    policy, round_context = goodput(most=K), context(3)
+    round_context = round_context._replace(relative_drafter_cost=jnp.array([1.0, 0.0, 3.0]))
+    _, state = policy.begin(policy.init(3, drafter_cost=0.1, verification_cost=0.05), round_context)
     costs = policy.init(3, drafter_cost=[0.1, 0.0, 0.3], verification_cost=0.05)
     _, expected = policy.begin(costs, context(3))
     np.testing.assert_array_equal(state.draft_length, expected.draft_length)

@@ -73,7 +73,7 @@ class Twin:
         return best
 
     def begin(self, room, cost):
-        self.survival, self.passes, self.told, self.levels, self.cost = 1.0, 0, [], [], cost
+        self.survival, self.passes, self.estimates, self.levels, self.cost = 1.0, 0, [], [], cost
         return self.gain(lambda count: self.expected(4, count), 0, room, 0)
 
     def check(self, entropy, largest, drafted, room):
@@ -83,10 +83,10 @@ class Twin:
         else:
             self.logit = p.bias + math.log(largest / (1 - largest))
         level = sum(1 / (1 + math.exp(-self.logit)) > bound for bound in (0.5, 0.8, 0.95))
-        self.told.append(self.chance(self.logit))
+        self.estimates.append(self.chance(self.logit))
         self.levels.append(level)
         self.passes += self.cost
-        return self.gain(lambda n: self.told[-1] * (1 + self.expected(level, n - 1)), drafted, room - drafted, 1)
+        return self.gain(lambda n: self.estimates[-1] * (1 + self.expected(level, n - 1)), drafted, room - drafted, 1)
 
     def proceed(self, surprise, drafted, room):
         self.survival *= self.chance(self.logit + self.prior.surprise * surprise)
@@ -94,8 +94,8 @@ class Twin:
 
     def update(self, drafted, accepted):
         lapse, excess, information, lapses = self.lapse(), 0.0, 0.0, 0.0
-        for index, told in enumerate(self.told[: min(drafted, accepted + 1)]):
-            chance, lapsed = told / (1 - lapse), 0.0 if index < accepted else lapse / (1 - told)
+        for index, estimates in enumerate(self.estimates[: min(drafted, accepted + 1)]):
+            chance, lapsed = estimates / (1 - lapse), 0.0 if index < accepted else lapse / (1 - estimates)
             excess += (1 - lapsed) * ((index < accepted) - chance)
             information += (1 - lapsed) * chance * (1 - chance)
             lapses += lapsed
@@ -321,7 +321,7 @@ def brought(chances, drafts, links, rate, times, right):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
+def test_a_further_draft_is_weighed_with_its_siblings(temperature):
     """A fourth draft buys a width in which siblings have room too: with them it pays at chances where it would not.
 
     The rule's answer for every chance of that draft against loops.

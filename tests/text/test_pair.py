@@ -48,34 +48,36 @@ def test_the_built_in_pair_finds_its_calibration(smollm2, smollm2_drafter):
     assert calibration_of("built-in", default).drafter["name"] == "smollm2-drafter-reading"
 
 
-def cost_told(pair, **options):
+def relative_cost(pair, **options):
     return prepare(pair, ["Hello"], **options).options.get("policy_hyperparameters", {}).get("drafter_cost")
 
 
-def test_rules_that_weigh_costs_are_told_what_a_pass_reads(smollm2, smollm2_drafter):
+def test_cost_rules_get_the_bytes_a_pass_reads(smollm2, smollm2_drafter):
     """Their own number first, then a calibration's, then the share of bytes; of a reduced head no calibration's."""
     few = load_model("smollm2-drafter@8192")
     whole, reduced = (build_pair(smollm2, drafter, policy=survival()) for drafter in (smollm2_drafter, few))
-    assert cost_told(whole) == pytest.approx(0.102, abs=0.002)
-    assert cost_told(reduced) == pytest.approx(0.035, abs=0.002)
+    assert relative_cost(whole) == pytest.approx(0.102, abs=0.002)
+    assert relative_cost(reduced) == pytest.approx(0.035, abs=0.002)
     measured = calibration_of("built-in", whole).hyperparameters["greedy"]["policy"]["survival"]["drafter_cost"]
-    assert cost_told(whole, calibration="built-in") == measured
-    assert cost_told(reduced, calibration="built-in") == cost_told(reduced)
+    assert relative_cost(whole, calibration="built-in") == measured
+    assert relative_cost(reduced, calibration="built-in") == relative_cost(reduced)
     fixed = survival(drafter_cost=0.5)
     for rule in (fixed, at_least(1, fixed)):
-        assert cost_told(whole.using(rule), calibration="built-in") is None
+        assert relative_cost(whole.using(rule), calibration="built-in") is None
     table = {"any": np.zeros(1_000_000)}
     several = {"drafter_params": (table, None, None), "policy": survival()}
     together = build_pair(smollm2, ("ngram", few, smollm2_drafter), **several)
-    assert cost_told(together) == cost_told(reduced), "the first model's"
-    assert cost_told(together, calibration="built-in") == cost_told(reduced), "and no other drafter's, measured or not"
-    told = calibration_of("built-in", whole)
-    of_few = told._replace(drafter=told.drafter | {"draft_vocabulary": 8192})
-    assert cost_told(reduced, calibration=of_few) == measured
-    assert cost_told(whole, calibration=of_few) == cost_told(whole)
+    assert relative_cost(together) == relative_cost(reduced), "the first model's"
+    assert relative_cost(together, calibration="built-in") == relative_cost(reduced), (
+        "and no other drafter's, measured or not"
+    )
+    calibrated = calibration_of("built-in", whole)
+    of_few = calibrated._replace(drafter=calibrated.drafter | {"draft_vocabulary": 8192})
+    assert relative_cost(reduced, calibration=of_few) == measured
+    assert relative_cost(whole, calibration=of_few) == relative_cost(whole)
     pairs = ("prompt_lookup", survival()), ("ngram", survival()), (smollm2_drafter, static()), (smollm2_drafter, fixed)
     for drafter, policy in pairs:
-        assert cost_told(build_pair(smollm2, drafter, policy=policy)) is None
+        assert relative_cost(build_pair(smollm2, drafter, policy=policy)) is None
 
 
 def made_up(**changes):

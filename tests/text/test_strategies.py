@@ -100,7 +100,7 @@ def test_a_file_of_the_current_folder_is_named_where_no_strategy_has_its_name(tm
         choose("policy", "adadl")
 
 
-def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypatch):
+def test_a_users_file_can_import_files_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     (tmp_path / "my_rule.py").write_text("from a_helper_of_my_rule import LENGTH\n" + RULE)
     (tmp_path / "a_helper_of_my_rule.py").write_text("LENGTH = 2\n")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import with_drafted
-from spelling_models import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
+from spelling_models import TEXT, WORDS, byte_level, fixed_text_model, following, letters, sentence_piece, sizes_of
 from tiny_llama import assert_filled, one_pass, random_named, variant
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -53,7 +53,7 @@ def build(target, drafter, policy, most=MOST):
 def recited(name, remembered=TEXT):
     """The tokenizers of a pair that recites, its decoder and parameters; the drafter remembers the text so."""
     target, drafter = PAIRS[name]()
-    models = reciter(target, TEXT), reciter(drafter, remembered)
+    models = fixed_text_model(target, TEXT), fixed_text_model(drafter, remembered)
     return target, drafter, *decoder_of(*models, static(draft_length=MOST))
 
 
@@ -210,8 +210,8 @@ def test_what_it_reads_is_in_its_cache():
 def test_among_several_drafters_it_goes_on_where_it_was_left():
     """Beside one of the target's own vocabulary, in rounds that each of them sits out by turns."""
     target, drafter = PAIRS[BOTH]()
-    said, remembered = reciter(target, TEXT), reciter(drafter, badly(TEXT))
-    rival = reciter(target, badly(badly(TEXT[:100]) + TEXT[100:]))
+    said, remembered = fixed_text_model(target, TEXT), fixed_text_model(drafter, badly(TEXT))
+    rival = fixed_text_model(target, badly(badly(TEXT[:100]) + TEXT[100:]))
     joined = translate_vocabulary(said, remembered, "text")
     several = multi_drafter([drafter_of(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
     decoder = build(said.model, several, static(draft_length=MOST))
@@ -253,8 +253,8 @@ def test_the_whole_decoder_draws_from_the_target(several):
     assert report.lossless and report.drafted[1] > 500
 
 
-def test_drafts_that_are_told_as_drawn_are_rejected():
-    """The bug to fear: most probable tokens, told as if drawn from a distribution."""
+def test_chosen_drafts_reported_as_drawn_are_rejected():
+    """The bug to fear: most probable tokens, reported as if drawn from a distribution."""
     decoder, params = toys()
     parts = decoder.parts
 

@@ -1,4 +1,4 @@
-"""Which candidate is right: told afterwards, each is as often as when candidates are drawn and tried."""
+"""Which candidate is right: recovered afterwards, each is as often as when candidates are drawn and tried."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def log(values):
 
 
 def observed(p, q, seed):
-    """[C+1, V]: tokens of the target, whose candidate is told afterwards."""
+    """[C+1, V]: tokens of the target, whose candidate is recovered afterwards."""
     rng = np.random.default_rng(seed)
     uniform = lambda *named: jnp.asarray(rng.random(DRAWS, np.float32))  # noqa: E731
     token = draw(jnp.exp(log(p)), uniform())
@@ -74,7 +74,7 @@ def test_candidates_reconstructed_from_texts_have_the_law_of_drawn_ones(p, q):
     assert p_value(observed(p, q, 3), expected) > 1e-3
 
 
-def test_candidates_drawn_with_replacement_are_told_apart(monkeypatch):
+def test_candidates_drawn_with_replacement_are_detected(monkeypatch):
     """The negative control: a drafter that keeps the rejected token among those it draws from."""
     monkeypatch.setattr(chains, "without", lambda q, token, instead: q)
     counts, expected = observed(P, Q, 3), by_enumeration(P, Q)

@@ -54,14 +54,14 @@ def sharp_pair():
 
 
 def by_sampling(policy, hyperparameters, reads, verifier, **warp):
-    """The whole decoder on a toy pair against the target's distribution, at temperature 1 unless told otherwise."""
+    """The whole decoder on a toy pair against the target's distribution, at temperature 1 by default."""
     decoder, params = toy_decoder(policy, verifier, 4, 4, toy=3, reads=reads, distance=1.5)
     options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
     warp = {"temperature": 1.0} | warp
     return tested_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
 
 
-def beside(state, name="accepted"):
+def num_siblings(state, name="accepted"):
     """Siblings and children of all rounds: those that were `accepted`, or all that were `draft`ed."""
     by_position = {"accepted": "accepted_at", "draft": "drafted_at"}[name]
     return total(state, f"num_{name}_tokens") - total(state, by_position)
@@ -88,7 +88,7 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds_than_the_chain
     chain, alone = texts(TABLE, own, PARAMS, static(), verifier, PROMPTS, {"draft_length": 3})
     found, state = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE, WIDTHS)
     assert found == chain == plain_texts(TABLE, PARAMS)
-    assert beside(state) > 20 and total(state, "num_rounds") < total(alone, "num_rounds")
+    assert num_siblings(state) > 20 and total(state, "num_rounds") < total(alone, "num_rounds")
     emitted = total(state, "num_accepted_tokens") + total(state, "num_rounds")
     assert 0 <= emitted - total(state, "num_emitted_tokens") <= len(PROMPTS)  # a text may end within a round
 
@@ -114,17 +114,17 @@ def test_models_with_attention_write_the_targets_text(pair, policy):
     prompts, hyperparameters = [[5], [7, 3], [9, 1, 4], [2] * 6], SHAPE if policy.name == "comb" else FREE
     found, state = texts(target, drafter, both, policy, rejection(), prompts, hyperparameters, WIDTHS)
     assert found == plain_texts(target, both, prompts)
-    assert beside(state, "draft") > 20
+    assert num_siblings(state, "draft") > 20
 
 
 @pytest.mark.seldom
 @pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3)])
-def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
+def test_next_to_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     both = multi_drafter((model(TABLE, MOST, catch_up=4), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
     own, hyperparameters = ModelParams(PARAMS.target, (PARAMS.drafter, None)), SHAPE if policy.name == "comb" else FREE
     found, counts = texts(TABLE, both, own, policy, rejection(), PROMPTS, hyperparameters)
     assert found == plain_texts(TABLE, PARAMS)
-    assert beside(counts, "draft") > 0 and beside(counts) > 5
+    assert num_siblings(counts, "draft") > 0 and num_siblings(counts) > 5
     lookups = total(counts, "num_rounds") - total(counts, "drafter_passes")
     assert lookups > 0 or total(counts, "drafted_at") > total(counts, "drafter_passes")
 
@@ -149,7 +149,7 @@ def test_a_drafters_cache_has_no_entry_of_the_draft_that_an_accepted_sibling_rep
         below = np.arange(state.tokens.shape[1]) < np.asarray(state.drafter.valid)[:, None]
         np.testing.assert_array_equal(np.where(below, state.drafter.cache.tokens - state.tokens, 0), 0)
         assert (state.drafter.valid >= state.length - 1 - MOST).all()
-    assert beside(state) > 20
+    assert num_siblings(state) > 20
 
 
 CASES = {
@@ -231,12 +231,12 @@ def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
 
 
 @pytest.mark.seldom
-def test_greedy_rows_beside_sampled_ones_write_the_targets_text():
+def test_greedy_rows_in_a_batch_with_sampled_ones_write_the_targets_text():
     own, hot = model(TABLE, MOST, catch_up=4), np.where(np.arange(len(PROMPTS)) % 2, 1.0, 0.0)
     found, state = texts(TABLE, own, PARAMS, comb(), rejection(), PROMPTS, SHAPE, WIDTHS, temperature=hot)
     plain = plain_texts(TABLE, PARAMS)
     assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
-    assert beside(state) > 10
+    assert num_siblings(state) > 10
 
 
 def by_slot(family):

@@ -25,7 +25,7 @@ from specdec_jax.text.citations import references
 from specdec_jax.text.strategies import find_factory, names
 from specdec_jax.verification import rejection
 
-SHELF = [
+CONTRIB = [
     (kind, name)
     for kind in ("policy", "drafter")
     for name in names(kind)
@@ -33,8 +33,8 @@ SHELF = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), SHELF)
-def test_the_shelf_is_cited_and_replayable(kind, name):
+@pytest.mark.parametrize(("kind", "name"), CONTRIB)
+def test_contrib_strategies_are_cited_and_replayable(kind, name):
     factory = find_factory(kind, name)
     about = str(sys.modules[factory.__module__].__doc__)
     assert any(source in about for source in references()), "the docstring of its file names no source with an entry"
