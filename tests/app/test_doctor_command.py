@@ -150,9 +150,7 @@ def test_the_probability_of_the_tokens_that_both_have(place, tmp_path, monkeypat
     monkeypatch.setattr(doctor, "every_rule", lambda longest: [survival(), static(draft_length=longest)])
     *_, report = examined(place, "--drafter", f"{other}@tokens", "--costs", str(place / "cheap.json"))
     target, drafter = (load_model(name, dtype="float32") for name in (str(place / "target"), f"{other}@tokens"))
-    expected = probability_shared(
-        target, for_target(target, drafter).params
-    )  # which tests/loading/test_across.py tests
+    expected = probability_shared(target, for_target(target, drafter).params)  # of tests/loading/test_vocabularies.py
     assert 0.1 < expected < 0.99
     assert report["acceptance"]["measured_probability_shared"] == pytest.approx(expected, rel=1e-4)
 

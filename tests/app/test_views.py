@@ -221,9 +221,8 @@ def test_every_token_what_was_rejected_before_it_and_texts_that_end_early(stored
 
 def test_a_record_read_back_from_json_gives_the_same_tokens_and_none_is_refused():
     rounds = json.loads(json_text(example().rounds))
-    assert str(tokens_shown(example(), tokenizer())) == str(
-        tokens_shown(example()._replace(rounds=rounds), tokenizer())
-    )
+    again = tokens_shown(example()._replace(rounds=rounds), tokenizer())
+    assert str(again) == str(tokens_shown(example(), tokenizer()))
     with pytest.raises(ValueError, match="record=True"):
         tokens_shown(example()._replace(rounds=None), tokenizer())
     with pytest.raises(ValueError, match="the rounds emitted 7 tokens, the generation has 6"):
@@ -314,9 +313,7 @@ def test_a_threshold_is_drawn_among_probabilities_only_if_it_is_one(policy, unit
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")
 TEXT = "Array.from(document.querySelectorAll('.token')).map(t => t.textContent).join('')"
-DELETED = (
-    "Array.from(document.querySelectorAll('del')).map(e => getComputedStyle(e).display).slice(1)"  # not the legend
-)
+DELETED = "Array.from(document.querySelectorAll('del')).map(e => getComputedStyle(e).display).slice(1)"  # no legend
 TIP = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
 
 

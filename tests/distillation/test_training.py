@@ -504,27 +504,11 @@ def test_the_rest_is_one_outcome():
         np.testing.assert_allclose(jnp.exp(coarse), expected, atol=2e-6)
 
 
-def test_merged_outcomes_never_raise_a_divergence():
-    p, q = log(softmax(P_LOGITS)), log(softmax(Q_LOGITS))
-    labels = jnp.asarray(np.argsort(-P_LOGITS, axis=-1)[:, :3])
-    assert jnp.all(forward_kl(*coarse_of(p, q, labels)) <= forward_kl(p, q) + 1e-6)
-
-
 def test_a_label_of_minus_infinity_belongs_to_the_rest_on_both_sides():
     top, drafter = jnp.log(jnp.asarray([[0.5, 0.2]])), jnp.log(jnp.asarray([[0.4, 0.3]]))
     p, q = coarse_distributions(jnp.asarray([[top[0, 0], -jnp.inf]]), drafter)
     np.testing.assert_allclose(jnp.exp(p), [[0.5, 0.0, 0.5]], atol=1e-6)
     np.testing.assert_allclose(jnp.exp(q), [[0.4, 0.0, 0.6]], atol=1e-6)
-
-
-def test_labels_that_hold_all_of_the_mass_give_no_nan():
-    top = jnp.log(jnp.asarray([[0.75, 0.25]]))
-
-    def value(z):
-        return jnp.sum(forward_kl(*coarse_distributions(top, jax.nn.log_softmax(z, axis=-1))))
-
-    logits = jnp.asarray([[3.0, 1.0]])  # the drafter's mass is all inside too
-    assert jnp.isfinite(value(logits)) and jnp.all(jnp.isfinite(jax.grad(value)(logits)))
 
 
 @pytest.mark.parametrize("probability", [[0.5, 0.5], [0.75, 0.375]])
