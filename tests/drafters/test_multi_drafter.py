@@ -270,7 +270,7 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
 def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
-    models = [model(small, 2, catch_up=4)] * 2
+    models = [model(small, 2, catch_up=4) for _ in range(2)]
     drafter = multi_drafter([repeats_last(2), *models], drift=0.3, decay=0.3)
     decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))

@@ -299,10 +299,8 @@ def test_scores_are_of_the_first_draft():
 
 def test_what_is_wrong_is_refused():
     target, params, drafter, own = block_pair()
-    longer, both = (
-        build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection()),
-        ModelParams(params, own),
-    )
+    longer = build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection())
+    both = ModelParams(params, own)
     state = READING.to_hf() | {"model_type": "llama_block", "block_size": 1}
     for call, message in (
         (lambda: block(drafter, 5, step_cost=0.25), "step_cost"),
