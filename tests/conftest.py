@@ -8,8 +8,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from chat_sessions import chat_pair as chat_pair
-from chat_sessions import session as session
 
 from specdec_jax import compilation_cache, kernels
 from tools.mutations import BUGS
@@ -48,9 +46,22 @@ def exact_products():
         yield
 
 
+@pytest.fixture
+def stored():
+    """Compares a text with the file tests/data/outputs/NAME; with STORE=yes in the environment it is written."""
+
+    def check(name, text):
+        path = Path(__file__).parent / "data" / "outputs" / name
+        if os.environ.get("STORE"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check
+
+
 RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds of tests that take so many
 KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
-SLOW, LONG = 3.0, 2.0  # of tests that `make check` leaves out, and `make test`
+LONG = 2.0  # of tests that `make test` leaves out; `make check` leaves out all that are recorded
 SECONDS = {}  # of this run
 
 
@@ -58,7 +69,7 @@ def pytest_addoption(parser):
     parser.addoption("--record-seconds", action="store_true", help=f"write {RECORD.name}, from a run of all tests")
 
 
-REAL = {"smollm2", "smollm2_float32", "smollm2_drafter", "smollm2_drafter_float32"}
+REAL = {"smollm2", "smollm2_float32", "smollm2_drafter"}
 
 
 def pytest_collection_modifyitems(items):
@@ -75,7 +86,7 @@ def pytest_collection_modifyitems(items):
         quickest[test] += test in named
         if is_real:
             item.add_marker(pytest.mark.optimised)
-        if is_real or seconds[item.nodeid] > SLOW:
+        if is_real or item.nodeid in KNOWN:
             item.add_marker(pytest.mark.slow)
         if seconds[item.nodeid] > LONG and not 0 < quickest[test] <= 2:
             item.add_marker(pytest.mark.long)
@@ -105,9 +116,9 @@ def pytest_runtest_logreport(report):
 
 def pytest_terminal_summary(terminalreporter):
     """Tests that `seconds.json` should mark; on a slower machine there are more."""
-    new = [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > SLOW and test not in KNOWN]
+    new = [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > LONG and test not in KNOWN]
     if new:
-        terminalreporter.section(f"over {SLOW:g} processor seconds and not in {RECORD.name}")
+        terminalreporter.section(f"over {LONG:g} processor seconds and not in {RECORD.name}")
         terminalreporter.write_line("\n".join(new))
 
 
@@ -117,37 +128,22 @@ def pytest_sessionfinish(session):
         RECORD.write_text(json.dumps(slowest, indent=0) + "\n", encoding="utf-8")
 
 
-def load_or_skip(source: str, dtype: str):
-    """A built-in model; skips where its weights are not installed, except in CI, where that is a failure."""
-    from specdec_jax.loading import load_model
+def built_in(source: str, dtype: str):
+    """A fixture: the model, or a skip where its weights are not installed; in CI that is a failure."""
 
-    try:
-        return load_model(source, dtype=dtype)
-    except FileNotFoundError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"the weights are not installed: {error}")
+    @pytest.fixture(scope="session")
+    def loaded():
+        from specdec_jax.loading import load_model
 
+        try:
+            return load_model(source, dtype=dtype)
+        except FileNotFoundError as error:
+            if os.environ.get("CI"):
+                raise
+            pytest.skip(f"the weights are not installed: {error}")
 
-@pytest.fixture(scope="session")
-def smollm2():
-    """The built-in target, bfloat16, as users run it."""
-    return load_or_skip("smollm2", "bfloat16")
-
-
-@pytest.fixture(scope="session")
-def smollm2_drafter():
-    """The built-in drafter, bfloat16."""
-    return load_or_skip("smollm2-drafter", "bfloat16")
+    return loaded
 
 
-@pytest.fixture(scope="session")
-def smollm2_float32():
-    """The built-in target in float32, for claims of exactness."""
-    return load_or_skip("smollm2", "float32")
-
-
-@pytest.fixture(scope="session")
-def smollm2_drafter_float32():
-    """The built-in drafter in float32."""
-    return load_or_skip("smollm2-drafter", "float32")
+smollm2, smollm2_drafter = built_in("smollm2", "bfloat16"), built_in("smollm2-drafter", "bfloat16")  # as users run them
+smollm2_float32 = built_in("smollm2", "float32")  # for claims of exactness

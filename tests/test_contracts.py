@@ -162,14 +162,12 @@ VERIFIED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "verifier"), VERIFIED)
 def test_what_calls_itself_lossless_is(policy, verifier):
     built = find_factory("verifier", verifier)()
     shape = lossless.Shape(4, 2, 3, reads=True, chosen=False)
-    result, rows, _ = lossless.prove_rounds(
-        find_factory("policy", policy)(), built, lossless.Drawing(0), shape, rounds=3
-    )
+    rules = find_factory("policy", policy)(), built
+    result, rows, _ = lossless.prove_rounds(*rules, lossless.Drawing(0), shape, rounds=3)
     assert (result.measure < TOLERANCE) == built.lossless and not rows.wrong, result
 
 
@@ -177,7 +175,6 @@ def test_what_calls_itself_lossless_is(policy, verifier):
 SHOWN = {"static": 0, "at_least": 0, "hazard_cost": 0, "phase_length": 3}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
     shape = lossless.Shape(8, 5, 4, reads=False, chosen=False)
@@ -187,7 +184,6 @@ def test_a_policy_is_lossless_in_long_drafts_and_seen_to_stop_them(name):
     assert coverage.shown == SHOWN[name] if name in SHOWN else coverage.shown >= 4, coverage
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     """And every number of accepted drafts occurs."""
@@ -199,7 +195,6 @@ def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     assert built.lossless is False or not coverage.never_accepted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_decodes_as_plain_decoding_does(name):
     """The greedy output is the target's with every drafter; those that ask are given models or drafters."""

@@ -1,30 +1,36 @@
-"""docs/extending.md and the README are run as a reader would: files where it says, blocks in order, and commands."""
+"""Pages are run as a reader would, on tiny models; the reference lists what is public, the workflow what exists."""
 
+import ast
+import inspect
+import json
 import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from pages import ROOT, blocks, documented_columns
 from tiny_pair import write_pair
 from tiny_weights import write_tokenizer
 
+import specdec_jax
+from experiments.lib.run_folder import read_rows
 from specdec_jax import models
 from specdec_jax.app import cli
 from specdec_jax.lossless import Drawing, Shape, prove_rounds, toy_decoder
 from specdec_jax.lossless import test_by_sampling as tested_by_sampling
+from specdec_jax.models import adapters
 from specdec_jax.stopping import static
-from specdec_jax.text.strategies import choose
+from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 FILES = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# file: (\S+)\n", text))}
@@ -201,8 +207,7 @@ def test_own_rule(tmp_path):
     assert result.measure < 2e-6 and not rows.wrong and coverage.lengths.min() > 0
 
 
-LIBRARY_PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-LIBRARY = re.findall(r"^```python\n(.*?)^```$", LIBRARY_PAGE, re.MULTILINE | re.DOTALL)
+LIBRARY = blocks("library.md", "python")
 FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
 FLAGS += " --xla_llvm_disable_expensive_passes=true"  # programs that are compiled soon rather than run fast
 CHECKS = """
@@ -213,7 +218,6 @@ assert scores.log_p.shape == scores.log_q.shape == (4, 12)
 
 
 @pytest.mark.seldom
-@pytest.mark.slow
 def test_the_page_of_the_library_runs():
     assert len(LIBRARY) == 7
     code = "\n".join(["from specdec_jax.compilation_cache import enable; enable()", *LIBRARY, CHECKS])
@@ -221,3 +225,120 @@ def test_the_page_of_the_library_runs():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 3
+
+
+@pytest.fixture
+def tiny_models(tmp_path, monkeypatch):
+    prompts = tmp_path / "configs" / "prompts" / "demo.jsonl"  # short ones: the tiny target reads 128 tokens
+    prompts.parent.mkdir(parents=True)
+    texts = ["hello", "why?", "the end", "one two"]
+    lines = [{"id": text, "category": text[0], "text": text} for text in texts]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return write_pair(tmp_path)
+
+
+def test_the_first_generation(tiny_models, capsys):
+    code = "\n".join(blocks("first_generation.md", "python"))
+    assert code.count('"smollm2", "smollm2-drafter"') == 1
+    code = code.replace(
+        '"smollm2", "smollm2-drafter"',
+        f'{tiny_models[0]!r}, {tiny_models[1]!r}, dtype="float32", policy=sd.stopping.static(draft_length=3)',
+    )
+    exec(compile(code, "first_generation.md", "exec"), seen := {})
+    assert re.search(r"\d\.\d\d times plain decoding", capsys.readouterr().out)
+    assert seen["seen"]["num_draft_tokens"] > seen["seen"]["num_accepted_tokens"] > 0, "else the page shows nothing"
+    shares = {"num_drafts", "num_draft_tokens"}  # follow from others
+    text = (ROOT / "docs" / "first_generation.md").read_text(encoding="utf-8")
+    assert [name for name in {*seen["seen"]} - shares if name not in text] == []
+
+
+def test_every_rule_on_one_recording(tiny_models, capsys):
+    pytest.importorskip("pandas")
+    commands = [shlex.split(line[2:]) for line in blocks("every_rule.md", "console")[0].splitlines()]
+    short = ["--target", tiny_models[0], "--drafter", tiny_models[1], "--max-new-tokens", "24", "--no-chat"]
+    for command, more in zip(commands, [[*short, "--dtype", "float32"], []], strict=True):
+        assert command[:2] == ["python", "-m"]
+        assert import_module(command[2]).main([*command[3:], *more]) == 0
+    exec(compile("\n".join(blocks("every_rule.md", "python")), "every_rule.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert re.search(r"lambda 0\.\d\d: \d\.\d\d times plain decoding, \d\.\d\d tokens a pass", out)
+    assert "adaedl-keep" in out and "0.7" in out, "the table by rule and temperature"
+    columns = documented_columns("Replays (`policies`")
+    assert all(columns == {*row} for row in read_rows("runs/demo-rules"))
+
+
+@pytest.mark.seldom
+def test_sampling_in_a_training_loop(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks("training.md", "python"))
+    assert code.count("STEPS = 32, 24, 64, 300") == 1
+    with jax.numpy_dtype_promotion("standard"):  # optax multiplies Python numbers
+        exec(compile(code.replace("64, 300", "8, 3"), "training.md", "exec"), seen := {})
+    assert len(seen["curves"]) == 2 and capsys.readouterr().out.count("of drafts accepted at the end") == 2
+    assert seen["step"]._cache_size() == 3, "refreshed parameters compiled"
+    assert (tmp_path / "drift.png").stat().st_size > 10_000
+
+
+LISTED = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+PAGES = [ROOT / "README.md", *(path for path in (ROOT / "docs").glob("*.md") if path.stem != "reference")]
+TEXTS = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+
+
+def offered(package: str) -> set[str]:
+    """What a package's __init__ imports from its files."""
+    tree = ast.parse((ROOT / "specdec_jax" / package / "__init__.py").read_text(encoding="utf-8"))
+    return {str(alias.asname) for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_the_reference_lists_every_public_name_once():
+    folders = {"stopping", "verification", "drafters"}
+    public = {f"specdec_jax.{name}" for name in {*specdec_jax.__all__} - folders - {"__version__"}}
+    strategies = {f"{find_factory(kind, name).__module__}.{name}" for kind in TYPES for name in names(kind)}
+    parts = {
+        f"specdec_jax.{folder}.{name}"
+        for folder in folders
+        for name in offered(folder)
+        if f"specdec_jax.{folder}.{name}.{name}" not in strategies
+    }
+    public |= strategies | parts | {f"specdec_jax.types.{name}" for name in offered("types")}
+    functions = [each for each in vars(adapters).values() if inspect.isfunction(each)]
+    made = [each.__name__ for each in functions if "LanguageModel" in str(inspect.signature(each).return_annotation)]
+    public |= {f"specdec_jax.models.adapters.{name}" for name in made}
+    others = {*LISTED} - public
+    assert public < {*LISTED} and len({*LISTED}) == len(LISTED) and "specdec_jax.models.adapters.from_nnx" in public
+    assert [name for name in others if not re.search(rf"\b{name.split('.')[-1]}\b", TEXTS)] == []
+
+
+def value_of(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(__import__(module, fromlist=[attribute]), attribute)
+
+
+def test_what_the_pages_import_is_in_the_reference():
+    """By value: a strategy is listed by its file, and pages import it from its package."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", TEXTS, re.MULTILINE | re.DOTALL)
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    used = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    used = {name for name in used if name.startswith("specdec_jax.")}
+    listed = {id(value_of(name)) for name in LISTED}
+    missing = {name for name in used - {"specdec_jax.models.olmo"} if id(value_of(name)) not in listed}
+    assert {name for name in missing if getattr(value_of(name), "__module__", "") not in LISTED} == set() != used
+
+
+def test_every_page_has_one_place_in_the_site():
+    placed = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    roots = {"index.md", "contributing.md", "changelog.md"}  # README and the others, by tools/docs_pages.py
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
+    assert sorted(name for name in placed if name not in roots) == sorted(pages)
+
+
+def test_the_workflow_and_the_script_have_the_same_parts():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    listed = re.search(r"part: \[(.*)\]", workflow)
+    default = re.search(r"\$\{@:-(.*)\}", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert listed and default and listed[1].replace(",", "") == default[1]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    used = [*default[1].split(), *re.findall(r"(?:part:|run: \.ci/run) ([\w-]+)", workflow)]
+    assert {*used} <= {*targets}

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from launched import ended, launch
+from refusals import refusals
+from tiny_pair import write_pair
 
-from specdec_jax.app.cli import main
 from specdec_jax.meshes import make_mesh
 
 SCRIPT = Path(__file__).parent / "fixtures" / "on_eight_devices.py"
@@ -71,21 +73,21 @@ def test_every_device_holds_and_reads_its_share(found, kind, words):
 def test_every_family_is_shared(found):
     """Fused, turned and stacked tensors, read part by part; attention and MLP of each layer are divided."""
     assert len(found["families"]) >= 15
-    for name, told in found["families"].items():
-        assert told["alike"] and told["back"] and told["shared"] >= 6, name
-        assert told["int8"], name  # scales are those of whole rows, wherever their inputs are
-        assert told.get("apart", 0.0) < 1e-5, name
-    assert sum("apart" in told for told in found["families"].values()) == 3
+    for name, reported in found["families"].items():
+        assert reported["alike"] and reported["back"] and reported["shared"] >= 6, name
+        assert reported["int8"], name  # scales are those of whole rows, wherever their inputs are
+        assert reported.get("apart", 0.0) < 1e-5, name
+    assert sum("apart" in reported for reported in found["families"].values()) == 3
 
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("kind", ["llama", *PAIRS])
-def test_bytes_of_caches_are_told_beforehand(found, kind):
+def test_bytes_of_caches_are_estimated(found, kind):
     """What a device has of a batch that has decoded, and of one whose rows wait for their first prompts."""
     for words, there in found[kind].items():
         if words:
-            told, *held = there["bytes"]
-            assert held == [told, told], words
+            reported, *held = there["bytes"]
+            assert held == [reported, reported], words
 
 
 @pytest.mark.seldom
@@ -105,9 +107,8 @@ def test_collectives_of_a_round(found, kind, words):
     kinds = Counter(kind for kind, _ in found[kind][words]["collectives"])
     scalars = sum(shape.endswith("[]") for _, shape in found[kind][words]["collectives"])
     passes = len(WIDTHS) if shares > 1 else 0
-    assert kinds == Counter(
-        {"all-reduce": passes * (2 * LAYERS + 1) + scalars} | ({"all-gather": passes} if passes else {})
-    )
+    expected = {"all-reduce": passes * (2 * LAYERS + 1) + scalars} | ({"all-gather": passes} if passes else {})
+    assert kinds == Counter(expected)
     assert scalars <= (5 if rows > 1 else 0)
     gathered = [shape for kind, shape in found[kind][words]["collectives"] if kind == "all-gather"]
     assert gathered == [f"f32[{8 // rows},{width},{VOCAB}]" for width in WIDTHS][: len(gathered)]
@@ -128,7 +129,7 @@ def test_a_drafter_is_shared_from_its_size_on(found):
     """In a pair of both and in `build_pair`'s."""
     held, sizes = found["drafters"]
     assert held == [1 / 2, 1 / 2, 1.0, 1.0]
-    assert all(told == there for told, there in sizes)
+    assert all(reported == there for reported, there in sizes)
     target, shared, _, whole = (there for _, there in sizes)
     assert target == shared and whole / 2 < shared < 0.6 * whole  # norms are whole
 
@@ -142,29 +143,51 @@ def test_a_file_of_requests_on_a_mesh(found):
     assert files["written"][0] == files["written"][1] and files["written"][0].count("\n") == 7
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "verify-lossless"])
-def test_commands_refuse_a_mesh_that_is_none(command, capsys):
-    assert main([command, *["a prompt"][: command == "generate"], "--mesh", "data=0"]) == 2
-    assert "a mesh is data=N,model=M" in capsys.readouterr().err
-
-
 NONE = "a mesh is data=N,model=M"
 WORDS = ["", "data", "data=0", "data=2,data=2", "rows=2", "data=2;model=2", "model=-1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        *((words, NONE) for words in WORDS),
-        ("data=512", f"'data=512' needs 512 devices, there are {len(jax.devices())} "),
-    ],
+test_a_mesh_that_is_none = refusals(
+    *((words, NONE) for words in WORDS),
+    ("data=512", f"'data=512' needs 512 devices, there are {len(jax.devices())} "),
+    by=lambda words: make_mesh(words),
 )
-def test_a_mesh_that_is_none(words, message):
-    with pytest.raises(ValueError, match=message):
-        make_mesh(words)
 
 
 def test_a_mesh_has_devices_of_every_process():
     devices = [SimpleNamespace(process_index=index, platform="cpu") for index in (0, 1)]
     with pytest.raises(ValueError, match="mesh 'data=1' has no device of process 2"):
         make_mesh("data=1", devices)
+
+
+ON_PROCESSES = Path(__file__).parent / "fixtures" / "decode_on_all.py"
+TWO_EACH = {
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": os.pathsep.join(sys.path),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def on_one_device(pair):
+    words = [sys.executable, str(ON_PROCESSES), *pair]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | TWO_EACH, check=False)
+    assert done.returncode == 0, done.stderr
+    return reported_in(done.stdout)
+
+
+def reported_in(said):
+    (line,) = [line for line in said.splitlines() if line.startswith("results ")]
+    return json.loads(line.removeprefix("results "))
+
+
+@pytest.mark.seldom
+def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, on_one_device, tmp_path):
+    found = ended(launch(2, [ON_PROCESSES, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)
+    assert [code for code, _ in found] == [0, 0], found
+    assert [reported_in(said) for _, said in found] == [on_one_device, on_one_device]

@@ -22,8 +22,6 @@ from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import static, survival
 from specdec_jax.text.strategies import names
 
-pytestmark = pytest.mark.slow
-
 TEXTS = ["hello", "one two three four", "a b", "12 34"]
 DRAFTS, TOKENS = 3, 24
 SHORT = ["--no-chat", "--dtype", "float32", "--max-new-tokens", str(TOKENS), "--max-draft-length", str(DRAFTS)]
@@ -152,9 +150,7 @@ def test_the_probability_of_the_tokens_that_both_have(place, tmp_path, monkeypat
     monkeypatch.setattr(doctor, "every_rule", lambda longest: [survival(), static(draft_length=longest)])
     *_, report = examined(place, "--drafter", f"{other}@tokens", "--costs", str(place / "cheap.json"))
     target, drafter = (load_model(name, dtype="float32") for name in (str(place / "target"), f"{other}@tokens"))
-    expected = probability_shared(
-        target, for_target(target, drafter).params
-    )  # which tests/loading/test_across.py tests
+    expected = probability_shared(target, for_target(target, drafter).params)  # of tests/loading/test_vocabularies.py
     assert 0.1 < expected < 0.99
     assert report["acceptance"]["measured_probability_shared"] == pytest.approx(expected, rel=1e-4)
 
@@ -213,22 +209,3 @@ def test_rules_take_what_a_calibration_has_learnt(place, paying):
     assert before["cumulative_confidence"] != before[f"static(draft_length={DRAFTS})"]
     assert now["cumulative_confidence"] == now[f"static(draft_length={DRAFTS})"] and now["svip"] == before["svip"]
     assert f"--calibration {path}" in report["conclusion"]["command"]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--drafter", "prompt_lookup"], "doctor replays one drafter that is a model, got 'prompt_lookup'"),
-        (["--prompts", "nowhere.jsonl"], "no prompt file 'nowhere.jsonl'"),
-        (["--context", "129"], "context must lie in 1 to the target's, 128, got 129"),
-        (["--max-new-tokens", "120"], "a prompt of 18 tokens and 120 new ones exceed the target's context, 128"),
-        (["--json", "/nowhere/report.json"], "cannot write '/nowhere/report.json'"),
-        (["--costs", "nowhere.json"], "no cost model 'nowhere.json'"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(place, capsys, monkeypatch, more, message):
-    monkeypatch.setattr(doctor, "build", lambda *_: pytest.fail("weights were read"))
-    assert cli.main(words(place, *more)) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1
-    assert message in said.err

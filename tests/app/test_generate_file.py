@@ -17,8 +17,6 @@ from specdec_jax.text.pair import build_pair
 from specdec_jax.text.request_file import Defaults, read_line, request_of
 from specdec_jax.text.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.slow
-
 GOOD = [
     {"prompt": "hello", "max_new_tokens": 20, "id": "first"},
     {"prompt": "the second", "temperature": 0.9, "max_new_tokens": 33, "stop": "q"},

@@ -1,12 +1,15 @@
 """One compilation for every number, states donated and never copied, nothing to the host inside a generation."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
+from specdec_jax import kernels
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -18,7 +21,7 @@ from specdec_jax.stopping import adaedl, static
 from specdec_jax.text.generation import end_at_stops
 from specdec_jax.verification import block, rejection
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimised]
+pytestmark = pytest.mark.optimised
 
 
 def tiny_pair(policy, verifier, most=3, dtype=jnp.float32, head_dim=8, **options):
@@ -167,3 +170,39 @@ def test_compiler_options_reach_every_program(name):
     }
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         calls[name]()
+
+
+PLATFORMS = ("tpu", "cuda", "cpu")
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """Both programs, lowered once: name -> (Exported, the text of its module)."""
+    config = llama.example_config()
+    tiny = llama.language_model(config, jnp.bfloat16)
+    params = llama.init_params(config, jax.random.key(0), jnp.bfloat16)
+    decoder = build_decoder(tiny, model(tiny, 3), adaedl(), block())
+    weights = ModelParams(params, params)
+    state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, warp=make_warp(1, 0.8, 5, 0.9, 0.01))
+    arguments = {"run": (weights, state, np.int32(4), np.int32(1)), "step": (weights, state)}
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in kernels.TARGETS]  # of the CPU's program
+    lower = lambda name: export.export(decoder.jitted[name], platforms=PLATFORMS, disabled_checks=checks)  # noqa: E731
+    lowered = {name: lower(name)(*given) for name, given in arguments.items()}
+    return {name: (program, str(program.mlir_module())) for name, program in lowered.items()}
+
+
+@pytest.mark.parametrize("name", ["run", "step"])
+def test_lowers_for_every_platform_without_callbacks_and_float64(exported, name):
+    program, text = exported[name]
+    assert program.platforms == PLATFORMS
+    assert "stablehlo.while" in text and "xf32>" in text
+    calls = set(re.findall(r"custom_call @(\w+)", text))
+    assert not [call for call in calls if "callback" in call or "python" in call.lower()], calls
+    assert "outfeed" not in text and "infeed" not in text
+    assert not re.search(r"\bf64\b|xf64", text)
+
+
+def test_run_is_a_loop_of_rounds_around_a_loop_of_passes(exported):
+    _, run = exported["run"]
+    _, step = exported["step"]
+    assert run.count("stablehlo.while") > step.count("stablehlo.while") >= 1

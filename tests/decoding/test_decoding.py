@@ -18,8 +18,6 @@ from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
-
 K, NEW = 3, 24
 HYPERPARAMETERS = {**FAST, "entropy_factor": 0.1}
 TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "threshold": 0.6}
@@ -219,9 +217,8 @@ def chain_pair(vocab=40, wrong=(7, 8, 15)):
 def test_a_stop_token_anywhere_ends_the_text_after_it(stop):
     """First token, inside accepted drafts, a recovered and a bonus token, or never; rows end at different times."""
     prompts = [[3], [1, 2], [9], [14, 15], [20]]
-    state = assert_as_twin(
-        "static", "rejection", prompts, pair=chain_pair(), numbers=WARPS[0], stop_ids=(stop, 1000), new_tokens=14
-    )
+    options = {"pair": chain_pair(), "numbers": WARPS[0], "stop_ids": (stop, 1000), "new_tokens": 14}
+    state = assert_as_twin("static", "rejection", prompts, **options)
     for row, prompt in enumerate(prompts):
         new = state.tokens[row, len(prompt) : state.length[row]].tolist()
         reach = (stop - prompt[-1]) % 40
@@ -254,9 +251,8 @@ def test_a_shorter_length_runs_in_a_narrower_width():
     assert_as_twin("static_2", "block", RAGGED)
     decoder, params = decoder_of("static_2", "block"), ModelParams(*toy_pair(5, 0)[:2])
     for length, width in [(0, 2), (1, 2), (2, 4), (3, 4)]:
-        state = decoder.prefill(
-            params, [[1]], max_new_tokens=8, policy_hyperparameters={"draft_length": length}, record_rounds=1, slots=64
-        )
+        options = {"max_new_tokens": 8, "record_rounds": 1, "slots": 64}
+        state = decoder.prefill(params, [[1]], policy_hyperparameters={"draft_length": length}, **options)
         assert int(decoder.step(params, state).record.width[0, 0]) == width
 
 

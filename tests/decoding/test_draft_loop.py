@@ -45,22 +45,22 @@ def at(table, drafted):
     return jnp.take_along_axis(jnp.asarray(table), drafted[:, None], axis=1)[:, 0]
 
 
-def policy_of(told, events):
+def policy_of(plan, events):
     def begin(state, context):
-        return jnp.asarray(told.begins), state._replace(begun=state.begun + 1)
+        return jnp.asarray(plan.begins), state._replace(begun=state.begun + 1)
 
     def check(state, distribution, drafted, context):
         events.append("check")
-        return at(told.draws, drafted), state._replace(checked=state.checked + 1)
+        return at(plan.draws, drafted), state._replace(checked=state.checked + 1)
 
     def proceed(state, distribution, token, drafted, context):
         events.append("proceed")
-        return at(told.goes, drafted), state._replace(proceeded=state.proceeded + 1)
+        return at(plan.goes, drafted), state._replace(proceeded=state.proceeded + 1)
 
     return StoppingPolicy(lambda batch: (), begin, check, proceed, None, None)
 
 
-def source_of(told, events):
+def source_of(plan, events):
     """Its memory is a sum over drafts of token times place, so that a draft too many or at another place shows."""
 
     def predict(memory, drafted, uniform):
@@ -68,7 +68,7 @@ def source_of(told, events):
         number = drafted.astype(jnp.float32)
         log_prob = jnp.broadcast_to(-number[:, None], (ROWS, VOCAB))
         seen = Distribution(log_prob, drafted, number + 0.5, number / 10, number, number, number)
-        return Next(seen, (uniform * 100).astype(jnp.int32), at(told.known, drafted)), memory
+        return Next(seen, (uniform * 100).astype(jnp.int32), at(plan.known, drafted)), memory
 
     def keep(memory, token, drawn, drafted):
         return memory + jnp.where(drawn, token * (drafted + 1), 0)
@@ -76,20 +76,20 @@ def source_of(told, events):
     return Source(lambda going: jnp.zeros(ROWS, jnp.int32), predict, keep, lambda drafted: ((), drafted))
 
 
-def loop(told, events=None):
+def loop(plan, events=None):
     events = [] if events is None else events
     zeros = jnp.zeros(ROWS, jnp.int32)
-    alive, budget, seed = jnp.asarray(told.alive), jnp.asarray(told.budget), zeros.astype(jnp.uint32)
+    alive, budget, seed = jnp.asarray(plan.alive), jnp.asarray(plan.budget), zeros.astype(jnp.uint32)
     context = RoundContext(zeros + 3, zeros, budget, alive, seed, make_warp(ROWS), ())
 
     @jax.jit
     def run():
         return draft_loop.draft(
-            source_of(told, events),
-            policy_of(told, events),
+            source_of(plan, events),
+            policy_of(plan, events),
             Asked(zeros, zeros, zeros),
             context,
-            lambda index: jnp.take(jnp.asarray(told.uniform), index, axis=1),
+            lambda index: jnp.take(jnp.asarray(plan.uniform), index, axis=1),
             MOST,
             jnp.zeros((ROWS, MOST, VOCAB), jnp.float32),
         )
@@ -97,29 +97,29 @@ def loop(told, events=None):
     return jax.tree.map(np.asarray, run())
 
 
-def twin(told, row):
+def twin(plan, row):
     """(tokens, asked_for, memory, Asked) of one row."""
     tokens, asked_for, asked = [], 0, [0, 0, 0]
-    if told.alive[row]:
+    if plan.alive[row]:
         asked[0] = 1
-        going = told.begins[row] and told.budget[row] > 0
-        while going and told.known[row, len(tokens)]:
+        going = plan.begins[row] and plan.budget[row] > 0
+        while going and plan.known[row, len(tokens)]:
             asked_for, asked[1] = asked_for + 1, asked[1] + 1
-            if not told.draws[row, len(tokens)]:
+            if not plan.draws[row, len(tokens)]:
                 break
-            tokens.append(int(told.uniform[row, len(tokens)] * 100))
+            tokens.append(int(plan.uniform[row, len(tokens)] * 100))
             asked[2] += 1
-            going = told.goes[row, len(tokens)] and len(tokens) < told.budget[row]
+            going = plan.goes[row, len(tokens)] and len(tokens) < plan.budget[row]
     return tokens, asked_for, sum(token * (place + 1) for place, token in enumerate(tokens)), asked
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_round_is_the_twins(seed):
-    told = script(seed)
-    end = loop(told)
+    plan = script(seed)
+    end = loop(plan)
     lengths = set()
     for row in range(ROWS):
-        tokens, asked_for, memory, asked = twin(told, row)
+        tokens, asked_for, memory, asked = twin(plan, row)
         assert end.tokens[row, : len(tokens)].tolist() == tokens and end.length[row] == len(tokens)
         assert (end.passes[row], end.memory[row]) == (asked_for, memory)
         assert [leaf[row] for leaf in end.policy] == asked, "a row that does not go on keeps its policy's state"
@@ -145,8 +145,8 @@ def test_check_is_given_nothing_of_the_token():
         taken.append(given)
         return jnp.ones(ROWS, bool), given[0]
 
-    told = script()
-    policy = policy_of(told, []).replace(check=check)
+    plan = script()
+    policy = policy_of(plan, []).replace(check=check)
     zeros = jnp.zeros(ROWS, jnp.int32)
     context = RoundContext(zeros, zeros, zeros + MOST, zeros == 0, zeros.astype(jnp.uint32), make_warp(ROWS), ())
     half = jnp.full(ROWS, 0.5)

@@ -23,7 +23,7 @@ from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.types import Drafter
 from specdec_jax.verification import block, rejection
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 MOST, NEW = 4, 24
 SOURCES = random_sources((40, 3, 17, 64))

@@ -18,8 +18,6 @@ from specdec_jax.monitors import phases
 from specdec_jax.stopping import static, survival
 from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
 MOST, SLOTS, ROWS = 3, 96, 3
 TABLES = toy_pair(5, 0, distance=0.9)
 NEW = (5, 23, 9, 14, 4, 17)  # most tokens of each prompt
@@ -27,9 +25,8 @@ TEMPERATURES = (0.0, 1.0, 0.7, 1.0, 0.0, 1.0)
 
 
 def toy(drafter, params, policy, monitor=None):
-    decoder = build_decoder(
-        table_model(5), drafter, policy, rejection(), monitor=monitor, prefill_chunk=4, verification_widths=(MOST + 1,)
-    )
+    options = {"monitor": monitor, "prefill_chunk": 4, "verification_widths": (MOST + 1,)}
+    decoder = build_decoder(table_model(5), drafter, policy, rejection(), **options)
     return decoder, ModelParams(TABLES.target, params), 5
 
 

@@ -21,7 +21,7 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 CONFIG = tiny_llama.variant(max_position_embeddings=256)
 # This llama is never sure, and often rejected: at the published hyperparameters lambda soon forbids every draft.
@@ -57,9 +57,8 @@ def begin(decoder, prompts=PROMPTS, policy="adaedl", **options):
 
 
 def texts(state):
-    return [
-        row[:length].tolist() for row, length in zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
-    ]
+    rows = zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
+    return [row[:length].tolist() for row, length in rows]
 
 
 def decoded(decoder, prompts=PROMPTS, **options):

@@ -4,15 +4,22 @@ import dataclasses
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tiny_weights
+from launched import ended, launch
+from safetensors.numpy import load_file
+from test_sharding import FLAGS
+from tiny_pair import write_pair
 
 from configs import distill_smollm2_reading as reading_config_file
 from configs.base import load_config
@@ -20,14 +27,21 @@ from configs.base_distillation import VariantsConfig
 from experiments import distill
 from experiments.lib import distill_train
 from experiments.lib import distill_variants as compare_distillation
+from experiments.lib.token_ranking import main, rank
+from specdec_jax.distillation import training
+from specdec_jax.distillation.batches import Packing
+from specdec_jax.distillation.shards import Shard, ShardFolder
+from specdec_jax.distillation.writing import BY_ASSISTANT, GIVEN
 from specdec_jax.loading import load_model
+from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.locks import locked
+from specdec_jax.meshes import make_mesh
+from specdec_jax.metrics.judging import answers
+from specdec_jax.metrics.judging import judge as judge_texts
 from specdec_jax.models import gpt2
 from specdec_jax.stopping import static
-from specdec_jax.text.generation import generate
+from specdec_jax.text.generation import encode, generate
 from specdec_jax.text.sampling_params import SamplingParams
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
@@ -66,36 +80,45 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def whole(place):
-    """A run that nothing stopped."""
-    out = place / "whole"
-    assert distill.main([str(place / "config.py"), "--out", str(out)]) == 0
-    return out
-
-
-def test_without_labels_the_target_runs_in_every_step(place, tmp_path):
-    words = [str(place / "config.py"), "--out", str(tmp_path / "online"), "--labels", "0", "--packing.candidates", "0"]
-    assert distill.main([*words, "--shape.reads", "1", "2", "--judge-temperatures", "0"]) == 0
-    manifest = json.loads((tmp_path / "online" / "data" / "manifest.json").read_text())
-    assert all(entry["labels"] == 0 and "hidden" not in entry for entry in manifest["shards"])
-    assert "whole distributions" in (tmp_path / "online" / "drafter" / "README.md").read_text()
-
-
-def test_data_with_other_labels_names_the_stage_that_mends_it(place, whole, capsys):
-    words = [str(place / "config.py"), "--out", str(whole), "--labels", "5", "--stage", "train"]
-    assert distill.main(words) == 2
-    assert "has 4 labels per position, labels is 5: run --stage label" in capsys.readouterr().err
+def run(place, out, *words):
+    return distill.main([str(place / "config.py"), "--out", str(out), *words])
 
 
 def weights(out: Path) -> bytes:
     return (out / "drafter" / "model.safetensors").read_bytes()
 
 
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def manifest_of(out: Path) -> dict:
+    return json.loads((out / "data" / "manifest.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run that nothing stopped."""
+    assert run(place, place / "whole") == 0
+    return place / "whole"
+
+
+def test_without_labels_the_target_runs_in_every_step(place, tmp_path):
+    words = ["--labels", "0", "--packing.candidates", "0", "--shape.reads", "1", "2", "--judge-temperatures", "0"]
+    assert run(place, tmp_path, *words) == 0
+    assert all(entry["labels"] == 0 and "hidden" not in entry for entry in manifest_of(tmp_path)["shards"])
+    assert "whole distributions" in (tmp_path / "drafter" / "README.md").read_text()
+
+
+def test_data_with_other_labels_names_the_stage_that_mends_it(place, whole, capsys):
+    assert run(place, whole, "--labels", "5", "--stage", "train") == 2
+    assert "has 4 labels per position, labels is 5: run --stage label" in capsys.readouterr().err
+
+
 def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsys):
-    manifest = json.loads((whole / "data" / "manifest.json").read_text())
+    manifest = manifest_of(whole)
     assert manifest["tokens"] >= 1200 and {entry["rows"] for entry in manifest["shards"]} == {"short", "long"}
-    lines = [json.loads(line) for line in (whole / "train" / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(whole / "train" / "metrics.jsonl")
     assert lines[-1]["step"] == 12 and "validation_acceptance" in lines[-1]
     assert (whole / "train" / "curve.png").stat().st_size > 5000
     judged = json.loads((whole / "judge" / "judgement.json").read_text())
@@ -110,14 +133,11 @@ def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsy
 @pytest.mark.seldom
 def test_a_drafter_of_another_family_comes_from_the_same_data(place, whole, tmp_path):
     """Stopped after a step, gone on to the end, exported, loaded: it drafts what its target would write."""
-    family, kind, out = "gpt2", gpt2.GPT2Config, tmp_path / "gpt2"
+    kind, out = gpt2.GPT2Config, tmp_path / "gpt2"
     shutil.copytree(whole / "data", out / "data")
-    shape = ["--shape.family", family, "--shape.kv-heads", "2"]
-    command = [str(place / "config.py"), "--out", str(out), *shape, "--judge-temperatures", "0"]
-    assert distill.main([*command, "--stage", "train", "--intervals.minutes", "1e-9"]) == 0
-    assert distill.main(command) == 0
-    lines = [json.loads(line) for line in (out / "train" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 6, 8, 9, 10, 12]
+    words = ["--shape.family", "gpt2", "--shape.kv-heads", "2", "--judge-temperatures", "0"]
+    assert run(place, out, *words, "--stage", "train", "--intervals.minutes", "1e-9") == 0 == run(place, out, *words)
+    assert [line["step"] for line in lines_of(out / "train" / "metrics.jsonl")] == [1, 2, 3, 4, 6, 8, 9, 10, 12]
     hf, orbax = (load_model(out / name, dtype="float32") for name in ("drafter", "drafter-orbax"))
     target = load_model(place / "target", dtype="float32")
     assert type(hf.config) is type(orbax.config) is kind and hf.config == orbax.config
@@ -128,10 +148,9 @@ def test_a_drafter_of_another_family_comes_from_the_same_data(place, whole, tmp_
     assert drafted.tokens == plain.tokens and drafted.statistics["num_draft_tokens"] > 0
     config = load_config(place / "config.py")
     shape = dataclasses.replace(config.shape, reads=(1,))
+    reads = dataclasses.replace(config, shape=shape, start_from=str(out / "drafter"))
     with pytest.raises(ValueError, match=f"reads is for .* family 'llama', start_from .* is a {kind.__name__}"):
-        distill_train.initial_state(
-            dataclasses.replace(config, shape=shape, start_from=str(out / "drafter")), target, None
-        )
+        distill_train.initial_state(reads, target, None)
 
 
 def test_smoke_makes_the_config_small_and_other_options_overrule_it(place, monkeypatch):
@@ -140,9 +159,8 @@ def test_smoke_makes_the_config_small_and_other_options_overrule_it(place, monke
     assert distill.main([str(place / "config.py"), "--smoke", "--schedule.steps", "3", "--stage", "write"]) == 0
     ((made, stages),) = asked
     assert (made.name, made.schedule.steps, made.cycle, stages) == ("tiny-smoke", 3, ("short",), ["write"])
-    assert made.shape == distill._config(str(place / "config.py"), []).shape and made.judge[0].endswith(
-        "prompts.jsonl:6"
-    )
+    assert made.shape == distill._config(str(place / "config.py"), []).shape
+    assert made.judge[0].endswith("prompts.jsonl:6")
 
 
 def test_every_committed_config_can_be_made_small():
@@ -151,37 +169,17 @@ def test_every_committed_config_can_be_made_small():
         assert made.tokens < 5000 and made.schedule.steps == 10 and made.name.endswith("-smoke")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--schedule.steps", "20"], "set schedule.warmup to 2"),
-        (["--packing.tokens", "500"], "set packing.tokens to 896"),
-        (["--packing.tokens", "896"], "set chunk to 224"),
-        (["--packing.slots", "64", "128", "--packing.tokens", "512"], "set short.slots and long.slots to at most 128"),
-        (["--packing.candidates", "512"], "set packing.sampled to 64"),
-        (["--shape.width", "32"], "set shape.width to 64, or shape.init to"),
-        (["--shape.layers", "1"], "set shape.layers to 2, or shape.init to"),
-        (["--shape.head-dim", "16"], "set shape.head-dim to that"),
-    ],
-)
-def test_numbers_that_do_not_fit_say_what_to_set(arguments, words, capsys):
-    assert distill.main([str(ROOT / "configs" / "distill_smollm2.py"), *arguments]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.startswith("error: ") and said.count("\n") == 1, said
-
-
 def test_a_finished_run_does_nothing_again(place, whole, capsys):
     before = weights(whole)
-    assert distill.main([str(place / "config.py"), "--out", str(whole), "--stage", "write", "--stage", "train"]) == 0
+    assert run(place, whole, "--stage", "write", "--stage", "train") == 0
     assert "are there" in capsys.readouterr().out and weights(whole) == before
 
 
 def test_other_settings_and_a_folder_in_use_are_refused(place, whole, capsys):
-    command = [str(place / "config.py"), "--out", str(whole)]
     for arguments, said in ((["--seed", "6"], "seed"), (["--stage", "train", "--schedule.rate", "0.1"], "schedule")):
-        assert distill.main([*command, *arguments]) == 2 and said in capsys.readouterr().err
+        assert run(place, whole, *arguments) == 2 and said in capsys.readouterr().err
     with locked(whole):
-        assert distill.main(command) == 2
+        assert run(place, whole) == 2
     assert f"in use by another process (pid {os.getpid()})" in capsys.readouterr().err
 
 
@@ -194,6 +192,8 @@ def test_other_settings_and_a_folder_in_use_are_refused(place, whole, capsys):
         (["{config}", "--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
         (["{config}", "--stage", "train"], "holds no shards"),
         (["{config}", "--stage", "judge"], "no checkpoint"),
+        (["{config}", "--tokens", "0"], "tokens"),
+        (["{config}", "--chunk", "7"], "chunk (7)"),
     ],
 )
 def test_bad_input_is_one_line(place, tmp_path, capsys, arguments, said):
@@ -203,12 +203,6 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, arguments, said):
     error = capsys.readouterr().err
     assert said in error and error.startswith("error:") and error.count("\n") == 1
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-@pytest.mark.parametrize(("arguments", "said"), [(["--tokens", "0"], "tokens"), (["--chunk", "7"], "chunk (7)")])
-def test_values_out_of_range_are_named(place, tmp_path, capsys, arguments, said):
-    assert distill.main([str(place / "config.py"), "--out", str(tmp_path), *arguments]) == 2
-    assert said in capsys.readouterr().err
 
 
 VARIANTS = """
@@ -231,7 +225,7 @@ def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, m
     command = [str(path), "--data", str(whole / "data"), "--out", str(place / "variants")]
     assert compare_distillation.main([*command, "--only", "hybrid"]) == 0
     assert compare_distillation.main(command) == 0
-    rows = [json.loads(line) for line in (place / "variants" / "results.jsonl").read_text().splitlines()]
+    rows = lines_of(place / "variants" / "results.jsonl")
     assert [row["variant"] for row in rows] == ["hybrid", "two", "three", "plain"]
     assert all(row["steps"] >= 10 for row in rows)
     assert [len(row.get("by_draft", ())) for row in rows] == [0, 3, 3, 0] and rows[1]["by_draft"][2]["acceptance"] > 0
@@ -263,8 +257,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_weights(place, whole):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert weights(out) == weights(whole)
-    told = [json.loads((run / "data" / "manifest.json").read_text())["shards"] for run in (out, whole)]
-    assert told[0] == told[1]
+    assert manifest_of(out)["shards"] == manifest_of(whole)["shards"]
     assert not list(out.rglob("*.tmp*"))[2:]  # what a kill may leave: one file a stage at most
 
 
@@ -272,7 +265,180 @@ def test_what_a_drafter_reads_is_not_changed_by_training_on():
     base = reading_config_file.config
     shape = dataclasses.replace(base.shape, reads=(16, 22))
     config = dataclasses.replace(base, start_from="smollm2-drafter-reading", shape=shape)
-    with pytest.raises(
-        ValueError, match=r"'smollm2-drafter-reading' reads layers \(16, 22, 26\), shape.reads is \(16, 22\)"
-    ):
+    with pytest.raises(ValueError, match=r"'smollm2-drafter-reading' reads layers .*, shape.reads is \(16, 22\)"):
         distill_train.initial_state(config, None, None)
+
+
+ON_DEVICES = Path(__file__).resolve().parents[1] / "fixtures" / "distil_on_devices.py"
+READS = ", hidden_layers=(1, 2), unroll=Unroll(2, 1.0)"
+
+
+@pytest.fixture(scope="module", params=["stored", "online"])
+def runs(place, request):
+    """The folder of both runs, of a drafter that reads its target: of one that does not, less is shared."""
+    folder = place / f"reads-{request.param}"
+    folder.mkdir()
+    text = (place / "config.py").read_text()
+    text = text.replace("hidden=48)", "hidden=48, reads=(1, 2))").replace(", seed=5", f", seed=5{READS}")
+    if request.param == "online":  # the target runs in every step
+        for stored in ("labels=4", "candidates=64", "hidden_layers=(1, 2)"):
+            assert stored in text
+            text = text.replace(stored, re.sub(r"\d+|\(.*\)", "()" if "(" in stored else "0", stored))
+    (folder / "config.py").write_text("from specdec_jax.distillation.unrolled import Unroll\n" + text)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    words = [sys.executable, ON_DEVICES, folder / "config.py", folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.seldom
+def test_the_same_tokens_are_written_and_labelled_alike(runs):
+    one, mesh = (manifest_of(runs / name) for name in ("one", "mesh"))
+    assert one["tokens"] == mesh["tokens"] > 1000
+    for entry, other in zip(one["shards"], mesh["shards"], strict=True):
+        left, right = (load_file(runs / name / "data" / entry["file"]) for name in ("one", "mesh"))
+        np.testing.assert_array_equal(left["tokens"], right["tokens"])
+        np.testing.assert_allclose(left["log_prob"], right["log_prob"], atol=2e-3)
+        assert entry["file"] == other["file"]
+
+
+def assert_same_training(one, other):
+    """The weights of two runs but for the order of sums, which were exported in bfloat16, and their metrics."""
+    left, right = (load_file(out / "drafter" / "model.safetensors") for out in (one, other))
+    for name, tensor in left.items():
+        np.testing.assert_allclose(tensor, right[name], rtol=2**-7, atol=2e-4, err_msg=name)
+    last = [lines_of(out / "train" / "metrics.jsonl")[-1] for out in (one, other)]
+    for figure in {"loss", "agreement", "gradient_norm", "positions", "validation_loss", "last_agreement"} & {*last[0]}:
+        assert last[0][figure] == pytest.approx(last[1][figure], rel=1e-3, abs=1e-4), figure
+
+
+@pytest.mark.seldom
+def test_the_weights_are_those_of_one_device(runs):
+    assert_same_training(runs / "one", runs / "mesh")
+
+
+@pytest.mark.parametrize("shares, tokens", [(2, None), (3, 2688)])
+def test_rows_that_devices_cannot_share_are_refused(shares, tokens, monkeypatch):
+    monkeypatch.setattr(training, "mesh_here", lambda: SimpleNamespace(shape={"data": shares}))
+    packing = Packing(slots=(448, 896), tokens=1792)
+    if tokens is None:
+        return training.check_rows(packing)
+    refusal_text = f"4 rows of 448 tokens .* data={shares}: set packing.tokens to {tokens}$"
+    with pytest.raises(ValueError, match=refusal_text):
+        training.check_rows(packing)
+    training.check_rows(Packing(slots=(448, 896), tokens=tokens))
+
+
+@pytest.fixture(scope="module")
+def both(place):
+    """A run of two processes, of which one was killed as it trained, and its second launch, to the end."""
+    out = place / "both"
+    out.mkdir()
+    command = ["-m", "experiments.distill", place / "config.py", "--out", out]
+    running = launch(2, command, out)
+    until = time.monotonic() + 240
+    while not (out / "train" / "metrics.jsonl").is_file():
+        assert time.monotonic() < until, ended(running, 1)
+        time.sleep(0.02)
+    running[1][0].send_signal(signal.SIGKILL)
+    code, said = ended(running, 60)[0]
+    assert code == 2 and said.count("error: ") == 1 and "Traceback" not in said, said
+    assert "process 2 of 2 has ended before the work was done" in said
+    assert not (out / "drafter").exists()
+    found = ended(launch(2, command, out))
+    assert [code for code, _ in found] == [0, 0], found
+    assert "Written to" in found[0][1] and "Written to" not in found[1][1]
+    return out
+
+
+@pytest.mark.seldom
+def test_two_processes_write_the_data_and_weights_of_one(both, whole):
+    assert manifest_of(both)["shards"] == manifest_of(whole)["shards"] and len(manifest_of(both)["shards"]) > 3
+    assert not list((both / "data").glob(".0*.lock"))
+    assert_same_training(whole, both)
+    steps = [[line["step"] for line in lines_of(out / "train" / "metrics.jsonl")] for out in (whole, both)]
+    assert steps[0] == steps[1]
+
+
+def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(distill, "join", lambda: distill.Share(0, 2))
+    monkeypatch.setattr(distill, "make_spanning_mesh", lambda words: make_mesh("data=1"))
+    assert run(place, tmp_path, "--labels", "0", "--packing.candidates", "0", "--distributed") == 2
+    assert "labels must be more than 0" in capsys.readouterr().err
+
+
+def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
+    names = write_pair(tmp_path)
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("\n".join(json.dumps({"text": text, "category": "code"}) for text in ("hello", "one two")))
+    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(prompts), "--temperatures", "0"]
+    command += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(tmp_path / "run")]
+    assert distill.main(["judge", *command]) == 0
+    rows = lines_of(tmp_path / "run" / "results.jsonl")
+    target, drafter = (load_model(name, dtype="float32") for name in names)
+    tokens = [encode(target, text, chat=True, system=None) for text in ("hello", "one two")]
+    texts = list(zip(tokens, answers(target, tokens, max_new_tokens=8), strict=True))
+    expected = judge_texts(target, drafter, texts).agreement.mean()
+    code = next(row for row in rows if row["task"] == "code")
+    assert code["agreement"][0] == pytest.approx(expected, abs=1e-6) and code["texts"] == 2
+    assert "answers at 0" in (tmp_path / "run" / "table.md").read_text()
+
+
+def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tmp_path):
+    names = write_pair(tmp_path)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello", "category": "code"}))
+    first = load_model(names[0], dtype="float32")
+    early = answers(first, [encode(first, "hello", chat=True, system=None)], max_new_tokens=4)[0][-1]
+    path = Path(names[0]) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": early}))
+    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(tmp_path / "p.jsonl"), "--temperatures"]
+    command += ["0", "--max-new-tokens", "20", "--span", "8", "--past-end", "--dtype", "float32"]
+    assert distill.main(["judge", *command, "--out", str(tmp_path / "run")]) == 0
+    rows = lines_of(tmp_path / "run" / "results.jsonl")
+    target, drafter = (load_model(name, dtype="float32") for name in names)
+    asked = encode(target, "hello", chat=True, system=None)
+    answer = answers(target, [asked], max_new_tokens=20, past_end=True)[0]
+    assert len(answer) == 20 and len(answers(target, [asked], max_new_tokens=20)[0]) <= 4
+    texts = [([*asked, *answer[:start]], answer[start : start + 8]) for start in (0, 8, 16)]
+    expected = judge_texts(target, drafter, texts).agreement
+    found = {row["task"]: row["agreement"][0] for row in rows}
+    assert [found[f"from {start}"] for start in (0, 8, 16)] == pytest.approx(expected, abs=1e-6)
+
+
+def shard(tokens, writers):
+    tokens = np.array(tokens, np.uint16)
+    ends, none = np.array([0, len(tokens)]), np.zeros((len(tokens), 0))
+    return Shard(
+        tokens, np.array(writers, np.uint8), ends, np.zeros(1, np.uint8), np.zeros(1, np.float32),
+        none.astype(np.uint16), none.astype(np.float16), ("chat",),
+    )  # fmt: skip
+
+
+def test_answers_count_first_and_other_tokens_break_ties(tmp_path, capsys):
+    folder = ShardFolder(tmp_path / "data", {})
+    folder.add("0", shard([7, 7, 7, 2, 5, 5, 9], [GIVEN] * 3 + [BY_ASSISTANT] * 4))
+    folder.add("1", shard([9, 2, 4], [BY_ASSISTANT, GIVEN, GIVEN]))
+    assert main(["--data", str(tmp_path / "data"), "--out", str(tmp_path / "drafter")]) == 0
+    # answers: 5 and 9 twice, 2 once; anywhere: 7 three times, 2, 5, 9 twice, 4 once
+    np.testing.assert_array_equal(np.load(tmp_path / "drafter" / RANKING), [5, 9, 2, 7, 4])
+    assert "5 tokens cover 100.0%" in capsys.readouterr().out
+    assert main(["--data", str(tmp_path / "data"), "--out", str(tmp_path), "--most", "2"]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / RANKING), [5, 9])
+
+
+def test_texts_of_a_file(tmp_path):
+    texts = tmp_path / "mine.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n\n" for text in ("to be or not to be", " to")))
+    assert main(["--texts", str(texts), "--out", str(tmp_path)]) == 0
+    tokenizer = load_model("smollm2").tokenizer
+    ids = [i for text in ("to be or not to be", " to") for i in [*tokenizer.encode(text), *tokenizer.eos_ids]]
+    assert len(tokenizer.eos_ids) == 1, "the end of an answer can be proposed"
+    counts = sorted((-ids.count(i), i) for i in set(ids))
+    np.testing.assert_array_equal(np.load(tmp_path / RANKING), [i for _, i in counts])
+
+
+def test_large_vocabularies_keep_their_ids():
+    counts = np.zeros((70_000, 2), np.int64)
+    counts[69_999] = 3
+    assert rank(counts).tolist() == [69_999]

@@ -1,10 +1,17 @@
 """What the target writes is its own text, under its own distributions, and starts and ends where it says."""
 
+import json
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_weights
+import tiny_weights as tiny
+from refusals import refusals
 
 from specdec_jax.distillation.conversations import Author, Pool, Temperatures, read_template
+from specdec_jax.distillation.exporting import export, model_card
 from specdec_jax.distillation.labelling import build_labeller, label_shard
 from specdec_jax.distillation.prompts import HeldOut, Openings, RequestSource
 from specdec_jax.distillation.shards import Shard
@@ -48,21 +55,15 @@ def test_labels_are_the_distributions_of_the_text_alone(target, written):
     """A row that keeps anything of the conversation before it, or a label a position off, gives other distributions."""
     label = build_labeller(target.model, 5, positions=256)
     texts = [tokens.astype(np.int32) for _, tokens, _, _, _ in conversations(written)]
-    for (_, _, _, top, log_prob), told in zip(conversations(written), label(target.params, texts), strict=True):
-        np.testing.assert_allclose(log_prob.astype(np.float32), told.log_prob, atol=5e-3)
-        assert np.mean(top == told.top) > 0.99  # ties aside
-
-
-def test_labelling_a_shard_gives_what_writing_it_gave(target, written):
-    bare = written._replace(top=written.top[:, :0], log_prob=written.log_prob[:, :0])
-    again = label_shard(build_labeller(target.model, 5, positions=128), target.params, bare, 272)
-    np.testing.assert_allclose(again.log_prob.astype(np.float32), written.log_prob.astype(np.float32), atol=5e-3)
-    assert again.top.dtype == written.top.dtype
+    for (_, _, _, top, log_prob), labelled in zip(conversations(written), label(target.params, texts), strict=True):
+        np.testing.assert_allclose(log_prob.astype(np.float32), labelled.log_prob, atol=5e-3)
+        assert np.mean(top == labelled.top) > 0.99  # ties aside
 
 
 def test_hidden_states_are_those_of_the_text_alone(target, written):
     """Written token by token beside other rows, or of a text that is there: in order, and of the layers asked."""
     again = label_shard(build_labeller(target.model, 5, layers=(0, 2), positions=128), target.params, written, 272)
+    np.testing.assert_allclose(again.log_prob.astype(np.float32), written.log_prob.astype(np.float32), atol=5e-3)
     assert written.hidden.shape == again.hidden.shape == (written.num_tokens, 2, target.config.hidden_size)
     for found in (written.hidden, again.hidden):
         size = np.abs(again.hidden.astype(np.float32)).max()
@@ -129,8 +130,8 @@ def test_held_out_prompts_are_never_used(target):
     texts = ("he said hello to all of us here", "one two three four five six seven eight nine")
     held = ["And then ONE two three, four five six seven eight!"]
     shard, _ = author(target, texts, held_out=held).block(0, Pool(4, 96, 64), long=False)
-    told = {target.tokenizer.decode(tokens[writer == GIVEN]) for _, tokens, writer, _, _ in conversations(shard)}
-    assert told and not any("seven" in text for text in told)
+    labelled = {target.tokenizer.decode(tokens[writer == GIVEN]) for _, tokens, writer, _, _ in conversations(shard)}
+    assert labelled and not any("seven" in text for text in labelled)
     with pytest.raises(ValueError, match="did not fit"):
         author(target, texts[1:], held_out=held).block(0, Pool(4, 96, 64), long=False)
 
@@ -155,18 +156,93 @@ def test_a_template_without_ends_of_turns_is_refused(target):
         read_template(plain)
 
 
+test_bad_settings_name_the_value = refusals(
+    (lambda: Pool(0, 8, 8), "batch"),
+    (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
+    (lambda: Temperatures((-1.0,), (1.0,)), r"must lie in \[0, inf\)"),
+    (lambda: Openings("x", ()), "no texts"),
+    (lambda: Openings("x", ("a",), open=True), "turn_limit"),
+    (lambda: RequestSource([Openings("x", ("{nothing}",))], {}), "nothing"),
+    (lambda: RequestSource([Openings("x", ("{document}",))], {}), "documents"),
+)
+
+
+CARD = "# A card\n"
+TOKENS = np.random.default_rng(5).integers(0, tiny.CONFIG["vocab_size"], (2, 12))
+
+
+def logits(loaded):
+    cache = loaded.model.init_cache(loaded.params, *TOKENS.shape)
+    return np.asarray(jax.jit(loaded.model.apply)(loaded.params, jnp.asarray(TOKENS, jnp.int32), cache)[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.write_folder(tmp_path_factory.mktemp("trained"), tiny.weights())
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """Float32 master weights, which bfloat16 cannot hold exactly."""
+    return load_model(folder, dtype="float32")
+
+
+def export_model(path, model, **options):
+    export(path, model.config, model.params, model.tokenizer, **({"card": CARD} | options))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_an_export_gives_the_logits_of_its_dtype(tmp_path, folder, trained, dtype):
+    export_model(tmp_path / "out", trained, dtype=dtype)
+    expected = load_model(folder, dtype=dtype)
+    for name in ("hf", "orbax"):
+        again = load_model(tmp_path / "out" / name, dtype=dtype)
+        np.testing.assert_array_equal(logits(again), logits(expected))
+        assert again.config == trained.config and again.tokenizer.eos_ids == trained.tokenizer.eos_ids
+        assert (tmp_path / "out" / name / "README.md").read_text() == CARD
+    assert json.loads((tmp_path / "out" / "hf" / "config.json").read_text())["dtype"] == dtype
+    weights = load_model(tmp_path / "out" / "hf", dtype="float32").params["embedding"]  # as stored, not as asked for
+    np.testing.assert_array_equal(weights, trained.params["embedding"].astype(dtype).astype(jnp.float32))
+
+
+@pytest.mark.parametrize("name", ["hf", "orbax"])
+def test_one_format_alone_is_the_folder_itself(tmp_path, folder, name):
+    export_model(tmp_path / "out", load_model(folder), formats=(name,))
+    assert (tmp_path / "out" / "README.md").read_text() == CARD
+    np.testing.assert_array_equal(logits(load_model(tmp_path / "out")), logits(load_model(folder)))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "match"),
     [
-        (lambda: Pool(0, 8, 8), "batch"),
-        (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
-        (lambda: Temperatures((-1.0,), (1.0,)), r"must lie in \[0, inf\)"),
-        (lambda: Openings("x", ()), "no texts"),
-        (lambda: Openings("x", ("a",), open=True), "turn_limit"),
-        (lambda: RequestSource([Openings("x", ("{nothing}",))], {}), "nothing"),
-        (lambda: RequestSource([Openings("x", ("{document}",))], {}), "documents"),
+        ({"formats": ("hf", "orbx")}, "unknown export format 'orbx'; did you mean 'orbax'"),
+        ({"formats": ()}, "export needs a format"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'"),
+        ({"dtype": "float16"}, "parameter norm/scale is not finite in float16"),
     ],
 )
-def test_bad_settings_name_the_value(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_a_bad_export_leaves_nothing(tmp_path, trained, options, match):
+    params = dict(trained.params) | {"norm": {"scale": trained.params["norm"]["scale"] + 1e6}}
+    with pytest.raises(ValueError, match=match):
+        export_model(tmp_path / "out", trained._replace(params=params), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_card_says_what_is_given():
+    figures = {
+        "qa": {"agreement": (0.412, 0.38, 0.444), "at 0.7": 0.5},
+        "math|1": {"at 0.7": (0.25, float("nan"), 0.0)},
+    }
+    given = {"name": "small", "parameters": 15_140_864, "base_model": "org/target: 1", "recipe": {"betas": (0.9, 0.95)}}
+    card = model_card(given | {"figures": figures})
+    assert '"org/target: 1"' in card and "15,140,864" in card and "betas: 0.9, 0.95" in card and "license" not in card
+    assert card.endswith("| qa | 0.41 [0.38, 0.44] | 0.5 |\n| math\\|1 | – | 0.25 |\n")
+
+
+test_a_card_refuses_what_it_cannot_say = refusals(
+    ({"summary": "x"}, "needs a name"),
+    ({"name": "x", "reciep": "y"}, "no field 'reciep'; did you mean 'recipe'"),
+    ({"name": "x", "figures": {"qa": 0.5}}, "map a task to a mapping"),
+    by=model_card,
+)

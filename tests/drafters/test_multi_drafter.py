@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_llama
 from refusals import refusals
 from rules import counting
 
@@ -22,8 +23,6 @@ from specdec_jax.monitors import phases
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.types import Drafter, StoppingPolicy
 from specdec_jax.verification import block, rejection
-
-pytestmark = pytest.mark.slow
 
 VOCAB, MOST, NEW = 5, 3, 60
 TABLES = toy_pair(VOCAB, 0, distance=0.9)
@@ -75,10 +74,8 @@ def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
     joined = multi_drafter([table() for _ in range(drafters)], prior=0.0, drift=0.0)
     rule, verification = adaedl(), verifier()
-    alone, among = (
-        decode(drafter, weights, policy=rule, verifier=verification)
-        for drafter, weights in ((table(), BAD), (joined, params))
-    )
+    cases = (table(), BAD), (joined, params)
+    alone, among = (decode(*case, policy=rule, verifier=verification) for case in cases)
     np.testing.assert_array_equal(among.tokens, alone.tokens)
     jax.tree.map(np.testing.assert_array_equal, among.statistics, alone.statistics)
     np.testing.assert_array_equal(among.record.proposed, alone.record.proposed)
@@ -94,7 +91,7 @@ def learn_by_hand(tokens, time, who, emitted, paid, decay, drift):
         time[other] += drift * (1.0 - time[other])
 
 
-def test_who_drafts_is_whose_estimate_is_best():
+def test_the_drafter_of_the_best_estimate_drafts():
     """Round by round from what was recorded: the tokens emitted and the drafter passes spent."""
     state = decode(TWO, (BAD, GOOD))
     for row in range(2):
@@ -123,7 +120,7 @@ def test_who_drafts_is_chosen_by_phase():
 
 
 def test_a_drafter_nobody_chose_does_not_run():
-    """Its passes and commit are behind `lax.cond`; of the prompt all are told once."""
+    """Its passes and commit are behind `lax.cond`; all read the prompt once."""
     calls = {"predict": 0, "commit": 0, "prefill": 0}
 
     def counted(drafter: Drafter) -> Drafter:
@@ -160,14 +157,14 @@ def test_a_drafter_nobody_chose_does_not_run():
 
 
 def test_nobody_catches_up_for_a_row_that_drafts_nothing():
-    """The last token of a text is the target's own; a drafter that sits out is not told of it."""
+    """The last token of a text is the target's own; a drafter that sits out does not read it."""
     joined = multi_drafter([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
     state = decode(
         joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_hyperparameters={"draft_length": MOST}
     )
-    told = state.drafter.informed[0]
-    assert told[1] == 2, "the prompt is all that the second was told of"
-    assert told[0] >= int(state.length[0]) - 1
+    read = state.drafter.informed[0]
+    assert read[1] == 2, "the prompt is all that the second has read"
+    assert read[0] >= int(state.length[0]) - 1
 
 
 def repeats_last(most=MOST, only_after=None) -> Drafter:
@@ -183,7 +180,7 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
 
 
 def asking_costs():
-    """A policy that stops where a pass costs more than its number, and says at its end what each row was told."""
+    """A policy that stops where a pass costs more than its number, and says at its end each row's number."""
 
     def init(batch, highest=1.0):
         zeros = jnp.zeros((batch,), jnp.float32)
@@ -201,14 +198,16 @@ def asking_costs():
     return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
 
 
-def test_rules_are_told_the_relative_cost_of_who_drafts():
+def test_rules_get_the_relative_cost_of_the_drafter_that_drafts():
     """In passes of the first model: a lookup is free, and a drafter of twice the cost costs two."""
     joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
     state = decode(joined, (None, BAD, GOOD), policy=asking_costs())
     rounds = rounds_of(state, 0)
-    who, told, drafted = (getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted"))
+    who, thresholds, drafted = (
+        getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted")
+    )
     assert set(who.tolist()) == {0, 1, 2}
-    np.testing.assert_allclose(told, np.array([0.0, 1.0, 2.0])[who])
+    np.testing.assert_allclose(thresholds, np.array([0.0, 1.0, 2.0])[who])
     emitted_before = np.concatenate([[0], np.cumsum(state.record.emitted[0, :rounds])[:-1]])
     longest = np.minimum(MOST, NEW - emitted_before - 1)  # the last token of a text is not drafted
     assert np.all(drafted[who == 2] == 0) and np.all((drafted == longest)[who == 1])
@@ -229,7 +228,7 @@ def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
     assert state.statistics.num_emitted_tokens.tolist() == [NEW, NEW]
 
 
-def test_who_finds_nothing_hands_over_in_the_same_round():
+def test_a_drafter_without_drafts_hands_over_in_the_same_round():
     """To the best of those with a model; at this prior the lookup is believed in until it has drafted."""
     joined = multi_drafter([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
     state = decode(joined, (None, BAD, GOOD), seed=1)
@@ -271,9 +270,8 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
 def test_the_text_is_the_targets_in_distribution(verifier):
     """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
-    drafter = multi_drafter(
-        [repeats_last(2), model(small, 2, catch_up=4), model(small, 2, catch_up=4)], drift=0.3, decay=0.3
-    )
+    models = [model(small, 2, catch_up=4) for _ in range(2)]
+    drafter = multi_drafter([repeats_last(2), *models], drift=0.3, decay=0.3)
     decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
     watch = {"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3}
@@ -285,17 +283,15 @@ def test_the_text_is_the_targets_in_distribution(verifier):
 def test_estimates_are_the_written_down_sums():
     rng, cost = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
     tokens, time = np.full((2, 2, 3), 2.0), np.ones((2, 2, 3))
-    state = MultiDrafterState(
-        (), jnp.zeros((3, 2), jnp.int32), *(jnp.asarray(x, jnp.float32) for x in (tokens, time)), *[None] * 4
-    )
+    sums = (jnp.asarray(x, jnp.float32) for x in (tokens, time))
+    state = MultiDrafterState((), jnp.zeros((3, 2), jnp.int32), *sums, *[None] * 4)
     length = np.array([5, 9])
     for _ in range(30):
         who, phase, passes = rng.integers(0, 4, 2), rng.integers(0, 2, 2), rng.integers(0, 5, 2)
         emitted = rng.integers(0, 5, 2)
         as_array = lambda values: jnp.asarray(values, jnp.int32)  # noqa: E731
-        state = state._replace(
-            drafter=as_array(who), phase=as_array(phase), passes=as_array(passes), length=as_array(length)
-        )
+        seen = {"drafter": who, "phase": phase, "passes": passes, "length": length}
+        state = state._replace(**{name: as_array(values) for name, values in seen.items()})
         length = length + emitted
         state = _learnt(state, as_array(length), jnp.asarray(cost, jnp.float32), 0.7, 0.1)
         for row in range(2):
@@ -318,3 +314,87 @@ test_what_is_refused = refusals(
     (lambda: prompt_lookup(longest=1, shortest=2), "shortest 2"),
     (lambda: prompt_lookup(shortest=0), "shortest 0"),
 )
+
+
+LONGEST, LIMITS = 3, [36, 36, 9]
+PROMPTS = [[7, 3, 9], list(range(3, 20)), [5, 9, 2, 2, 60, 1]]  # the second takes more than four passes of catching up
+WORSE, TARGET = 1, 2  # places among the drafters, behind a lookup
+
+
+def play(decoder, weights, state):
+    """Every state of a generation from its prompt on, copied before the next round takes its buffers."""
+    states = [jax.tree.map(np.array, state)]
+    while not states[-1].done.all():
+        state = decoder.run(weights, state, rounds=1)
+        states.append(jax.tree.map(np.array, state))
+    return states
+
+
+@pytest.fixture(scope="module")
+def played():
+    """The rounds of three rows, one of them greedy, and of conversations that go on from there: longer, forked, alike.
+
+    The last drafter is the target itself. Gives the model, the drafters' parameters, and both lists of states.
+    """
+    llama, target, worse = tiny_llama.noisy_pair(tiny_llama.variant(max_position_embeddings=128))
+    params = (None, worse, target)
+    joined = multi_drafter([prompt_lookup(LONGEST), *[model(llama, LONGEST, catch_up=4)] * 2], drift=0.5, prior=8.0)
+    decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
+    weights = ModelParams(target, params)
+    options = {
+        "max_new_tokens": LIMITS, "warp": make_warp(3, [0.0, 1.0, 0.8], top_k=[0, 0, 9]), "slots": 96, "seed": 3,
+        "record_rounds": max(LIMITS), "policy_hyperparameters": {"draft_length": LONGEST}, "stop_ids": (),
+    }  # fmt: skip
+    with jax.default_matmul_precision("highest"):
+        first = play(decoder, weights, decoder.prefill(weights, PROMPTS, **options))
+        texts = [row[:length].tolist() for row, length in zip(first[-1].tokens, first[-1].length, strict=True)]
+        prompts = [[*texts[0], 8, 1, 30, 4, 4, 4], [*texts[1][:9], 2], [*texts[2], 11]]
+        given = jax.tree.map(jnp.asarray, first[-1])
+        second = play(decoder, weights, decoder.extend(weights, given, prompts, **options))
+        yield llama, params, (first, second)
+
+
+def test_every_drafter_observes_the_prompt_and_the_drafting_one_what_was_accepted(played):
+    for first, *later in played[2]:
+        np.testing.assert_array_equal(first.drafter.informed, np.tile(first.length[:, None], 3))
+        for index in (WORSE, TARGET):
+            assert (first.drafter.states[index].valid >= first.length - 2).all()
+        for state in (first, *later):
+            rows, last = np.arange(3), state.statistics.num_rounds - 1
+            drafted, who = state.record.drafted[rows, last] > 0, state.record.drafter_id[rows, last]
+            np.testing.assert_array_equal(state.drafter.informed[rows, who][drafted], state.length[drafted])
+
+
+@pytest.mark.parametrize("index", [WORSE, TARGET])
+def test_a_cache_is_one_pass_over_the_text(played, index):
+    """After the prompt and every round: drafts rejected and accepted whole, rounds sat out, and a text that goes on."""
+    llama, params, conversations = played
+    for states in conversations:
+        for state in states:
+            drafter, known = state.drafter.states[index], state.drafter.informed[:, index]
+            assert (known - 2 <= drafter.valid).all() and (drafter.valid <= state.length - 1).all()
+            tiny_llama.assert_filled(llama, params[index], drafter, states[-1].tokens)
+
+
+def test_the_target_as_a_drafter_is_accepted_whole_whenever_it_comes_back(played):
+    for *_, last in played[2]:
+        for row in range(3):
+            rounds = int(last.statistics.num_rounds[row])
+            who = last.record.drafter_id[row, :rounds]
+            drafted, accepted = last.record.drafted[row, :rounds], last.record.accepted[row, :rounds]
+            np.testing.assert_array_equal(accepted[who == TARGET], drafted[who == TARGET])
+            assert row == 2 or np.sum((who[1:] == TARGET) & (who[:-1] != TARGET)) >= 2, "it must have sat out"
+
+
+def test_a_rule_that_drafts_nothing_feeds_nobody(played):
+    """Whoever is chosen: rounds without drafts cost no drafter pass, and nothing that was fed is lost."""
+    llama, params, _ = played
+    joined = multi_drafter([model(llama, LONGEST, catch_up=4)] * 2, drift=0.5)
+    decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
+    weights = ModelParams(params[TARGET], params[1:])
+    options = {"max_new_tokens": 9, "slots": 96, "policy_hyperparameters": {"draft_length": 0}, "stop_ids": ()}
+    with jax.default_matmul_precision("highest"):
+        states = play(decoder, weights, decoder.prefill(weights, PROMPTS, **options))
+    for index in range(2):
+        fed = [state.drafter.states[index].valid.tolist() for state in states]
+        assert fed == fed[:1] * len(states) and min(fed[0]) > 0

@@ -20,8 +20,6 @@ from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import accepted_length_ema, adaedl, draft_and_verify, static
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
-
 
 def looked_up(text, longest, shortest, most):
     """(draft, tokens matched) of one text, by loops."""

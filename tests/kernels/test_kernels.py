@@ -28,9 +28,7 @@ REGISTERED = []
 needs_path = pytest.mark.skipif(not PATHS, reason="no compiler, or a processor without a path")
 
 
-@pytest.fixture(
-    scope="module", params=[*PATHS[:1], *(pytest.param(path, marks=pytest.mark.slow) for path in PATHS[1:])]
-)
+@pytest.fixture(scope="module", params=PATHS)
 def library(request):
     return compiled.library(request.param)
 
@@ -283,7 +281,6 @@ def test_two_processes_compile_once(fresh, built, monkeypatch):
 
 
 @pytest.mark.seldom
-@pytest.mark.slow
 @needs_path
 def test_a_sanitizer_finds_nothing(tmp_path):
     """Every path that this processor has, in a program of its own, under the address and undefined-behaviour ones."""

@@ -96,9 +96,7 @@ def test_damaged_json(folder, name, content):
     assert_says(refusal(folder), folder / name, "damaged")
 
 
-@pytest.mark.parametrize(
-    "file", [None, 3, "", "../model.safetensors", "a/../../model.safetensors", "/model.safetensors"]
-)
+@pytest.mark.parametrize("file", [None, 3, "", "../model.safetensors", "a/../../x.safetensors", "/model.safetensors"])
 def test_index_of_files_that_are_not_in_the_folder(shards, file):
     edit(shards / "model.safetensors.index.json", weight_map=None if file is None else {"model.norm.weight": file})
     said = "no weight_map" if file is None else f"no file of the folder for model.norm.weight: {file!r}"
@@ -159,9 +157,7 @@ def test_orbax_of_another_format_a_config_that_does_not_fit_and_no_numbers(check
     edit(checkpoint / "specdec_jax.json", format=1)
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "format 2")
     edit(checkpoint / "specdec_jax.json", format=2, config=marker["config"] | {"vocab_size": 300})
-    assert_says(
-        refusal(checkpoint), checkpoint / "params", "does not fit", "embedding is (272, 64) instead of (300, 64)"
-    )
+    assert_says(refusal(checkpoint), checkpoint / "params", "does not fit", "(272, 64) instead of (300, 64)")
     edit(checkpoint / "specdec_jax.json", config=marker["config"] | {"rms_norm_eps": "small"})
     assert_says(refusal(checkpoint), checkpoint / "specdec_jax.json", "rms_norm_eps must be a number")
     edit(checkpoint / "specdec_jax.json", model_type="lama")
@@ -307,16 +303,10 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
         ({"metadata": {"tokenizer.ggml.pre": "smolm"}}, ["pre-tokenizer 'smolm'", "smollm"]),
         ({"metadata": {"tokenizer.ggml.model": "bert"}}, ["tokenizer of kind 'bert'", "tokenizer.json"]),
         ({"metadata": {"tokenizer.ggml.model": "llama"}}, ["lacks tokenizer.ggml.scores"]),
-        (
-            {"metadata": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5, 1.0]}},
-            ["2 of tokenizer.ggml.scores for 263 tokens"],
-        ),
+        ({"metadata": {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.5, 1.0]}}, ["2 of tokenizer"]),
         ({"metadata": {"tokenizer.ggml.model": None}}, ["has no tokenizer"]),
         ({"metadata": {"tokenizer.ggml.tokens": None}}, ["lacks the vocabulary"]),
-        (
-            {"metadata": {"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.merges": None}},
-            ["1 tokens", "twice"],
-        ),
+        ({"metadata": {"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.merges": None}}, ["twice"]),
         ({"metadata": {"tokenizer.ggml.merges": ["x yz"]}}, ["merges do not fit"]),
         ({"metadata": {"tokenizer.ggml.token_type": [1, 1]}}, ["2 token types for 263 tokens"]),
     ],

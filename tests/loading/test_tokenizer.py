@@ -1,6 +1,7 @@
 """SmolLM2's tokenizer, rebuilt from GGUF metadata, against references made without it; streaming; chat templates."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from specdec_jax.contrib.gguf_writer import tokenizer_metadata
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
-from specdec_jax.loading.tokenizer import MARK, tokenizer_from_folder
+from specdec_jax.loading.tokenizer import MARK, needs_file, tokenizer_from_folder
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 
@@ -200,18 +201,11 @@ def test_templates_may_use_what_transformers_offers(template, text):
     assert with_template(template).chat(MESSAGES) == text
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{% set n = namespace(__call__=1) %}",
-        "{{ messages.append(1) }}",
-        "{% for %}",
-        "{{ 1 // 0 }}",
-        "{{ messages[0]['none'].strip() }}",
-    ],
-)
+FAIL = ["{{ raise_exception('roles must alternate') }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"]
+FAIL += ["{% set n = namespace(__call__=1) %}", "{{ messages.append(1) }}", "{% for %}", "{{ 1 // 0 }}"]
+
+
+@pytest.mark.parametrize("template", [*FAIL, "{{ messages[0]['none'].strip() }}"])
 def test_templates_that_fail_or_reach_out_are_errors(template):
     with pytest.raises(ValueError, match="chat template refuses"):
         with_template(template).chat(MESSAGES)
@@ -282,3 +276,64 @@ def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path):
     assert_both(tokenizer_from_gguf(read_gguf(tiny.write_gguf(path, tiny.weights(), metadata=more))))
     written = tokenizer_metadata(tokenizer_from_gguf(read_gguf(path)), 272, (2,), 1)
     assert {name: written.get(name) for name in more} == more
+
+
+TEXTS = (
+    "Summarise: the cat sat.",
+    " two  spaces\tand\na line ",
+    "naïve café, 日本語, 😀👍🏽, \u0301",
+    "".join(map(chr, range(1, 256))),
+    "a <extra_id_0> b</s>c <extra_id_124>",
+)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    from transformers import ByT5Tokenizer
+
+    return ByT5Tokenizer()
+
+
+@pytest.fixture(scope="module", params=["config.json", "tokenizer_config.json", "saved by transformers", "saved here"])
+def ours(request, theirs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bytes")
+    if request.param == "saved by transformers":
+        theirs.save_pretrained(folder)
+    else:
+        name = request.param if request.param.endswith(".json") else "config.json"
+        (folder / name).write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
+    found = tokenizer_from_folder(folder)
+    if request.param == "saved here":
+        found.save(folder)
+        assert (folder / "tokenizer.json").is_file()
+        found = tokenizer_from_folder(folder)
+    return found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_and_texts_are_those_of_transformers(ours, theirs, text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = theirs(text)["input_ids"]
+    assert ours.encode(text, add_special=True) == expected
+    assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+
+
+def test_every_id_has_its_place_and_a_stream_never_ends_inside_a_character(ours, theirs):
+    assert ours.vocab_size == 384 == len(theirs) and ours.eos_ids == (1,)
+    assert sorted(ours.vocabulary().values()) == list(range(384))
+    for role in ("<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_124>"):
+        assert ours.vocabulary()[role] == theirs.convert_tokens_to_ids(role)
+    ids = ours.encode("né日😀.", add_special=False)
+    stream = StreamDecoder(ours)
+    parts = [stream.push([one]) for one in ids]
+    assert parts == ["n", "", "é", "", "", "日", "", "", "", "😀", "."]
+    assert stream.push(ids[3:5]) == "" and stream.flush() == "\ufffd"
+
+
+def test_other_tokenizers_need_their_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
+    (tmp_path / "spiece.model").write_bytes(b"x")
+    assert needs_file(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json \(spiece.model is not enough"):
+        tokenizer_from_folder(tmp_path)

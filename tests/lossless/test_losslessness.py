@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drafting import with_drafted
+from drafting import draft_once, with_drafted
 from rules import FAST, restless
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder, sampling
-from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.rounds import ModelParams, round_context
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
 from specdec_jax.lossless import enumeration, nodes, toys
-from specdec_jax.lossless.nodes import CHOSEN, DRAWN
+from specdec_jax.lossless.enumeration import setting_of
+from specdec_jax.lossless.nodes import CHOSEN, DRAWN, Requests
+from specdec_jax.lossless.toys import FADES, toy_pair, with_reading
 from specdec_jax.stopping import (
     adaedl,
     adaptive_gamma,
@@ -29,10 +31,7 @@ from specdec_jax.stopping import (
     static,
     survival,
 )
-from specdec_jax.text.strategies import choose
 from specdec_jax.verification import block, greedy, rejection
-
-pytestmark = pytest.mark.slow
 
 POLICIES = {
     "static": (static(), {"draft_length": 2}),
@@ -84,29 +83,13 @@ def test_output_distribution_with_longer_drafts_and_more_rounds(verifier):
     assert distance(rule, VERIFIERS[verifier], **few, longest=3, tokens=4) < 1e-12
 
 
-def test_a_users_own_file_is_proven(tmp_path):
-    file = tmp_path / "doubter.py"
-    file.write_text(
-        "from specdec_jax.stopping import static\n"
-        "def doubter():\n"
-        "    def check(state, distribution, drafted, context):\n"
-        "        return distribution.max_prob > 0.5, state\n"
-        "    return static().replace(check=check)\n"
-    )
-    shape = lossless.Shape(4, 2, 3, reads=True, chosen=False)
-    drawing = lossless.Drawing(0)
-    result, rows, coverage = lossless.prove_rounds(choose("policy", str(file)), rejection(), drawing, shape, rounds=3)
-    assert result.measure < 2e-6 and not rows.wrong and np.all(coverage.lengths > 0)
-
-
 @pytest.mark.parametrize(
     "weights", [[0.2, 0.5, 0.3], [0.0, 2.0, 1.0], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [0.6, -0.2, 0.1], [-0.3, 0.2, -0.1]]
 )
 def test_the_distribution_of_a_draw_is_that_of_the_real_draw(weights):
     uniform = (np.arange(20_000) + 0.5) / 20_000
-    drawn = np.asarray(
-        sampling.draw(jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1)), jnp.asarray(uniform, jnp.float32))
-    )
+    rows = jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1))
+    drawn = np.asarray(sampling.draw(rows, jnp.asarray(uniform, jnp.float32)))
     frequencies = np.bincount(drawn, minlength=3) / 20_000
     np.testing.assert_allclose(nodes.drawn_distribution(np.array([weights]))[0], frequencies, atol=2e-4)
 
@@ -143,9 +126,8 @@ def test_a_residual_without_the_clamp_fails(monkeypatch):
 
 def at_another_temperature(verifier, temperature=1.25):
     def verify(state, draft, distributions, context):
-        return verifier.verify(
-            state, draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature)), distributions, context
-        )
+        other = draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature))
+        return verifier.verify(state, other, distributions, context)
 
     return verifier.replace(verify=verify)
 
@@ -223,3 +205,66 @@ def test_the_sampled_test_bins_what_it_cannot_list():
         run=lambda params, state: decoder.run(other, state),
     )
     assert not lossless.test_by_sampling(wrong, params, tokens=2, sequences=8192, branching=3).lossless
+
+
+MOST = 4
+
+
+@pytest.mark.often(1)
+@pytest.mark.optimised
+@pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
+@pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_whole_decoder_draws_from_the_target(rule, verifier, temperature):
+    decoder, params = lossless.toy_decoder(rule, verifier, MOST, distance=0.5, reads=True)
+    options = {"warp": {"temperature": temperature}, "tokens": MOST + 1, "sequences": 16_384}
+    report = lossless.test_by_sampling(decoder, params, **options)
+    assert report.lossless and report.drafted[1] > 500  # of which a second one has read the drafter's own state
+
+
+def leaking(decoder, params):
+    """The decoder's drafter, but with distributions as if each draft had read the draft's own position."""
+    read = params.drafter.read
+
+    def leaked(drafted):
+        seen = jax.nn.one_hot(drafted.tokens, read.shape[0]) @ jnp.asarray(read)
+        return drafted._replace(log_q=jax.nn.log_softmax(drafted.log_q + seen))
+
+    return with_drafted(decoder.parts.drafter, leaked)
+
+
+def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():
+    decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
+    parts = decoder.parts
+    cheat = build_decoder(parts.target, leaking(decoder, params), parts.policy, parts.verifier, prefill_chunk=4)
+    assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
+    assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
+
+
+def drafter_table(toy):
+    requests = Requests(jax.tree.map(np.asarray, make_warp(1, 1.0)), *np.zeros((5, 1), np.int32))
+    return setting_of(None, rejection(), None, 2, requests, [toy], tokens=2, batch=1).drafter_distributions.log_prob
+
+
+def test_what_is_enumerated_is_what_the_decoder_drafts_from():
+    """The table of the enumeration against the decoder's own log_q: first draft and second, whatever was read."""
+    toy = with_reading(toy_pair(3, 0), 0)
+    table = drafter_table(toy).reshape(2, 3, 3, 3, 3)
+    decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
+    for before, last in np.ndindex(3, 3):
+        state = decoder.prefill(params, [[before, last]], max_new_tokens=8, warp=make_warp(1, 1.0))
+        context, half = round_context(decoder.parts, state), lambda index: jnp.full((1,), 0.5)
+        given = params.drafter, state.drafter, state.tokens, context, decoder.parts.policy, state.policy
+        draft, *_ = draft_once(decoder.parts.drafter, *given, uniform=half, vocab=3)
+        first = int(draft.tokens[0, 0])
+        np.testing.assert_allclose(draft.log_q[0, 0], table[0, before, before, last], atol=1e-5)
+        np.testing.assert_allclose(draft.log_q[0, 1], table[1, before, last, first], atol=1e-5)
+
+
+def test_a_toy_that_reads_drafts_from_other_distributions_than_one_that_does_not():
+    """Else the enumeration of reading toys would prove nothing new."""
+    plain, toy = toy_pair(3, 1), with_reading(toy_pair(3, 1))
+    with_reads = drafter_table(toy).reshape(2, 3, 9, 3)
+    without = drafter_table(plain)
+    assert np.abs(with_reads[0] - without[None]).max() > 1 and FADES * np.abs(toy.read).max() > 0.5
+    assert np.abs(with_reads[0] - with_reads[1]).max() > 0.3

@@ -1,12 +1,13 @@
 """The engine rejects ordinary mistakes, whatever the seed, and passes the honest code beside them."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import wrong_rules
 from jax import lax
+from wrong_rules import verifier_with
 
 from specdec_jax import lossless
 from specdec_jax.app import cli
@@ -20,13 +21,9 @@ from specdec_jax.lossless.enumeration import PHASES, UNWATCHED
 from specdec_jax.lossless.real_size import ROUNDING, prove_real_size
 from specdec_jax.lossless.toys import drawn_pair, table_model
 from specdec_jax.stopping import adaedl, static
-from specdec_jax.text.strategies import choose
 from specdec_jax.types import Drafter, Next, Source
-from specdec_jax.verification import bonus_or, draft_log_probabilities, rejection, residual, token_by_token
+from specdec_jax.verification import rejection
 
-pytestmark = pytest.mark.slow
-
-CHEATS = Path(__file__).parents[1] / "cheats"
 REFUSED = {  # by which property, or in which words
     "forgets_one_hot": ("verifier", "rounds of"),
     "first_rows_temperature": ("verifier", "differs for the same row"),
@@ -50,24 +47,10 @@ REFUSED = {  # by which property, or in which words
 @pytest.mark.parametrize("name", REFUSED)
 def test_mistakes_are_refused(name):
     kind, says = REFUSED[name]
-    rules = {"policy": static(draft_length=4), "verifier": rejection()} | {
-        kind: choose(kind, str(CHEATS / f"{name}.py"))
-    }
+    rules = {"policy": static(draft_length=4), "verifier": rejection()} | {kind: getattr(wrong_rules, name)()}
     found = lossless.prove(**rules, seed=5)
     assert found.conclusion == lossless.NOT_LOSSLESS
     assert any(says in f"{row.name} {row.wrong}" for row in found.rows if not row.passed), found.rows
-
-
-def verifier_with(accept):
-    """Rejection with other acceptance: (log-probabilities [B, K], draft, distributions, context) -> the same."""
-
-    def verify(state, draft, distributions, context):
-        log_q, lp, lq = draft_log_probabilities(draft, distributions.log_prob)
-        log_accept = accept(jnp.minimum(0.0, lp - lq), draft, distributions, context)
-        lengths = token_by_token(log_accept, draft)
-        return lengths, lambda accepted: bonus_or(residual, draft, distributions.log_prob, log_q, accepted), state
-
-    return rejection().replace(verify=verify)
 
 
 def never_ends(log_accept, draft, distributions, context):

@@ -17,8 +17,6 @@ from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
 
-pytestmark = pytest.mark.slow
-
 VOCAB = CONFIG["vocab_size"]
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)
 

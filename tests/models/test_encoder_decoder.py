@@ -14,7 +14,7 @@ from specdec_jax.models import mt5, t5
 from specdec_jax.models.adapters import with_source
 from specdec_jax.models.t5 import buckets
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 
 @pytest.mark.parametrize(("config", "slots"), [(CONFIG, 24), (TIED, 160)], ids=["gated", "tied, by blocks"])
@@ -100,10 +100,8 @@ FLAN = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_de
 def test_config_reads_every_generation():
     first, flan = t5.T5Config.from_hf(HF), t5.T5Config.from_hf(HF | FLAN)
     assert (first.hidden_act, first.is_gated_act, first.tie_word_embeddings) == ("relu", False, True)
-    assert first.head_scale == pytest.approx(512**-0.5) and (first.num_hidden_layers, first.num_encoder_layers) == (
-        6,
-        6,
-    )
+    assert first.head_scale == pytest.approx(512**-0.5)
+    assert (first.num_hidden_layers, first.num_encoder_layers) == (6, 6)
     assert (flan.hidden_act, flan.is_gated_act, flan.tie_word_embeddings) == ("gelu_new", True, False)
     assert flan.head_scale == 1.0 and (flan.num_hidden_layers, flan.num_encoder_layers) == (4, 6)
     assert t5.T5Config.from_hf(HF | FLAN | {"tie_word_embeddings": True, "scale_decoder_outputs": False}) == flan

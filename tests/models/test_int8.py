@@ -23,7 +23,7 @@ from specdec_jax.stopping import static
 from specdec_jax.types import DraftModel
 from specdec_jax.verification import rejection
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 KEPT = {"positions", "scale", "bias", "mask"}
 """Last names of what is never int8, whatever its axes; and routers."""
@@ -124,10 +124,8 @@ def test_every_family_is_the_model_of_its_rounded_matrices(name, monkeypatch):
     few = [random_tokens(1, 2, model.spec.vocab_size)] if picks else []
     for tokens in (random_tokens(2, 12, model.spec.vocab_size), *few):
         with jax.disable_jit():
-            found, expected = (
-                model.apply(own, tokens, model.init_cache(own, *tokens.shape))[0]
-                for own in (params, dequantised(params))
-            )
+            both = params, dequantised(params)
+            found, expected = (model.apply(own, tokens, model.init_cache(own, *tokens.shape))[0] for own in both)
         np.testing.assert_array_equal(found, expected)
 
 
@@ -142,15 +140,14 @@ def test_a_product_of_few_rows_is_that_of_many(rows, dtype):
     np.testing.assert_allclose(jax.jit(layers.project, static_argnums=2)(x, kernel, dtype), exact, atol=1e-5)
 
 
-def test_no_matrix_is_kept_unrounded_beside_a_generation():
+def test_no_unrounded_matrix_stays_in_memory_during_a_generation():
     """XLA would take the conversions out of the loop over rounds: more temporary memory than int8 saves."""
     config = variant(vocab_size=512, hidden_size=128, intermediate_size=512)
     model = llama.language_model(config, jnp.bfloat16)
     params = llama.params_from_named(config, random_named(config), jnp.bfloat16, int8=True)
     both = ModelParams(params, params)
-    decoder = build_decoder(
-        model, drafter_of(model, 3), static(draft_length=3), rejection(), verification_widths=(4,), prefill_chunk=4
-    )
+    parts = model, drafter_of(model, 3), static(draft_length=3), rejection()
+    decoder = build_decoder(*parts, verification_widths=(4,), prefill_chunk=4)
     state = decoder.prefill(both, [[1, 2, 3]], max_new_tokens=8, stop_ids=())
     memory = decoder.jitted["run"].lower(both, state, np.int32(1), np.int32(1)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 0.3 * num_bytes(llama.parameter_table(config), jnp.int8)

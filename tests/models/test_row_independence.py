@@ -18,18 +18,15 @@ pytestmark = [
     pytest.mark.optimised,  # sums in the order that users get
 ]
 
-FAST, TOKENS, SLOTS = ("llama", "gemma2"), 11, 24
-ALONE = [name for name in family_names() if family(name).__package__ == models.__name__]  # those of drafters read
-FAMILIES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in ALONE]
+TOKENS, SLOTS = 11, 24
+FAMILIES = [name for name in family_names() if family(name).__package__ == models.__name__]  # those of drafters read
 
 
 def random_model(name):
     module = family(name)
     config, rng = module.example_config(), np.random.default_rng(1)
-    model, shapes = (
-        module.language_model(config, jnp.bfloat16),
-        jax.eval_shape(lambda: module.init_params(config, jax.random.key(0), jnp.bfloat16)),
-    )
+    model = module.language_model(config, jnp.bfloat16)
+    shapes = jax.eval_shape(lambda: module.init_params(config, jax.random.key(0), jnp.bfloat16))
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
     return (model if model.spec.source is None else with_source(model, [1, 2, 3, 4, 5])), params
 
@@ -54,9 +51,8 @@ def test_a_branch_of_a_tree_says_what_its_chain_says():
     tokens = np.array([[5, 9, 3, 7, 1, 8]], np.int32)  # 7 and 1 follow 3, and 8 follows 1
     sees = np.tril(np.ones((6, 6), bool))
     sees[4, 3] = sees[5, 3] = False
-    mask = (
-        causal_mask(jnp.zeros(1, jnp.int32), 6, SLOTS, None) & jnp.asarray(np.pad(sees, ((0, 0), (0, SLOTS - 6))))[None]
-    )
+    mask = causal_mask(jnp.zeros(1, jnp.int32), 6, SLOTS, None)
+    mask &= jnp.asarray(np.pad(sees, ((0, 0), (0, SLOTS - 6))))[None]
     positions = jnp.asarray([[0, 1, 2, 3, 3, 4]], jnp.int32)
     tree, _ = jax.jit(model.apply)(params, tokens, model.init_cache(params, 1, SLOTS), positions, mask)
     chain, _ = jax.jit(model.apply)(params, tokens[:, [0, 1, 2, 4, 5]], model.init_cache(params, 1, SLOTS))
@@ -75,7 +71,6 @@ def plain_texts(smollm2):
     return [sd.generate(prompt, GREEDY, pair=pair).tokens for prompt in PROMPTS]
 
 
-@pytest.mark.slow
 @pytest.mark.often(2)
 @pytest.mark.parametrize("width", [8, 2, 5, 16])
 def test_greedy_texts_of_the_built_in_pair_are_plain_decodings(width, smollm2, smollm2_drafter, plain_texts):

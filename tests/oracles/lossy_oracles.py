@@ -48,9 +48,8 @@ def easd(p, q, x, hyperparameters):
     tops = top_set(p, hyperparameters["top_n"]), top_set(q, hyperparameters["top_n"])
     share = len(tops[0] & tops[1]) / max(len(tops[0]), len(tops[1]))
     entropies = oracles.entropy(q), oracles.entropy(p)
-    high_entropy = (
-        entropies[0] > hyperparameters["drafter_entropy"] and entropies[1] > hyperparameters["target_entropy"]
-    )
+    bounds = hyperparameters["drafter_entropy"], hyperparameters["target_entropy"]
+    high_entropy = entropies[0] > bounds[0] and entropies[1] > bounds[1]
     if not (high_entropy and share >= hyperparameters["overlap"]):
         return [(accept, None), (1 - accept, residual(p, q))]
     other = np.array([0.0 if token == x else chance for token, chance in enumerate(p)])

@@ -17,8 +17,6 @@ from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, sel
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import adaedl, static, survival
 
-pytestmark = pytest.mark.slow
-
 MOST, VOCAB, LIMIT = 5, 12, 40
 TABLE, READER = toys.table_model(VOCAB), toys.reading_table_model(VOCAB)
 PAIR = toys.with_reading(toys.toy_pair(VOCAB, 5, distance=0.4), 5, size=1.5)
@@ -55,9 +53,8 @@ def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_fir
     target, params, model, own = reading_pair()
     both, prompts, limit = ModelParams(params, own), [[5], [7, 3], [9]], 16
     prefill_options = {"policy_hyperparameters": {"draft_length": MOST}, "record_rounds": limit}
-    state = decoded(
-        target, reading(model, MOST), both, prompts, limit=limit, prefill_options=prefill_options, temperature=0.0
-    )
+    options = {"limit": limit, "prefill_options": prefill_options, "temperature": 0.0}
+    state = decoded(target, reading(model, MOST), both, prompts, **options)
     texts = answered(state, prompts)
     options = {"warp": {"temperature": 0.0}, "seed": [0] * 3, "max_draft_length": MOST, "chunk": 8}
     trace = trace_texts((target, model), (params, own), texts, limit=limit, **options)

@@ -16,7 +16,7 @@ from specdec_jax.stopping import adaedl
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimised]  # as the command's own processes are
+pytestmark = pytest.mark.optimised  # as the command's own processes are
 
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 
@@ -45,9 +45,8 @@ def test_a_trace_a_temperature_in_the_order_of_the_prompts(recorded):
     assert names == ["manifest.json", "trace-0.9.npz", "trace-0.npz"]
     for name, temperature in (("trace-0.npz", 0.0), ("trace-0.9.npz", 0.9)):
         trace = load_trace(recorded / name)
-        assert trace.about["ids"] == [f"p{i}" for i in range(len(TEXTS))] and trace.about["tasks"] == ["code"] * len(
-            TEXTS
-        )
+        assert trace.about["ids"] == [f"p{i}" for i in range(len(TEXTS))]
+        assert trace.about["tasks"] == ["code"] * len(TEXTS)
         np.testing.assert_allclose(trace.temperature, temperature)
         assert trace.max_draft_length == 5 and (trace.limit == 20).all()
         assert trace.about["warp"]["temperature"] == temperature and trace.about["versions"]["jax"]

@@ -6,7 +6,6 @@ update and a look at the wrong row all show. Budgets cut some drafts and leave s
 
 import functools
 
-import bandit_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,21 +124,21 @@ CASES = {
         {"least": 0, "prior_acceptance": 0.5, "prior_weight": 1.0, "decay": 0.7, "drafter_cost": 0.35},
         lambda: twins.Goodput(0.37, least=0, prior=0.5, weight=1.0, decay=0.7, most=4),
     ),
-    "bandit": (stopping.bandit(), COSTS, lambda: bandit_oracles.Bandit(**COSTS)),
+    "bandit": (stopping.bandit(), COSTS, lambda: twins.Bandit(**COSTS)),
     "bandit_other": (
         stopping.bandit(lengths=(3, 1, 5)),
         {"exploration": 0.3, "warmup": 2, **COSTS},
-        lambda: bandit_oracles.Bandit((3, 1, 5), 0.3, 2, **COSTS),
+        lambda: twins.Bandit((3, 1, 5), 0.3, 2, **COSTS),
     ),
     "policy_bandit_ucb1": (
         stopping.policy_bandit(SMALL),
         COSTS,
-        lambda: bandit_oracles.PolicyBandit(small_twins(), 0.1, **COSTS),
+        lambda: twins.PolicyBandit(small_twins(), 0.1, **COSTS),
     ),
     "policy_bandit_thompson": (
         stopping.policy_bandit(SMALL, method="thompson"),
         COSTS,
-        lambda: bandit_oracles.PolicyBandit(small_twins(), 1.0, thompsons_uniforms(3), **COSTS),
+        lambda: twins.PolicyBandit(small_twins(), 1.0, thompsons_uniforms(3), **COSTS),
     ),
 }
 COLUMNS = ("drafted", "passes", "accepted", "shown")

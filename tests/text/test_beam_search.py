@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals
 from tiny_pair import write_pair
 
 import specdec_jax
@@ -120,15 +121,6 @@ def test_few_beams_do_what_loops_do(seed, width, penalty):
         same(found, looped_search(table, width, ends, penalty, minimum, 9))
 
 
-def test_beams_are_no_exhaustive_search():
-    """Or the test above would also pass with candidates nobody dropped."""
-    found = []
-    for seed in range(6):
-        table = random_table(5, seed)
-        found.append(small_search(table, 1, (1,))[0][0] == every_sequence(table, (1,), 1.0, 0, 4)[0][0])
-    assert not all(found)
-
-
 @pytest.mark.parametrize(("penalty", "most"), [(0.0, 24), (-1.0, 24), (1.0, 3)])
 def test_a_search_stops_once_nothing_open_can_win(penalty, most):
     """Token 1 nearly always ends. Distributions of later slots are no numbers: were one asked for, it would show."""
@@ -210,17 +202,12 @@ def test_a_beams_probability_is_that_of_its_text_read_anew(tiny):
     np.testing.assert_allclose([beam.log_prob for beam in found], log_p.sum(axis=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"width": 0}, "width must lie in .1, .*got 0"),
-        ({"length_penalty": 9}, "length_penalty must lie in .-8, 8., got 9"),
-        ({"min_new_tokens": 20}, "min_new_tokens must lie in .0, 8., got 20"),
-        ({"max_new_tokens": 0}, "max_new_tokens must lie in .1, .*got 0"),
-        ({"max_new_tokens": 4000}, "exceed the target's context, 128"),
-        ({"prompt": ""}, "the prompt is empty"),
-    ],
+test_bad_numbers_are_refused_by_name = refusals(
+    ({"width": 0}, "width must lie in .1, .*got 0"),
+    ({"length_penalty": 9}, "length_penalty must lie in .-8, 8., got 9"),
+    ({"min_new_tokens": 20}, "min_new_tokens must lie in .0, 8., got 20"),
+    ({"max_new_tokens": 0}, "max_new_tokens must lie in .1, .*got 0"),
+    ({"max_new_tokens": 4000}, "exceed the target's context, 128"),
+    ({"prompt": ""}, "the prompt is empty"),
+    by=lambda more, tiny: beam_search(**{"prompt": "x", "target": tiny, "chat": False, "max_new_tokens": 8, **more}),
 )
-def test_bad_numbers_are_refused_by_name(tiny, options, message):
-    with pytest.raises(ValueError, match=message):
-        beam_search(**{"prompt": "hello", "target": tiny, "chat": False, "max_new_tokens": 8, **options})

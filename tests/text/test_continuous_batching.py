@@ -11,8 +11,6 @@ from specdec_jax.text.continuous_batching import FEWEST_SLOTS, cache_bytes, comp
 from specdec_jax.text.generation import build_pair, generate, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.slow
-
 NEW = (5, 40, 1, 17, 9, 23, 12, 60, 3)
 EVERY = range(len(NEW))
 

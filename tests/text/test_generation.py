@@ -6,17 +6,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from refusals import refusals
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
+from tiny_t5 import write_pair as write_t5
 
+from specdec_jax.loading import load_model
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.text import generation
+from specdec_jax.text.beam_search import beam_search
+from specdec_jax.text.continuous_batching import cache_bytes, complete, size_of
 from specdec_jax.text.generation import build_pair, decode, encode, generate, prepare
+from specdec_jax.text.pair import SMOLLM2_DRAFTER, measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
-
-pytestmark = pytest.mark.slow
 
 PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
 CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16
@@ -58,9 +62,8 @@ def test_real_greedy_output_is_plain_decodings(real, plain_outputs):
         assert result.prompt_tokens == plain.prompt_tokens
         assert result.statistics["num_accepted_tokens"] > 0
         assert result.statistics["num_rounds"] < len(result.tokens)
-        difference = compare_outputs(
-            real.target.model, real.params.target, plain.prompt_tokens, plain.tokens, result.tokens
-        )
+        texts = plain.prompt_tokens, plain.tokens, result.tokens
+        difference = compare_outputs(real.target.model, real.params.target, *texts)
         assert difference is None or (difference.logit_gap is not None and difference.logit_gap < CLOSE), difference
 
 
@@ -128,9 +131,8 @@ def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
 def test_a_second_request_compiles_nothing(scripted):
     options = {"pair": scripted, "record": True, **OPTIONS}
     generate(PROMPT, SamplingParams(max_new_tokens=64), **options)
-    again = generate(
-        "another prompt", SamplingParams(max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1), **options
-    )
+    sampling = SamplingParams(max_new_tokens=20, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+    again = generate("another prompt", sampling, **options)
     assert again.compile_seconds == 0
 
 
@@ -158,9 +160,8 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     assert encode(target, "hi</s>", chat=False) == tokens_of("hi</s>")  # the whole input of the model
     with pytest.raises(ValueError, match=r"first 1,472 of 5,000,010 characters .* exceed the target's context, 184"):
         encode(target, "abcde" * 1_000_000)
-    result = generate(
-        messages, SamplingParams(max_new_tokens=64), pair=scripted, record=True, **{**OPTIONS, "chat": True}
-    )
+    options = {"pair": scripted, "record": True, **OPTIONS, "chat": True}
+    result = generate(messages, SamplingParams(max_new_tokens=64), **options)
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
 
 
@@ -207,21 +208,117 @@ def test_what_belongs_elsewhere_says_where(scripted):
         generate(PROMPT, pair=scripted, temperature=0.5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_draft_length": 0}, r"max_draft_length must lie in \[1, inf\), got 0"),
-        ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
-        (
-            {"max_draft_length": 7, "verification_widths": (2, 4)},
-            "widest verification width 4 cannot hold max_draft_length 7",
-        ),
-        (
-            {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
-            r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",
-        ),
-    ],
+test_bad_pairs_are_refused_by_name = refusals(
+    ({"max_draft_length": 0}, r"max_draft_length must lie in \[1, inf\), got 0"),
+    ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
+    ({"max_draft_length": 7, "verification_widths": (2, 4)}, "width 4 cannot hold max_draft_length 7"),
+    (
+        {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
+        r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",
+    ),
+    by=lambda options, tiny: build_pair(tiny.target, tiny.target, **options),
 )
-def test_bad_pairs_are_refused_by_name(tiny, options, message):
-    with pytest.raises(ValueError, match=message):
-        build_pair(tiny.target, tiny.target, **options)
+
+
+SOURCES = ("the cat. a dog?", "sing: " + "abc, the. " * 20, "é日本", "a")
+SAMPLING = SamplingParams(max_new_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_t5(tmp_path_factory.mktemp("t5"))
+
+
+@pytest.fixture(scope="module")
+def tiny_t5(folders):
+    target, drafter = folders
+    options = {"policy": static(draft_length=3), "max_draft_length": 3, "verification_widths": (4,)}
+    return build_pair(target, drafter, **options, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def plain(folders):
+    return build_pair(folders[0], None, verification_widths=(4,), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def expected(plain):
+    return generate(list(SOURCES), SAMPLING, pair=plain)
+
+
+def test_answers_are_those_of_plain_decoding(tiny_t5, expected):
+    """Together, alone and streamed; the prompt is the source and its end, the decoder's first token is in no answer."""
+    together = generate(list(SOURCES), SAMPLING, pair=tiny_t5)
+    assert [one.tokens for one in together] == [one.tokens for one in expected]
+    assert sum(one.statistics["num_accepted_tokens"] for one in together) > 0
+    alone = generate(SOURCES[0], SAMPLING, pair=tiny_t5)
+    assert (alone.text, alone.tokens) == (expected[0].text, expected[0].tokens)
+    assert alone.prompt_tokens == tiny_t5.target.tokenizer.encode(SOURCES[0], add_special=True)
+    assert alone.prompt_tokens[-1] == 1 and len(alone.tokens) == 20
+    assert len({tuple(one.tokens) for one in expected}) == len(SOURCES)
+    chunks = stream(SOURCES[1], SAMPLING, pair=tiny_t5)
+    assert "".join(chunk.text for chunk in chunks) == expected[1].text
+    assert chunks.result().tokens == expected[1].tokens
+
+
+@pytest.mark.seldom
+def test_rows_take_the_next_source_of_their_size(tiny_t5, plain):
+    prompts = [SOURCES[number % 2] + "abcdefgh"[number] for number in range(5)]
+    requests = [prepare(tiny_t5, [text], SamplingParams(max_new_tokens=5 + 3 * i)) for i, text in enumerate(prompts)]
+    sizes = {size_of(tiny_t5, request) for request in requests}
+    assert len(sizes) == 2 and {size.slots for size in sizes} == {128}
+    found = {done.index: done for done in complete(tiny_t5, requests, 2)}
+    for index, text in enumerate(prompts):
+        wanted = generate(text, SamplingParams(max_new_tokens=5 + 3 * index), pair=plain)
+        assert found[index].result.tokens == wanted.tokens
+        assert found[index].source_slots == size_of(tiny_t5, requests[index]).source
+    small, large = sorted(sizes)
+    c = tiny_t5.target.config
+    of_a_row = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * 4 * (large.source - small.source)
+    assert cache_bytes(tiny_t5, 2, *large) - cache_bytes(tiny_t5, 2, *small) == 2 * 2 * of_a_row
+
+
+test_prompts_that_are_refused = refusals(
+    ({"prompt": "a", "system": "b"}, "has an encoder and no chat"),
+    ({"prompt": [{"role": "user", "content": "a"}]}, "has an encoder and no chat"),
+    ({"prompt": "a" * 1100}, r"source 0 of 1\d\d\d tokens exceeds the target's most, 1024"),
+    by=lambda arguments, tiny_t5: generate(arguments.pop("prompt"), SAMPLING, pair=tiny_t5, **arguments),
+)
+
+
+def test_models_that_do_not_go_together(folders, tmp_path):
+    target, drafter = folders
+    other, _ = write_pair(tmp_path)
+    with pytest.raises(ValueError, match="have different vocabularies"):
+        build_pair(target, other, dtype="float32")
+    with pytest.raises(ValueError, match="have different vocabularies"):
+        build_pair(other, drafter, dtype="float32")
+
+
+def test_a_target_nobody_named_a_drafter_for(folders, expected, capsys):
+    """Where a drafter is SmolLM2's alone, what the source says is looked up."""
+    pair = measured_pair(folders[0], SMOLLM2_DRAFTER, max_draft_length=3, verification_widths=(4,), dtype="float32")
+    (line,) = pair.notices
+    assert line.startswith("prompt_lookup drafts for") and capsys.readouterr().err == f"specdec_jax: {line}\n"
+    assert pair.decoder.parts.drafter.name == "prompt_lookup"
+    assert [one.tokens for one in generate(list(SOURCES), SAMPLING, pair=pair)] == [one.tokens for one in expected]
+
+
+def test_beams_read_the_source_too(folders, expected):
+    """A single beam is greedy decoding; more find what is at least as probable."""
+    target = load_model(folders[0], dtype="float32")
+    one = beam_search(SOURCES[0], target=target, width=1, max_new_tokens=20)
+    assert one[0].tokens == expected[0].tokens
+    assert beam_search(SOURCES[0], target=target, width=3, max_new_tokens=20)[0].score >= one[0].score
+
+
+def test_bytes_in_and_out(tmp_path):
+    """ByT5's: no tokenizer.json, whole characters in a stream, and every byte a token."""
+    target, drafter = write_t5(tmp_path, of_bytes=True)
+    pair = build_pair(target, drafter, max_draft_length=3, verification_widths=(4,), dtype="float32")
+    sampling = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3)
+    chunks = stream("né日", sampling, pair=pair)
+    text = "".join(chunk.text for chunk in chunks)
+    found = chunks.result()
+    assert found.prompt_tokens == [byte + 3 for byte in "né日".encode()] + [1]
+    assert text == found.text == pair.target.tokenizer.decode(found.tokens) and len(found.tokens) > 20

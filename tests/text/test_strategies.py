@@ -1,17 +1,34 @@
 """Strategies in words, by name or file: the call that Python would make, and one message for what is wrong."""
 
+import dataclasses
+import inspect
 import os
+import re
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_pair import write_pair
 
+import specdec_jax as sd
+from configs.base import CompareConfig
+from experiments.lib.commands import Models as ExperimentModels
+from experiments.lib.commands import Served
+from specdec_jax.app import commands
+from specdec_jax.app.settings import Settings
+from specdec_jax.contrib.block import block
+from specdec_jax.drafters.draft_models.llama_reading import language_model, reading_config
+from specdec_jax.drafters.draft_models.reduced_head import with_reduced_head
+from specdec_jax.drafters.reading import reading as read
 from specdec_jax.loading import load_model
+from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, bandit, policy_bandit, static, survival, update_every
+from specdec_jax.text.citations import ALWAYS, ARXIV, references
+from specdec_jax.text.options import Decoding, Drafting, Models, Rules
 from specdec_jax.text.pair import build_pair, check_drafter
-from specdec_jax.text.strategies import choose, find_factory
+from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.types import StoppingPolicy
 
 RULE = """
@@ -83,7 +100,7 @@ def test_a_file_of_the_current_folder_is_named_where_no_strategy_has_its_name(tm
         choose("policy", "adadl")
 
 
-def test_what_lies_beside_a_users_file_can_be_imported_in_it(tmp_path, monkeypatch):
+def test_a_users_file_can_import_files_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     (tmp_path / "my_rule.py").write_text("from a_helper_of_my_rule import LENGTH\n" + RULE)
     (tmp_path / "a_helper_of_my_rule.py").write_text("LENGTH = 2\n")
@@ -171,3 +188,79 @@ def test_a_users_drafter_always_knows_the_targets_vocabulary(tmp_path):
     build_pair(target, (words, "ngram"), costs="estimated")
     size = target.model.spec.vocab_size
     assert pair.decoder.parts.drafter.options["inner"].options["vocab_size"] == size and set(sizes) == {size}
+
+
+BUILT_IN = [(kind, name) for kind in TYPES for name in names(kind)]
+
+
+def ids(text: str) -> set[str]:
+    return set(re.findall(r"eprint = \{(.+?)\}", text)) - {*ALWAYS.split()}
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT_IN)
+def test_every_paper_that_a_strategy_names_has_an_entry(kind, name):
+    about = sys.modules[find_factory(kind, name).__module__].__doc__
+    assert set(ARXIV.findall(str(about))) <= references().keys()
+
+
+def test_entries_are_whole_and_each_is_somebodys_source():
+    modules = [sys.modules[find_factory(kind, name).__module__] for kind, name in BUILT_IN]
+    elsewhere = "specdec_jax.drafters.draft_models", block.__module__
+    modules += [module for name, module in sys.modules.items() if name.startswith(elsewhere)]
+    named = ALWAYS + "\n".join(str(module.__doc__) for module in modules)
+    assert [source for source in references() if source not in named] == []
+    for entry in references().values():
+        assert entry.count("{") == entry.count("}")
+        assert all(f"{word} = {{" in entry for word in ("title", "author", "year"))
+
+
+def test_what_a_run_used_is_cited_once_and_nothing_else():
+    inner = sd.stopping.at_least(minimum=2, policy=sd.stopping.svip())
+    found = sd.citations(inner, sd.verification.block(), sd.stopping.svip())
+    assert ids(found) == {"2411.18462", "2403.10444"} and found.count("@") == 5
+    assert all(source in found for source in ALWAYS.split()) and sd.__version__ in found
+    assert "Saxena" in sd.citations(sd.drafters.prompt_lookup())
+    config = reading_config(llama.example_config(), (0, 1), 24)
+    reading = with_reduced_head(language_model(config, jnp.float32))
+    drafter = sd.drafters.multi_drafter([sd.drafters.ngram(), read(reading)])
+    assert ids(sd.citations(drafter)) == {"2502.14856", "2401.15077", "2503.01840"}
+    assert ids(sd.citations(sd.drafters.model(llama.language_model(llama.example_config(), jnp.float32)))) == set()
+
+
+def test_a_users_file_is_cited_by_its_ids(tmp_path):
+    path = tmp_path / "mine.py"
+    rule = "from specdec_jax.stopping import static\n\n\ndef mine():\n    return static(draft_length=2)\n"
+    path.write_text(f'"""Mine, after arXiv 2999.01234 and AdaEDL (2410.18351)."""\n{rule}', encoding="utf-8")
+    assert ids(sd.citations(choose("policy", str(path)))) == {"2999.01234", "2410.18351"}
+    with pytest.raises(ValueError, match="citations are of pairs and strategies, got 'adaedl'"):
+        sd.citations("adaedl")
+
+
+SOURCES = (Models, Rules, Drafting, Decoding)
+DECLARED = {field.name: field for source in SOURCES for field in dataclasses.fields(source)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        (CompareConfig, {"drafter"}),  # another default
+        (ExperimentModels, {"drafter"}),
+        (Served, {"dtype"}),  # no auto
+        (Settings, set()),
+        *((kind, set()) for kind in (commands.Generate, commands.GenerateFile, commands.Chat, commands.Doctor)),
+        (commands.Answers, {"max_new_tokens", "stop"}),  # fewer tokens, and no stop strings
+    ],
+)
+def test_no_class_declares_an_option_of_its_own_again(kind, others):
+    names = {field.name for field in dataclasses.fields(Models)}
+    names |= set() if kind is CompareConfig else {*DECLARED}  # its temperatures and lengths are of experiments
+    assert set(kind.__annotations__) & names == others
+
+
+def test_build_pair_has_the_defaults_of_the_options():
+    parameters = inspect.signature(build_pair).parameters
+    shared = parameters.keys() & DECLARED.keys() - {"policy", "verifier"}
+    assert shared == {"target", "drafter", "max_draft_length", "dtype", "costs"}
+    assert all(parameters[name].default == DECLARED[name].default for name in shared)
+    for name in ("policy", "verifier"):
+        assert parameters[name].default == choose(name, DECLARED[name].default)

@@ -74,8 +74,8 @@ def test_the_kinds_of_a_known_round():
     a, b, c, d, x, y = tokens_of("abcdxy")
     held = _HeldText(tokenizer(), [])
     held.add(Chunk("", [], [a, b, c, d], ["accepted", "branch", "branch", "bonus"], [x, y], 0.0), set())
-    told = [("a", "accepted"), ("xy", "rejected"), ("b", "branch"), ("c", "branch"), ("d", "bonus")]
-    assert held.take(everything=True) == [Piece(*each) for each in told]
+    shown = [("a", "accepted"), ("xy", "rejected"), ("b", "branch"), ("c", "branch"), ("d", "bonus")]
+    assert held.take(everything=True) == [Piece(*each) for each in shown]
 
 
 def test_the_end_of_sequence_is_a_token_and_no_text():

@@ -72,9 +72,8 @@ def compare(name, rows, tolerance, **options):
         assert (log_prob_accepted[row, n + 1 :] == -np.inf).all(), "more accepted than drafted"
         for k in np.flatnonzero(expected > tolerance):
             distribution = weights[row, k] / weights[row, k].sum()
-            np.testing.assert_allclose(
-                distribution, next_distribution(*arguments, k), atol=100 * tolerance / expected[k]
-            )
+            near = 100 * tolerance / expected[k]
+            np.testing.assert_allclose(distribution, next_distribution(*arguments, k), atol=near)
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
@@ -153,29 +152,29 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
     """Siblings drawn without replacement, none to two beside a draft; beyond them and the draft stands garbage."""
     rng, rows = np.random.default_rng(seed), len(drafts)
     siblings = np.full((rows, K, MOST), VOCAB - 1, np.int32)
-    beside = rng.integers(0, MOST + 1, (rows, K)).astype(np.int32) * (0 if none else 1)
+    counts = rng.integers(0, MOST + 1, (rows, K)).astype(np.int32) * (0 if none else 1)
     for row in range(rows):
         for depth in range(draft.length[row]):
             left = q[row, depth].copy()
             left[drafts[row, depth]] = 0
-            beside[row, depth] = min(beside[row, depth], np.count_nonzero(left))
-            for index in range(beside[row, depth]):
+            counts[row, depth] = min(counts[row, depth], np.count_nonzero(left))
+            for index in range(counts[row, depth]):
                 siblings[row, depth, index] = rng.choice(VOCAB, p=left / left.sum())
                 left[siblings[row, depth, index]] = 0
-    return TreeDraft(*draft, siblings=siblings, sibling_counts=beside)
+    return TreeDraft(*draft, siblings=siblings, sibling_counts=counts)
 
 
 def decided(verifier, draft, target, temperature=1.0):
     """Chances of every number of accepted drafts [B, K+1], then of each sibling [B, K+1, M+1], the rest [B, K+1, V]."""
     rows = len(draft.length)
-    told = context(rows)._replace(warp=make_warp(rows, temperature))
+    round_context = context(rows)._replace(warp=make_warp(rows, temperature))
 
     @jax.jit
     def decide(draft, target):
-        log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, told)
+        log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, round_context)
         found = []
         for accepted in (jnp.full(rows, k, jnp.int32) for k in range(K + 1)):
-            found.append(outcomes(verifier, next_distribution, draft, target, accepted, told))
+            found.append(outcomes(verifier, next_distribution, draft, target, accepted, round_context))
         several, rest = (jnp.stack(leaves, 1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
         return jnp.exp(log_prob_accepted), several, rest
 
@@ -195,9 +194,9 @@ def test_it_is_its_paper(same):
         lengths, several, rest = decided(traversal(), draft, target)
     prob, siblings = np.exp(np.asarray(target.log_prob, np.float64)), np.asarray(draft.siblings)
     for row in range(150):
-        n, beside = int(draft.length[row]), np.asarray(draft.sibling_counts)[row]
+        n, counts = int(draft.length[row]), np.asarray(draft.sibling_counts)[row]
         drafts = np.asarray(draft.tokens)[row, :n].tolist()
-        tried = [siblings[row, depth, : beside[depth]].tolist() for depth in range(n)]
+        tried = [siblings[row, depth, : counts[depth]].tolist() for depth in range(n)]
         expected = oracles.traversal_outcomes(drafts, tried, q[row, :n], prob[row, : n + 1])
         np.testing.assert_allclose(lengths[row].sum(), 1.0, atol=1e-12)
         for (accepted, sibling), (chance, following) in expected.items():

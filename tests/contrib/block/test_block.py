@@ -1,4 +1,4 @@
-"""Drafters of blocks: their distributions are those that training computed, told exactly, and paid by one pass.
+"""Drafters of blocks: their distributions are those that training computed, reported exactly, and paid by one pass.
 
 The passes of every round are compared with `distillation.unrolled`, which computes whole texts and keeps no cache.
 """
@@ -137,7 +137,7 @@ def enumerated(decoder, params, before, last, size):
     steps = jnp.asarray((np.arange(400) + 0.5) / 400, jnp.float32)
     state = decoder.prefill(params, [[before, last]] * 400, max_new_tokens=8, warp=make_warp(400, 1.0))
     now, own, policy = round_context(decoder.parts, state), params.drafter, decoder.parts.policy
-    told = {}
+    log_q_of = {}
     for draft in np.ndindex(*(vocab,) * (size - 1)):
         # uniforms in the middle of the wanted tokens' shares for all but the last draft, every step for the last
         exact = np.exp(toy_log_q(own, before, last, [*draft, 0]))
@@ -151,22 +151,22 @@ def enumerated(decoder, params, before, last, size):
         np.testing.assert_allclose(found.log_q[0], np.log(exact), atol=1e-5)
         share = np.bincount(np.asarray(found.tokens)[:, size - 1], minlength=vocab) / 400
         np.testing.assert_allclose(share, exact[-1], atol=2 / 400)
-        told[draft] = np.asarray(found.log_q[0])
-    return told
+        log_q_of[draft] = np.asarray(found.log_q[0])
+    return log_q_of
 
 
-def test_drafts_are_drawn_from_the_q_that_is_told_and_the_output_is_the_targets():
+def test_drafts_are_drawn_from_the_reported_q_and_the_output_is_the_targets():
     """All texts of two tokens, all blocks after them: q against its definition, shares of drawn tokens against q, and
     the output of rejection summed over all drafts against the target."""
     size, vocab = 2, 3
     decoder, params = toy_decoder(static(draft_length=size), verification.rejection(), size)
     for before, last in np.ndindex(vocab, vocab):
-        told = enumerated(decoder, params, before, last, size)
+        log_q_of = enumerated(decoder, params, before, last, size)
         logits = [params.target[before, last], *(params.target[last, x] for x in range(vocab))]
         p = np.exp(distribution(jnp.asarray(np.array(logits)), make_warp(vocab + 1, 1.0)).log_prob)
-        first, output = np.exp(told[0,][0]), np.zeros((vocab, vocab))
+        first, output = np.exp(log_q_of[0,][0]), np.zeros((vocab, vocab))
         for x, y in np.ndindex(vocab, vocab):
-            second = np.exp(told[x,][1])
+            second = np.exp(log_q_of[x,][1])
             q = first[x] * second[y]
             accepted = [min(1.0, p[0][x] / first[x]), min(1.0, p[1 + x][y] / second[y])]
             rest = [np.maximum(p[0] - first, 0), np.maximum(p[1 + x] - second, 0)]
@@ -177,7 +177,6 @@ def test_drafts_are_drawn_from_the_q_that_is_told_and_the_output_is_the_targets(
         np.testing.assert_allclose(output, p[0][:, None] * p[1:], atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.often(2)
 @pytest.mark.parametrize("verifier", [verification.rejection(), block_verification()], ids=["rejection", "block"])
 @pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
@@ -203,7 +202,6 @@ def without_effect(made):
     return dataclasses.replace(made, source=source)
 
 
-@pytest.mark.slow
 def test_q_without_the_low_rank_term_is_rejected():
     policy, verifier = static(draft_length=3), verification.rejection()
     decoder, params = toy_decoder(policy, verifier, 3)
@@ -299,7 +297,8 @@ def test_scores_are_of_the_first_draft():
 
 def test_what_is_wrong_is_refused():
     target, params, drafter, own = block_pair()
-    longer, both = build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection()), (params, own)
+    longer = build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection())
+    both = ModelParams(params, own)
     state = READING.to_hf() | {"model_type": "llama_block", "block_size": 1}
     for call, message in (
         (lambda: block(drafter, 5, step_cost=0.25), "step_cost"),
@@ -308,10 +307,7 @@ def test_what_is_wrong_is_refused():
         (lambda: dataclasses.replace(BLOCK, rank=0), "rank"),
         (lambda: drafter.reading.stand_in(own, jnp.zeros((1, 1, 24))), "cannot be traced"),
         (lambda: drafter.apply(own, jnp.zeros((1, 2), jnp.int32), None), "decodes nothing alone"),
-        (
-            lambda: longer.run(ModelParams(*both), longer.prefill(ModelParams(*both), PROMPTS, max_new_tokens=4)),
-            "drafts 4 tokens at most, got 5",
-        ),
+        (lambda: longer.run(both, longer.prefill(both, PROMPTS, max_new_tokens=4)), "4 tokens at most, got 5"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import with_drafted
-from spelling_models import TEXT, WORDS, byte_level, following, letters, reciter, sentence_piece, sizes_of
+from spelling_models import TEXT, WORDS, byte_level, fixed_text_model, following, letters, sentence_piece, sizes_of
 from tiny_llama import assert_filled, one_pass, random_named, variant
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -26,8 +26,6 @@ from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static, survival
 from specdec_jax.types import Hidden
 from specdec_jax.verification import rejection
-
-pytestmark = pytest.mark.slow
 
 MOST = 4
 PAIRS = {
@@ -55,7 +53,7 @@ def build(target, drafter, policy, most=MOST):
 def recited(name, remembered=TEXT):
     """The tokenizers of a pair that recites, its decoder and parameters; the drafter remembers the text so."""
     target, drafter = PAIRS[name]()
-    models = reciter(target, TEXT), reciter(drafter, remembered)
+    models = fixed_text_model(target, TEXT), fixed_text_model(drafter, remembered)
     return target, drafter, *decoder_of(*models, static(draft_length=MOST))
 
 
@@ -85,9 +83,8 @@ def test_a_target_that_says_what_is_drafted_accepts_it(name):
     state = decoder.run(params, state)
     assert state.tokens[0, : 6 + NEW].tolist() == tokens[: 6 + NEW]
     begun, seen = 6, []
-    for drafts, accepted, emitted in np.stack([state.record.drafted, state.record.accepted, state.record.emitted])[
-        :, 0
-    ].T:
+    record = np.stack([state.record.drafted, state.record.accepted, state.record.emitted])[:, 0]
+    for drafts, accepted, emitted in record.T:
         expected = drafted(target, drafter, int(sizes[tokens[:begun]].sum()))
         begun += emitted
         if expected is not None and begun < NEW:  # the last rounds may be cut short
@@ -213,8 +210,8 @@ def test_what_it_reads_is_in_its_cache():
 def test_among_several_drafters_it_goes_on_where_it_was_left():
     """Beside one of the target's own vocabulary, in rounds that each of them sits out by turns."""
     target, drafter = PAIRS[BOTH]()
-    said, remembered = reciter(target, TEXT), reciter(drafter, badly(TEXT))
-    rival = reciter(target, badly(badly(TEXT[:100]) + TEXT[100:]))
+    said, remembered = fixed_text_model(target, TEXT), fixed_text_model(drafter, badly(TEXT))
+    rival = fixed_text_model(target, badly(badly(TEXT[:100]) + TEXT[100:]))
     joined = translate_vocabulary(said, remembered, "text")
     several = multi_drafter([drafter_of(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
     decoder = build(said.model, several, static(draft_length=MOST))
@@ -256,8 +253,8 @@ def test_the_whole_decoder_draws_from_the_target(several):
     assert report.lossless and report.drafted[1] > 500
 
 
-def test_drafts_that_are_told_as_drawn_are_rejected():
-    """The bug to fear: most probable tokens, told as if drawn from a distribution."""
+def test_chosen_drafts_reported_as_drawn_are_rejected():
+    """The bug to fear: most probable tokens, reported as if drawn from a distribution."""
     decoder, params = toys()
     parts = decoder.parts
 

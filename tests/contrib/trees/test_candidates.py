@@ -1,14 +1,22 @@
-"""Which candidate is right: told afterwards, each is as often as when candidates are drawn and tried."""
+"""Which candidate is right: recovered afterwards, each is as often as when candidates are drawn and tried."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import plain_oracles as oracles
 import pytest
+import replayed
 from scipy import stats
 
+from experiments import entropy
+from experiments.lib.smoke import made_up_trace
+from specdec_jax.contrib.trees.replaying import candidates, chances, entropies, rejections, runs
+from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import ACCEPT, draw
+from specdec_jax.lossless import toys
 from specdec_jax.replay import chains
 from specdec_jax.replay.chains import CANDIDATES, Rejected, right_candidate
+from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
 
 VOCAB, DRAWS = 5, 120_000
 P = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
@@ -37,7 +45,7 @@ def log(values):
 
 
 def observed(p, q, seed):
-    """[C+1, V]: tokens of the target, whose candidate is told afterwards."""
+    """[C+1, V]: tokens of the target, whose candidate is recovered afterwards."""
     rng = np.random.default_rng(seed)
     uniform = lambda *named: jnp.asarray(rng.random(DRAWS, np.float32))  # noqa: E731
     token = draw(jnp.exp(log(p)), uniform())
@@ -66,7 +74,7 @@ def test_candidates_reconstructed_from_texts_have_the_law_of_drawn_ones(p, q):
     assert p_value(observed(p, q, 3), expected) > 1e-3
 
 
-def test_candidates_drawn_with_replacement_are_told_apart(monkeypatch):
+def test_candidates_drawn_with_replacement_are_detected(monkeypatch):
     """The negative control: a drafter that keeps the rejected token among those it draws from."""
     monkeypatch.setattr(chains, "without", lambda q, token, instead: q)
     counts, expected = observed(P, Q, 3), by_enumeration(P, Q)
@@ -80,3 +88,127 @@ def test_greedy_candidates_are_ranks():
     found = Rejected(hot, hot, raw, jnp.full((VOCAB,), 3, jnp.int32), token)
     right = jax.jit(lambda found: right_candidate(found, jnp.zeros((VOCAB,), bool), lambda *named: jnp.zeros((VOCAB,))))
     np.testing.assert_array_equal(right(found), [3, 1, 2, 0, 0])  # of two alike the first; token 4 is the fifth
+
+
+MOST, LIMIT = 4, 24
+TABLE, READER = toys.table_model(VOCAB), toys.reading_table_model(VOCAB)
+PAIR = toys.toy_pair(VOCAB, 3, distance=0.8)
+TARGET, DRAFTER = jnp.asarray(PAIR.target), jnp.asarray(PAIR.drafter)
+DEAF = toys.ReadingTable(DRAFTER, jnp.zeros((VOCAB, VOCAB)))  # reads its target, and makes nothing of it
+PROMPTS = [[a, b] for a in range(5) for b in range(5)]
+
+
+def trace_of(prompts, drafter=TABLE, params=DRAFTER, **warp):
+    both = ModelParams(TARGET, params)
+    return replayed.trace_of((TABLE, drafter), both, prompts, most=MOST, limit=LIMIT, seed=0, **warp)
+
+
+def contexts(trace, prompts):
+    """The two tokens before every token of the answers, [N, T, 2]."""
+    whole = np.concatenate([np.asarray(prompts), trace.tokens], axis=1)
+    return np.stack([whole[:, :-2], whole[:, 1:-1]], axis=-1)
+
+
+@pytest.fixture(scope="module")
+def greedy():
+    return trace_of(PROMPTS, temperature=0.0)
+
+
+def test_greedy_candidates_are_the_ranks_in_the_drafters_table(greedy):
+    ranks = np.argsort(np.argsort(-PAIR.drafter, axis=-1), axis=-1)
+    before = contexts(greedy, PROMPTS)
+    rank = np.take_along_axis(ranks[before[..., 0], before[..., 1]], greedy.tokens[..., None], axis=2)[..., 0]
+    np.testing.assert_array_equal(greedy.accepted[:, :LIMIT], rank == 0)
+    np.testing.assert_array_equal(greedy.candidate[:, :LIMIT], np.where(rank < 4, rank, 0))
+    assert not greedy.candidate[:, LIMIT].any() and set(rank.flat) >= {0, 1, 2, 3}
+
+
+@pytest.mark.seldom
+def test_chains_of_a_drafter_that_makes_nothing_of_what_it_reads_have_the_texts_candidates(greedy):
+    chains = trace_of(PROMPTS, READER, DEAF, temperature=0.0)
+    np.testing.assert_array_equal(runs(chains)[:, :LIMIT], runs(greedy)[:, :LIMIT])
+    np.testing.assert_allclose(entropies(chains)[:, :LIMIT], entropies(greedy)[:, :LIMIT], atol=1e-5)
+    for mine, its in zip(rejections(chains), rejections(greedy), strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-5)
+
+
+@pytest.mark.often(1)
+@pytest.mark.optimised
+@pytest.mark.parametrize(("drafter", "params"), [(TABLE, DRAFTER), (READER, DEAF)])
+def test_sampled_candidates_are_right_as_often_as_they_ought_to_be(drafter, params):
+    """Of every context and token, the chance by enumeration that the second, third, fourth candidate is that token."""
+    temperature, prompts = 0.8, [[1, 2]] * 400
+    trace = trace_of(prompts, drafter, params, temperature=temperature)
+    before, expected, spread, seen = contexts(trace, prompts), np.zeros(4), np.zeros(4), np.zeros(4)
+    first = ~trace.accepted[:, :LIMIT]
+    assert first.sum() > 2000
+    for text, at in zip(*np.nonzero(first), strict=True):
+        p, q = (oracles.warp(table[tuple(before[text, at])], temperature) for table in (PAIR.target, PAIR.drafter))
+        chance = by_enumeration(p, q)[1:, trace.tokens[text, at]]
+        chance = np.roll(chance / chance.sum(), 1)  # none of them first
+        expected, spread = expected + chance, spread + chance * (1 - chance)
+        seen[trace.candidate[text, at]] += 1
+    assert np.all(np.abs(seen - expected) < 4 * np.sqrt(spread)), (seen, expected)
+
+
+def test_candidates_are_kept_joined_and_selected(greedy, tmp_path):
+    save_trace(tmp_path / "trace.npz", greedy)
+    np.testing.assert_array_equal(load_trace(tmp_path / "trace.npz").candidate, greedy.candidate)
+    both = join([select(greedy, [3, 1]), select(greedy, [0])])
+    np.testing.assert_array_equal(both.candidate, greedy.candidate[[3, 1, 0]])
+    with pytest.raises(ValueError, match="the same fields can be joined"):
+        join([greedy, greedy._replace(candidate=None)])
+    save_trace(tmp_path / "torn.npz", greedy._replace(candidate=greedy.candidate[:, 1:]))
+    with pytest.raises(ValueError, match="candidate has shape"):
+        load_trace(tmp_path / "torn.npz")
+    with pytest.raises(ValueError, match="does not say which candidate is right"):
+        candidates(greedy._replace(candidate=None))
+
+
+def test_a_candidate_is_tried_where_those_before_it_were_wrong():
+    right, text = np.array([1, 2, 0, 3, 1, 2]), np.array([0, 0, 0, 0, 1, 1])
+    found = [(hits.tolist(), tried.tolist()) for hits, tried in chances(right, text, 2)]
+    assert found == [([1, 1], [4, 2]), ([1, 1], [3, 1]), ([1, 0], [2, 0])]
+
+
+def test_entropies_follow_the_text_and_then_the_tail(greedy):
+    found, run = entropies(greedy), runs(greedy)
+    column = FEATURES.index("entropy")
+    text, at = (int(index[0]) for index in np.nonzero(run[:, :10] == 2))
+    np.testing.assert_allclose(found[text, at, :2], greedy.path[text, at : at + 2, column], rtol=1e-6)
+    tail = greedy.tails[greedy.tail_of[text, at + 2]]
+    np.testing.assert_allclose(found[text, at, 2:], tail[:2, column], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def printed_table(tmp_path_factory):
+    out = tmp_path_factory.mktemp("siblings") / "run"
+    assert entropy.main(["siblings", "--smoke", "--out", str(out)]) == 0
+    return (out / "table.md").read_text()
+
+
+@pytest.mark.seldom
+def test_chances_stand_by_depth_entropy_and_task(printed_table):
+    lines = {
+        line.split("|")[1].strip(): line.split("|")[2:-1] for line in printed_table.splitlines() if line.startswith("|")
+    }
+    assert {"anywhere", "draft 1", "0 to 0.5 nats", "4 or more nats", "code"} <= set(lines)
+    second, third = (float(cell.split()[0]) for cell in lines["anywhere"][1:3])
+    assert abs(second - 0.3) < 0.1 and abs(third - 0.15 / 0.7) < 0.1  # as the traces are made up
+
+
+def test_the_rules_are_replayed_on_every_machine_and_free_verification_gains_most(printed_table):
+    assert all(
+        printed_table.count(f"| {name}") == 2 for name in ("the default costs (2 cores", "flat verification", "tpu-v5e")
+    )  # temperatures
+    replayed = printed_table.split("machine, replayed")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(replayed) == 3
+    assert all(float(line.split("|")[2].split()[0]) > 0.5 and "%" in line.split("|")[3] for line in replayed)
+    gains = {line.split("|")[1].strip(): float(line.split("|")[3].replace("*", "").split()[0]) for line in replayed}
+    assert gains["flat verification"] > 3
+
+
+def test_a_trace_without_candidates_is_refused(tmp_path, capsys):
+    save_trace(tmp_path / "trace-0.npz", made_up_trace()._replace(candidate=None))
+    assert entropy.main(["siblings", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "does not say which candidate is right" in capsys.readouterr().err

@@ -1,12 +1,16 @@
-"""Combs in the whole decoder: siblings, what is verified of them, and what is emitted."""
+"""Combs: in the whole decoder and by enumeration, what is verified of siblings and what is emitted."""
 
+import dataclasses
+import itertools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comb_texts import beside, by_sampling, sharp_pair, texts, total
+from refusals import refusals
 from tiny_reading import reading_pair
 
-from specdec_jax.contrib.trees import TreeDraft, comb, rounds, siblings, survival_tree, traversal
+from specdec_jax.contrib.trees import TreeDraft, comb, enumeration, hooks, rounds, siblings, survival_tree, traversal
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
@@ -14,14 +18,54 @@ from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
-from specdec_jax.lossless import test_by_sampling as tested_by_sampling
-from specdec_jax.lossless import toys
-from specdec_jax.models import bloom, mistral
+from specdec_jax.lossless import enumerate_distribution, toys
+from specdec_jax.lossless.sampled import test_by_sampling as tested_by_sampling
+from specdec_jax.lossless.sampled import toy_decoder
+from specdec_jax.models import bloom, llama, mistral
 from specdec_jax.stopping import static, update_every
-from specdec_jax.types import Draft, RoundContext, VerificationResult
+from specdec_jax.types import Draft, VerificationResult
 from specdec_jax.verification import block, greedy, rejection
 
-pytestmark = pytest.mark.slow
+LIMIT = 40
+
+
+def texts(target, drafter, params, policy, verifier, prompts, hyperparameters, widths=(2, 4, 8, 12), **warp):
+    decoder = build_decoder(target, drafter, policy, verifier, verification_widths=widths, prefill_chunk=4)
+    options = {"max_new_tokens": LIMIT, "record_rounds": LIMIT, "stop_ids": ()}
+    options["policy_hyperparameters"] = hyperparameters
+    rows = len(prompts)
+    state = decoder.prefill(params, prompts, warp=make_warp(rows, **warp), seed=np.arange(rows), **options)
+    state = decoder.run(params, state)
+    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
+    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)], state
+
+
+def total(state, name):
+    return int(np.asarray(getattr(state.statistics, name)).sum())
+
+
+def sharp_pair():
+    """A model that is sure of its tokens, its parameters, and these with noise: their second choice is often right."""
+    config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
+    params = llama.init_params(config, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, params)
+    noisy = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    return llama.language_model(config, jnp.float32), params, noisy
+
+
+def by_sampling(policy, hyperparameters, reads, verifier, **warp):
+    """The whole decoder on a toy pair against the target's distribution, at temperature 1 by default."""
+    decoder, params = toy_decoder(policy, verifier, 4, 4, toy=3, reads=reads, distance=1.5)
+    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
+    warp = {"temperature": 1.0} | warp
+    return tested_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
+
+
+def num_siblings(state, name="accepted"):
+    """Siblings and children of all rounds: those that were `accepted`, or all that were `draft`ed."""
+    by_position = {"accepted": "accepted_at", "draft": "drafted_at"}[name]
+    return total(state, f"num_{name}_tokens") - total(state, by_position)
+
 
 VOCAB, MOST = 8, 4
 TABLE = toys.table_model(VOCAB)
@@ -44,7 +88,7 @@ def test_greedy_texts_are_those_of_plain_decoding_in_fewer_rounds_than_the_chain
     chain, alone = texts(TABLE, own, PARAMS, static(), verifier, PROMPTS, {"draft_length": 3})
     found, state = texts(TABLE, own, PARAMS, comb(), verifier, PROMPTS, SHAPE, WIDTHS)
     assert found == chain == plain_texts(TABLE, PARAMS)
-    assert beside(state) > 20 and total(state, "num_rounds") < total(alone, "num_rounds")
+    assert num_siblings(state) > 20 and total(state, "num_rounds") < total(alone, "num_rounds")
     emitted = total(state, "num_accepted_tokens") + total(state, "num_rounds")
     assert 0 <= emitted - total(state, "num_emitted_tokens") <= len(PROMPTS)  # a text may end within a round
 
@@ -70,17 +114,17 @@ def test_models_with_attention_write_the_targets_text(pair, policy):
     prompts, hyperparameters = [[5], [7, 3], [9, 1, 4], [2] * 6], SHAPE if policy.name == "comb" else FREE
     found, state = texts(target, drafter, both, policy, rejection(), prompts, hyperparameters, WIDTHS)
     assert found == plain_texts(target, both, prompts)
-    assert beside(state, "draft") > 20
+    assert num_siblings(state, "draft") > 20
 
 
 @pytest.mark.seldom
 @pytest.mark.parametrize("policy", [comb(), survival_tree(siblings=3)])
-def test_beside_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
+def test_next_to_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
     both = multi_drafter((model(TABLE, MOST, catch_up=4), prompt_lookup(MOST, shortest=2, vocab_size=VOCAB)))
     own, hyperparameters = ModelParams(PARAMS.target, (PARAMS.drafter, None)), SHAPE if policy.name == "comb" else FREE
     found, counts = texts(TABLE, both, own, policy, rejection(), PROMPTS, hyperparameters)
     assert found == plain_texts(TABLE, PARAMS)
-    assert beside(counts, "draft") > 0 and beside(counts) > 5
+    assert num_siblings(counts, "draft") > 0 and num_siblings(counts) > 5
     lookups = total(counts, "num_rounds") - total(counts, "drafter_passes")
     assert lookups > 0 or total(counts, "drafted_at") > total(counts, "drafter_passes")
 
@@ -105,7 +149,7 @@ def test_a_drafters_cache_has_no_entry_of_the_draft_that_an_accepted_sibling_rep
         below = np.arange(state.tokens.shape[1]) < np.asarray(state.drafter.valid)[:, None]
         np.testing.assert_array_equal(np.where(below, state.drafter.cache.tokens - state.tokens, 0), 0)
         assert (state.drafter.valid >= state.length - 1 - MOST).all()
-    assert beside(state) > 20
+    assert num_siblings(state) > 20
 
 
 CASES = {
@@ -169,12 +213,8 @@ def test_rows_of_different_shapes_lie_in_one_pass():
     draft, others = draft_of([3, 1])
     tree = TreeDraft(*draft, others, jnp.array([[0, 2, 1], [2, 0, 0]]))
     tokens, positions, mask = map(np.asarray, rounds.tree_inputs(jnp.array([10, 20]), tree, jnp.array([5, 2]), 8, 16))
-    assert tokens[0, :7].tolist() == [10, 11, 12, 13, 1201, 1202, 1301] and tokens[1, :4].tolist() == [
-        20,
-        21,
-        2101,
-        2102,
-    ]
+    assert tokens[0, :7].tolist() == [10, 11, 12, 13, 1201, 1202, 1301]
+    assert tokens[1, :4].tolist() == [20, 21, 2101, 2102]
     assert positions[0, :7].tolist() == [5, 6, 7, 8, 7, 7, 8] and positions[1, :4].tolist() == [2, 3, 3, 3]
     seen = [np.flatnonzero(line).tolist() for line in mask[0, :7]]
     assert seen[4] == [*range(7), 9] and seen[5] == [*range(7), 10] and seen[6] == [*range(8), 11]
@@ -190,44 +230,27 @@ def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     assert TreeDraft.of(chosen, others, wanted, free).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
-def test_survival_verifies_the_siblings_that_pay():
-    policy = survival_tree(siblings=2, positions=8)
-    state = policy.init(1, verification_times=[1.0] * 5 + [3.0] * 4)
-    predicted = jnp.asarray([[0.9, 0.5, 0.9, *[0.9] * 5]], jnp.float32)
-    state = state._replace(policy=state.policy._replace(chances=predicted))
-    ones = jnp.ones(1, jnp.int32)
-    context = RoundContext(10 * ones, ones, 4 * ones, ones > 0, ones, make_warp(1), ())
-    assert policy.beside(state, 3 * ones, 5 * ones, context)[0, :3].tolist() == [0, 1, 0]  # one place is free
-    free = state._replace(policy=state.policy._replace(verification=jnp.ones((1, 9))))
-    assert policy.beside(free, 3 * ones, 5 * ones, context)[0, :3].tolist() == [2, 2, 1]
-
-
 @pytest.mark.seldom
-def test_greedy_rows_beside_sampled_ones_write_the_targets_text():
+def test_greedy_rows_in_a_batch_with_sampled_ones_write_the_targets_text():
     own, hot = model(TABLE, MOST, catch_up=4), np.where(np.arange(len(PROMPTS)) % 2, 1.0, 0.0)
     found, state = texts(TABLE, own, PARAMS, comb(), rejection(), PROMPTS, SHAPE, WIDTHS, temperature=hot)
     plain = plain_texts(TABLE, PARAMS)
     assert found[::2] == plain[::2] and found[1::2] != plain[1::2]
-    assert beside(state) > 10
+    assert num_siblings(state) > 10
 
 
 def by_slot(family):
     return family.language_model(family.example_config())
 
 
-@pytest.mark.parametrize(
-    ("make", "policy", "message"),
-    [
-        (lambda: (TABLE, prompt_lookup()), comb(), "prompt_lookup draws none"),
-        (lambda: (by_slot(bloom), model(by_slot(bloom), MOST)), comb(), "its attention goes by cache slots"),
-        (lambda: (by_slot(mistral), model(by_slot(mistral), MOST)), comb(), "its attention goes by cache slots"),
-        (lambda: (TABLE, model(TABLE, MOST)), comb().replace(siblings=0), "must have siblings of 1 or more with `besi"),
-        (lambda: (TABLE, model(TABLE, MOST)), comb().replace(beside=None), "must have siblings of 1 or more with `b"),
-    ],
+test_what_is_refused = refusals(
+    (lambda: (TABLE, prompt_lookup()), comb(), "prompt_lookup draws none"),
+    (lambda: (by_slot(bloom), model(by_slot(bloom), MOST)), comb(), "its attention goes by cache slots"),
+    (lambda: (by_slot(mistral), model(by_slot(mistral), MOST)), comb(), "its attention goes by cache slots"),
+    (lambda: (TABLE, model(TABLE, MOST)), comb().replace(siblings=0), "must have siblings of 1 or more with `besi"),
+    (lambda: (TABLE, model(TABLE, MOST)), comb().replace(beside=None), "must have siblings of 1 or more with `b"),
+    by=lambda make, policy: build_decoder(*make(), policy, rejection(), verification_widths=(5, 8)),
 )
-def test_what_is_refused(make, policy, message):
-    with pytest.raises(ValueError, match=message):
-        build_decoder(*make(), policy, rejection(), verification_widths=(5, 8))
 
 
 def test_a_rule_of_trees_learns_from_a_chain_as_from_a_tree_without_siblings():
@@ -243,3 +266,93 @@ def test_a_rule_of_trees_learns_from_a_chain_as_from_a_tree_without_siblings():
     draft, _ = draft_of([3, 1])
     chain.update(chain.init(2), draft, VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array([2, 1])))
     assert seen == [(0, 0, [2, 1])]
+
+
+EXACT = 1e-12
+EXACT_COSTS = {"drafter_cost": 0.05, "verification_times": (1.0,) * 8}
+TOYS = (toys.toy_pair(3, 0), toys.with_reading(toys.toy_pair(3, 1)), toys.toy_pair(3, 2, distance=0.0))
+WARPS = [{"temperature": t} | more for t, more in ((1.0, {}), (0.6, {"top_k": 2}), (1.0, {"min_p": 0.3}), (0.0, {}))]
+
+
+def distance(policy, verifier=rejection, toys=TOYS, warps=WARPS):
+    """The largest total variation of the first tokens' joint distribution from the target's."""
+    worst = 0.0
+    for toy, warp in itertools.product(toys, warps):
+        joint, goal = enumerate_distribution(policy, verifier(), toy, make_warp(1, **warp))
+        worst = max(worst, 0.5 * np.abs(joint - goal).sum())
+    return worst
+
+
+COMB, SURVIVAL = comb(links=2, siblings=(1, 2)), survival_tree(siblings=2, **EXACT_COSTS)
+
+
+@pytest.mark.often(5)
+@pytest.mark.parametrize(("policy", "verifier"), itertools.product((COMB, SURVIVAL), (rejection, block, traversal)))
+def test_combs_are_exact(policy, verifier, monkeypatch):
+    accepted, real = [], enumeration.ends_of_round
+
+    def noted(setting, *round_of):
+        ends = real(setting, *round_of)
+        accepted.append(setting.tally.siblings.sum())
+        return ends
+
+    monkeypatch.setattr(hooks, "ends_of_round", noted)
+    assert distance(policy, verifier) < EXACT
+    assert max(accepted) > 0.1  # siblings are accepted, and not only allowed
+
+
+def by_the_draft(state, length, free, context):
+    """A shape that depends on all that the rule may know: how long the draft is, and how far the text."""
+    del state, free
+    return jnp.stack([1 + context.emitted % 2, length % 3], axis=1)
+
+
+@pytest.mark.seldom
+@pytest.mark.parametrize("verifier", [rejection, traversal])
+def test_shapes_may_depend_on_the_draft(verifier):
+    adaptive = dataclasses.replace(survival_tree(siblings=2, **EXACT_COSTS), beside=by_the_draft)
+    assert distance(adaptive, verifier, toys=TOYS[:2]) < EXACT
+
+
+def test_a_sibling_left_out_by_its_token_is_found_out(monkeypatch):
+    """The negative control: siblings of the first draft are not verified where the first one is token 0."""
+    real = enumeration.with_siblings
+
+    def choosy(*asked):
+        branches, draft = real(*asked)
+        left_out = (np.asarray(draft.siblings)[:, :1, 0] == 0) & (np.arange(draft.sibling_counts.shape[1]) == 0)
+        return branches, draft._replace(sibling_counts=np.where(left_out, 0, draft.sibling_counts))
+
+    monkeypatch.setattr(enumeration, "with_siblings", choosy)
+    assert distance(comb(1, links=2, siblings=(1, 1)), toys=TOYS[:1]) > 1e-5
+
+
+def test_traversal_that_forgets_a_rejected_sibling_is_found_out(monkeypatch):
+    """The negative control: the prefix keeps its weight and the target's distribution after a sibling is rejected."""
+    enumeration.decided.cache_clear()
+    monkeypatch.setattr(siblings, "after_rejection", lambda p, q, weight: (p, weight))  # the draft's own is traversal's
+    found = distance(comb(links=2, siblings=(1, 1), most=1), traversal, toys=TOYS[:1])
+    enumeration.decided.cache_clear()
+    assert found > 1e-3
+
+
+def test_siblings_verified_as_if_drawn_with_replacement_are_found_out(monkeypatch):
+    """The negative control: the verifier forgets that a rejected candidate cannot come again."""
+    real = siblings.without
+    enumeration.decided.cache_clear()
+    monkeypatch.setattr(siblings, "without", lambda v, token, instead: real(v, token, 1.0) if instead == 1.0 else v)
+    assert distance(comb(links=2, siblings=(1, 2)), toys=TOYS[:1]) > 1e-3
+    enumeration.decided.cache_clear()
+
+
+def test_a_sibling_chosen_after_the_drafts_token_is_seen_is_found_out(monkeypatch):
+    """The negative control: what comes beside token 0 is picked, what comes beside others is drawn."""
+    real = enumeration._drawn_next
+
+    def choosy(rows, is_greedy, depth, index):
+        picked = rows.left**8 if index == 0 else rows.left
+        sure = rows.left[:, :1] == 0  # the draft was token 0
+        return real(rows._replace(left=np.where(sure, picked, rows.left)), is_greedy, depth, index)
+
+    monkeypatch.setattr(enumeration, "_drawn_next", choosy)
+    assert distance(comb(links=2, siblings=(1, 1)), toys=TOYS[:1]) > 1e-4

@@ -1,0 +1,412 @@
+"""Costs of the machine at hand: measured once, kept on disk, and given to rules that weigh them."""
+
+import functools
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_pair import write_pair
+
+from experiments.lib.smoke import tiny_pair
+from specdec_jax.costs import at_hand, choices, machine, step_cost, store
+from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
+from specdec_jax.costs.cost_model import (
+    between,
+    cost_model,
+    decoding_seconds,
+    disagreement,
+    load_cost_model,
+    save_cost_model,
+)
+from specdec_jax.costs.step_cost import Cost
+from specdec_jax.decoding.statistics import no_counts
+from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.kernels import compiled
+from specdec_jax.stopping import (
+    adaedl,
+    at_least,
+    bandit,
+    goodput,
+    phase_length,
+    policy_bandit,
+    static,
+    survival,
+    update_every,
+)
+from specdec_jax.text import generation
+from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
+from specdec_jax.text.pair import measure_costs, measured_pair
+
+TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
+
+
+measured = functools.partial(at_hand.measured, drafter_of=drafter_of)
+
+
+class Made(list):
+    """Measurements that were made, by what is in each, and `series`: quartiles by program for those to come."""
+
+    def __init__(self):
+        super().__init__()
+        self.series = []
+
+
+@pytest.fixture
+def measuring(monkeypatch, tmp_path):
+    """Every measurement that is made, by what is in it, with made-up times; a home of its own, a quiet machine."""
+    made = Made()
+
+    def alternate(programs, repeats, per, seconds):
+        made.append(sorted(programs))
+        time.sleep(0.05)
+        times = {str(width): value for width, value in TIMES.items()} | {"drafter": 0.13}
+        now = made.series.pop(0) if made.series and set(made.series[0]) <= set(programs) else {}
+        return {name: Cost(*now.get(name, [times[name]] * 3)) for name in programs}
+
+    def turns(programs, repeats, per, seconds):
+        """A busy machine: the second turn takes ten times as long, the third is disturbed in its middle."""
+        made.append(sorted(programs))
+        assert sorted(programs) == sorted(per) == ["few", "many"] and repeats >= 5
+        return {"many": [1.0, 10.0, 1.0, 1.0, 1.0], "few": [0.616, 6.16, 1.5, 0.616, 0.616]}
+
+    monkeypatch.setattr(at_hand, "target_pass", lambda *args, **options: None)  # nothing runs, so nothing is compiled
+    monkeypatch.setattr(at_hand, "draft_round", lambda *args, **options: None)
+    monkeypatch.setattr(at_hand, "alternate", alternate)
+    monkeypatch.setattr(at_hand, "turns", turns)
+    monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    another_process()
+    return made
+
+
+def another_process():
+    """The measurements that a process remembers are forgotten."""
+    store.tables.clear()
+    at_hand._disagreed.clear()
+
+
+def test_a_pair_is_measured_once_and_its_costs_are_printed(measuring, tmp_path, capsys):
+    target, drafter = tiny_pair()
+    found = measured(target, drafter)
+    assert "0.130" in (printed := capsys.readouterr().err) and "1.20 at 8" in printed
+    assert measured(target, drafter) == found and len(measuring) == 1 and capsys.readouterr().err == ""
+    assert found.ratio == 0.13 and dict(zip(found.widths, found.target_pass, strict=True)) == TIMES
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
+    assert load_cost_model(file) == found
+
+
+def test_in_a_batch_cache_slots_cost_time_and_rules_get_it(measuring, capsys):
+    """(1 - 0.616) / (512 - 128): a thousandth of a pass each; alone they cost nothing and are not measured."""
+    target, drafter = tiny_pair()
+    alone, four = measured(target, drafter), measured(target, drafter, batch=4)
+    assert alone.at(64) == alone and measuring[1] == ["few", "many"] and len(measuring) == 3
+    assert "every hundred cache slots 100.0 ms" in capsys.readouterr().err
+    assert four.slots == 512 and four.slot_time == pytest.approx(0.001) and four.at(512) == four
+    few = four.at(192)
+    assert few.plain_pass == pytest.approx(0.68) and few.drafter_step == four.drafter_step
+    np.testing.assert_allclose(np.subtract(four.target_pass, few.target_pass), 0.32)
+    assert four._replace(slot_time=0.1).at(0).plain_pass == pytest.approx(0.25), "never below a quarter"
+    pair = build_pair(target, drafter, policy=survival(), costs=four)
+    for prompt in ("a", "a" * 150):
+        request = prepare(pair, [prompt], SamplingParams(max_new_tokens=8), chat=False)
+        hyperparameters, slots = request.options["policy_hyperparameters"], request.options["slots"]
+        assert hyperparameters["drafter_cost"] == pytest.approx(0.13 / four.at(slots).plain_pass)
+        widest = pair.costs.at(slots).verification_times(9)[9]
+        assert hyperparameters["verification_times"][9] == pytest.approx(widest)
+
+
+def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch, tmp_path):
+    target, drafter = tiny_pair()
+    measured(target, drafter)
+    measured(drafter, drafter)
+    measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
+    assert len(measuring) == 3 and "drafter" not in measuring[-1]
+    monkeypatch.setattr(store, "device", lambda: "64 cores of another processor")
+    measured(target, drafter)
+    monkeypatch.setattr(jax, "__version__", "99.0")
+    measured(target, drafter)
+    (tmp_path / "products.cc").write_text("other products of few rows")
+    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "products.cc")
+    measured(target, drafter)
+    assert len(measuring) == 6
+
+
+def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
+    target, drafter = tiny_pair()
+    measured(target, drafter)
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
+    file.write_text('{"drafter_step": ')
+    another_process()
+    measured(target, drafter)
+    assert len(measuring) == 2 and "is not a cost model" in capsys.readouterr().err
+    load_cost_model(file)
+
+
+@pytest.mark.parametrize(
+    "series, load, doubts",
+    [
+        ({}, 2.1, ["the load average was 2.1 on 2 cores"]),
+        ({"8": (1.2, 1.1, 1.4)}, 1.9, []),  # median and quartiles
+        ({"8": (1.2, 0.9, 1.6)}, 0.0, ["a pass of 8 tokens took 900.0 to 1600.0 ms (quartiles)"]),
+        ({"drafter": (0.13, 0.1, 0.2)}, 0.0, ["a drafter step took 100.0 to 200.0 ms (quartiles)"]),
+    ],
+)
+def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
+    series, load, doubts, measuring, monkeypatch, tmp_path, capsys
+):
+    """By the next process in a quiet moment: doubts stand in the costs, their file and the line."""
+    monkeypatch.setattr(step_cost, "load_average", lambda: load)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    measuring.series.append(series)
+    target, drafter = tiny_pair()
+    found = measured(target, drafter)
+    assert list(found.doubts) == doubts and len(measuring) == 1
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
+    printed = capsys.readouterr().err
+    assert load_cost_model(file) == found and printed.count("\n") == 2
+    assert ("doubtful" in printed) == bool(doubts) and all(clause in printed for clause in doubts)
+    assert measured(target, drafter) == found and len(measuring) == 1, "the same process goes by it"
+    if load > 2:
+        another_process()
+        assert measured(target, drafter) == measured(target, drafter) == found and len(measuring) == 1
+        assert capsys.readouterr().err.count("since this machine is busy now") == 1
+    monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
+    another_process()
+    again = measured(target, drafter)
+    assert not again.doubts and not load_cost_model(file).doubts
+    assert ("are doubtful (" in capsys.readouterr().err) == bool(doubts)
+
+
+def test_a_line_on_a_terminal_breaks_between_words(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        store.say("the cached costs are doubtful")
+        assert ("costs\nare" in capsys.readouterr().err) == is_terminal
+
+
+def test_doubtful_costs_leave_no_verification_width_out(measuring):
+    """A table that a busy moment made flat chose one width of 8 for every round."""
+    target, drafter = tiny_pair()
+    measuring.series += [{str(width): [1.0] * 3 for width in TIMES} | {"drafter": (0.13, 0.1, 0.2)}]
+    flat = measured(target, drafter)
+    assert widths_for(flat._replace(doubts=()), 7) == (8,) and widths_for(flat, 7) == (1, 2, 4, 8)
+    assert longest_draft(flat._replace(doubts=())) == 8 and longest_draft(flat) == 7
+    pair = measured_pair(target, drafter, costs="measured")
+    assert pair.decoder.parts.widths == (1, 2, 4, 8) and pair.costs.doubts == flat.doubts != ()
+
+
+COUNTS = no_counts(1, 5)._replace(  # 20 rounds: 8 without drafts, 5 of one draft, 4 of three and 3 of five
+    num_rounds=np.array([20], np.int32),
+    drafted_at=np.array([[12, 7, 7, 3, 3]], np.int32),
+    drafter_passes=np.array([33], np.int32),
+)
+COUNTS = COUNTS._replace(num_draft_tokens=COUNTS.drafted_at.sum(axis=1))
+EXPECTED = 13 * 1.0 + 4 * 1.01 + 3 * 1.1 + 33 * 0.13
+
+
+def test_rounds_that_take_another_time_than_costs_predict_make_them_doubtful(measuring, tmp_path, capsys):
+    target, drafter = tiny_pair()
+    first = measured(target, drafter)
+    costs = between(first, (2, 4, 6))
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
+    assert decoding_seconds(costs, COUNTS) == pytest.approx(EXPECTED)
+    several = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=0), COUNTS)
+    trees = COUNTS._replace(num_draft_tokens=COUNTS.num_draft_tokens + 1)
+    for times, counts in ((1.3, COUNTS), (1 / 1.3, COUNTS), (99, several), (99, trees)):
+        at_hand.look_at(costs, counts, times * EXPECTED)
+    at_hand.look_at(costs._replace(drafter_step=0.2), COUNTS, 999.0)  # costs that are kept nowhere
+    assert decoding_seconds(costs, several) is decoding_seconds(costs, trees) is None
+    assert load_cost_model(file) == first
+    capsys.readouterr()
+    for share in (1.7, 1 / 1.7):
+        at_hand.look_at(costs, COUNTS, share * EXPECTED)
+    said = "decoding took 41.87 s where these costs predict 24.63"
+    assert capsys.readouterr().err.count(said) == 1 and load_cost_model(file).doubts == (said,), "once a process"
+    assert measured(target, drafter) == first and len(measuring) == 1, "a process keeps to its costs"
+    another_process()
+    assert measured(target, drafter) == first == load_cost_model(file) and len(measuring) == 2
+
+
+def test_plain_decoding_is_predicted_by_its_pass_and_few_rounds_tell_nothing():
+    costs = between(cost_model(0.1, {1: 1.0, 8: 2.0}), (4, 8))
+    counts = no_counts(1, 0)._replace(num_rounds=np.array([20], np.int32))
+    assert decoding_seconds(costs, counts) == 20.0
+    assert disagreement(costs, counts, 30.0) == "decoding took 30.00 s where these costs predict 20.00"
+    assert disagreement(costs, counts, 26.0) is None
+    assert disagreement(costs, counts._replace(num_rounds=np.array([15], np.int32)), 30.0) is None
+
+
+def test_threads_that_come_second_wait_for_the_first(measuring):
+    target, drafter = tiny_pair()
+    with ThreadPoolExecutor(3) as pool:
+        assert len({*pool.map(lambda _: measured(target, drafter), range(3))}) == 1
+    assert len(measuring) == 1
+
+
+def test_without_a_writable_home_nothing_is_cached(measuring, monkeypatch, tmp_path, capsys):
+    (tmp_path / ".cache").write_text("a file where the folder would be")
+    target, drafter = tiny_pair()
+    for _ in range(2):
+        measured(target, drafter)
+    assert len(measuring) == 2 and "kept nowhere" in capsys.readouterr().err
+
+
+def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
+    target, drafter = tiny_pair()
+    pair = measured_pair(target, drafter, costs="measured")
+    assert pair.decoder.parts.drafter.max_draft_length == 9
+    assert pair.decoder.parts.widths == (4, 6, 10) and pair.drafter_cost == 0.13
+    hyperparameters = prepare(pair, ["ab"], calibration=None).options["policy_hyperparameters"]
+    # of the widths that it decodes with: even no draft at all is verified in four tokens
+    assert hyperparameters["verification_times"] == pytest.approx([1.01] * 4 + [1.1] * 2 + [1.205] * 4)
+    looked = []
+    monkeypatch.setattr(generation, "look_at", lambda *args: looked.append(args))
+    result = generate("ab", SamplingParams(max_new_tokens=8), pair=pair, chat=False, record=True)
+    assert len(result.tokens) == 8
+    # what was decoded is compared with what was measured: every round in the width that it was verified in
+    passes = dict(zip(pair.costs.widths, pair.costs.target_pass, strict=True))
+    predicted = sum(passes[int(played["width"])] + 0.13 * int(played["drafter_passes"]) for played in result.rounds)
+    ((costs, counts, seconds),) = looked
+    assert decoding_seconds(costs, counts) == pytest.approx(predicted) and seconds == result.seconds
+    assert measured_pair(target, drafter, costs="measured", max_draft_length=3).decoder.parts.widths == (4,)
+    within = measured_pair(target, drafter, costs="measured", verification_widths=(5,)).decoder.parts
+    assert within.widths == (5,) and within.drafter.max_draft_length == 4
+    assert len(measuring) == 1
+
+
+def test_building_a_pair_measures_prints_and_writes_nothing(measuring, monkeypatch, tmp_path, capfd):
+    """Until `measure_costs` is called: then the draft length and the widths are those that were measured."""
+    target, drafter = write_pair(tmp_path / "models")
+    monkeypatch.delenv("SPECDEC_JAX_COSTS")  # as users have it: costs are measured by default
+    before = sorted(tmp_path.rglob("*"))
+    pair = build_pair(target, drafter)
+    assert pair.target.dtype == "bfloat16" and pair.costs is None
+    assert not measuring and sorted(tmp_path.rglob("*")) == before and capfd.readouterr() == ("", "")
+    with pytest.raises(ValueError, match="build_pair measures nothing: measure_costs"):
+        build_pair(target, drafter, costs="measured")
+    found = measure_costs(pair.using(adaedl()))
+    assert len(measuring) == 1 and "measuring" in capfd.readouterr().err
+    assert found.target.dtype == found.drafters[0].dtype == "bfloat16" and found.policy.name == "adaedl"
+    assert found.decoder.parts.drafter.max_draft_length == 9 and found.decoder.parts.widths == (4, 6, 10)
+    same = measured_pair(target, drafter, policy=adaedl())
+    assert same.costs == found.costs and same.decoder is found.decoder and len(measuring) == 1
+    with pytest.raises(ValueError, match="only a pair of build_pair can be measured"):
+        measure_costs(pair._replace(arguments=None))
+
+
+def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_both(measuring):
+    target, drafter = tiny_pair()
+    given = cost_model(0.5, {2: 1.0, 16: 3.0})
+    pair = build_pair(target, drafter, costs=given, max_draft_length=7)
+    hyperparameters = prepare(pair, ["ab"]).options["policy_hyperparameters"]
+    assert hyperparameters["drafter_cost"] == 0.5 and not measuring
+    expected = between(given, pair.decoder.parts.widths).verification_times(7)
+    assert hyperparameters["verification_times"] == pytest.approx(expected)
+    other = prepare(pair.using(survival(drafter_cost=0.2)), ["ab"]).options["policy_hyperparameters"]
+    assert "drafter_cost" not in other and "verification_times" in other
+    assert not prepare(pair.using(adaedl()), ["ab"]).options.get("policy_hyperparameters")
+
+
+def test_a_lookup_gets_the_costs_of_verification_and_plain_decoding_is_not_measured(measuring):
+    target, _ = tiny_pair()
+    assert measured_pair(target, None, costs="measured").costs is None and not measuring
+    pair = measured_pair(target, "prompt_lookup", costs="measured")
+    assert prepare(pair, ["ab"]).options["policy_hyperparameters"].keys() == {"verification_times"}
+    assert pair.drafter_cost is None and "drafter" not in measuring[0]
+
+
+STEPS = cost_model(0.13, {2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5})
+FLAT = cost_model(0.05, {2: 1.0, 4: 1.0, 8: 1.01, 16: 1.02})
+
+
+@pytest.mark.parametrize(
+    ("costs", "most", "widths"),
+    [
+        (STEPS, 7, (4, 6, 8)),  # 2 saves nothing over 4
+        (STEPS, 11, (4, 6, 12)),  # nor does 8 over 12
+        (STEPS, 6, (4, 6, 7)),  # 7 costs half-way between 6 and 8
+        (STEPS, 3, (4,)),
+        (FLAT, 7, (8,)),
+        (FLAT, 0, (1,)),
+        (FLAT._replace(doubts=("busy",)), 0, (1,)),
+        (FLAT._replace(doubts=("busy",)), 5, (1, 2, 4, 6)),
+        (STEPS, 40, (4, 6, 12, 16, 41)),  # beyond what was measured the last step goes on
+    ],
+)
+def test_widths_are_the_steps_of_the_staircase(costs, most, widths):
+    assert widths_for(costs, most) == widths
+
+
+def test_several_processes_do_not_measure(monkeypatch):
+    monkeypatch.setattr(choices, "spans_processes", lambda: True)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert costs_asked() == "estimated"
+    with pytest.raises(ValueError, match="costs are measured by one process"):
+        costs_asked("measured")
+
+
+def test_the_longest_draft_is_the_best_static_length_on_predictable_text():
+    def best(costs, lengths):
+        def rate(k):
+            tokens = sum(0.9**index for index in range(k + 1))
+            verifying = np.interp(k + 1, costs.widths, costs.target_pass) / costs.plain_pass
+            return tokens / (verifying + k * costs.ratio)
+
+        return max(lengths, key=rate)
+
+    for costs in (STEPS, FLAT, cost_model(0.5, {2: 1.0, 16: 3.0}), cost_model(0.0, {2: 1.0, 16: 1.0})):
+        assert longest_draft(costs) == best(costs, range(1, 16))
+    assert longest_draft(cost_model(0.5, {2: 1.0, 16: 3.0})) < longest_draft(STEPS) < longest_draft(FLAT)
+
+
+def test_rules_get_the_costs_they_take_and_lack():
+    verification = tuple(STEPS.verification_times(7).tolist())
+    assert costs_for(survival(), STEPS, 7) == {"drafter_cost": 0.13, "verification_times": verification}
+    assert costs_for(at_least(1, survival()), STEPS, 7) == costs_for(survival(), STEPS, 7)
+    assert costs_for(phase_length(survival()), STEPS, 7) == costs_for(survival(), STEPS, 7)
+    assert costs_for(survival(drafter_cost=0.4), STEPS, 7) == {"verification_times": verification}
+    for rule in (goodput(), bandit(), policy_bandit()):
+        found = costs_for(rule, STEPS, 7)
+        assert found.keys() == {"drafter_cost", "verification_cost"}
+        assert found["verification_cost"] == pytest.approx(0.2 / 7)
+    assert costs_for(adaedl(), STEPS, 7) == costs_for(static(), STEPS, 7) == {}
+    assert "drafter_cost" not in costs_for(survival(), cost_model(0.0, {2: 1.0, 8: 1.2}), 7), "what drafts is no model"
+    assert weighs_costs(survival()) and weighs_costs(goodput()) and not weighs_costs(adaedl())
+
+
+def test_rules_that_decide_for_all_rows_do_so_whatever_is_wrapped_around_them():
+    joined = survival(together=True)
+    several = policy_bandit([joined, survival()])
+    wrapped = joined, at_least(1, joined), phase_length(joined), update_every(policy=joined), several
+    for rule in wrapped:
+        assert rule.joins_rows and costs_for(rule, STEPS, 7) != {}
+    assert not any(rule.joins_rows for rule in (survival(), at_least(1, survival()), policy_bandit()))
+
+
+def test_costs_come_from_words_a_file_or_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv(VARIABLE)
+    assert costs_asked() == "measured"
+    assert costs_asked("estimated") == "estimated" and costs_asked(STEPS) is STEPS
+    save_cost_model(tmp_path / "here.json", STEPS)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "here.json"))
+    assert costs_asked() == STEPS and costs_asked("measured") == "measured"
+    with pytest.raises(FileNotFoundError, match="no cost model 'mesured'; did you mean 'measured'"):
+        costs_asked("mesured")
+
+
+def test_free_memory_is_the_least_that_is_said(monkeypatch, tmp_path):
+    if jax.default_backend() != "cpu" or machine.free_memory() is None:
+        pytest.skip("the device says its own")
+    monkeypatch.setattr(machine, "GROUPS", {tmp_path: ("memory.max", "memory.current")})
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 5\nfile 9\ninactive_file 100\nactive_file 30\n")
+    assert machine.free_memory() == 2000 + 130  # files that were read are no reason to refuse anything
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.free_memory() > 1e6

@@ -1,0 +1,300 @@
+"""Log-probabilities of emitted tokens are the scores of the text, however it was decoded; and the sampler."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import plain_oracles as oracles
+import pytest
+from refusals import refusals
+from stopping_cases import play_rows, story
+from tiny_llama import noisy_pair
+from tiny_pair import write_pair
+from tiny_t5 import padded
+from tiny_t5 import write_pair as write_t5
+
+import specdec_jax as sd
+from specdec_jax.contrib.trees import comb
+from specdec_jax.decoding import build_decoder
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import log_probabilities, make_warp
+from specdec_jax.decoding.scoring import score
+from specdec_jax.drafters import model
+from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.monitors import log_probs, phases
+from specdec_jax.monitors.phases import observe_token
+from specdec_jax.stopping import adaedl, phase_length, static, survival
+from specdec_jax.text.continuous_batching import complete
+from specdec_jax.text.generation import build_pair, generate, prepare
+from specdec_jax.text.request_file import result_line
+from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.streaming import stream
+from specdec_jax.types import RoundContext, VerificationResult
+from specdec_jax.verification import rejection
+
+PROMPTS = ["hello", "a much longer prompt than that", "42"]
+WARPS = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.7}, {"temperature": 1.4, "top_k": 20, "min_p": 0.02}]
+CLOSE = 2e-4  # float32, passes of other widths
+
+
+def sampling(size, **more):
+    """Of so many tokens, whichever they are."""
+    return SamplingParams(max_new_tokens=size, stop_ids=(), **more)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folders = write_pair(tmp_path_factory.mktemp("tiny"))
+    return build_pair(*folders, policy=static(draft_length=3), max_draft_length=3, dtype="float32")
+
+
+def scores(pair, result, warp):
+    """(raw, warped) of its tokens, by the scorer."""
+    text, begin = [*result.prompt_tokens, *result.tokens], len(result.prompt_tokens) - 1
+    both = (score(pair.decoder, pair.params, [text], make_warp(1, **one)) for one in ({"temperature": 1.0}, warp))
+    return [np.asarray(each.log_p)[0, begin:] for each in both]
+
+
+def assert_scored(pair, result, warp, atol=CLOSE):
+    found = result.log_probs, result.warped_log_probs
+    assert all(len(each) == len(result.tokens) > 1 for each in found)
+    np.testing.assert_allclose(found, scores(pair, result, warp), atol=atol)
+
+
+@pytest.mark.often(2)
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+def test_they_are_the_scores_and_the_tokens_are_the_same_without_them(tiny, warp):
+    asked, options = sampling(24, seed=3, **warp), {"pair": tiny, "chat": False}
+    results = generate(PROMPTS, asked, log_probs=True, **options)
+    assert sum(result.statistics["num_accepted_tokens"] for result in results) > 10
+    for result, plain in zip(results, generate(PROMPTS, asked, **options), strict=True):
+        assert_scored(tiny, result, warp)
+        assert (plain.tokens, plain.statistics) == (result.tokens, result.statistics)
+        assert plain.log_probs is plain.warped_log_probs is None
+        with pytest.raises(AssertionError):  # the control: a position off
+            assert_scored(tiny, result._replace(log_probs=[*result.log_probs[1:], result.log_probs[0]]), warp)
+
+
+def test_a_stream_brings_them_by_rounds(tiny):
+    asked, options = sampling(24, **WARPS[1]), {"pair": tiny, "chat": False, "log_probs": True}
+    chunks = stream(PROMPTS[0], asked, rounds=2, **options)
+    seen = [(len(chunk.tokens), chunk.log_probs, chunk.warped_log_probs) for chunk in chunks]
+    assert all(size == len(raw) == len(warped) for size, raw, warped in seen) and len(seen) > 2
+    result = chunks.result()
+    assert sum((raw for _, raw, _ in seen), []) == result.log_probs
+    assert sum((warped for *_, warped in seen), []) == result.warped_log_probs
+    assert_scored(tiny, result, WARPS[1])
+
+
+def test_rows_that_are_refilled_keep_nothing_of_who_had_them_before(tiny):
+    pair, texts = tiny.with_log_probs().using(policy=survival()), [*PROMPTS, "x", "one more", "and the last"]
+    assert pair.with_log_probs() is pair  # not held twice
+    asked = [sampling(5 + 7 * i, seed=i, **WARPS[i % 3]) for i in range(len(texts))]
+    requests = [prepare(pair, [text], one, chat=False) for text, one in zip(texts, asked, strict=True)]
+    for done in complete(pair, requests, batch=2):
+        assert_scored(pair, done.result, WARPS[done.index % 3])
+        impossible = done.result._replace(warped_log_probs=[-np.inf])  # as of a lossy verifier: JSON has no infinity
+        line = result_line(1, {}, impossible, with_tokens=False)
+        assert str(done.result.log_probs).encode() in line and b'"warped_log_probs": [null]' in line
+
+
+@pytest.mark.seldom
+def test_siblings_that_are_accepted_have_their_own(tiny):
+    options = {"policy": comb(), "max_draft_length": 3, "verification_widths": (2, 4, 12)}
+    pair = build_pair(tiny.target, tiny.drafters[0], **options)
+    results = generate(PROMPTS, sampling(40, **WARPS[2]), pair=pair, chat=False, log_probs=True)
+    for result in results:
+        assert_scored(pair, result, WARPS[2])
+    counts = [result.statistics for result in results]
+    assert max(each["num_accepted_tokens"] - sum(each["acceptance_histogram"][1:]) for each in counts) > 0
+
+
+@pytest.mark.seldom
+def test_an_encoders_answers(tmp_path):
+    target, drafter = write_t5(tmp_path)
+    pair = build_pair(target, drafter, policy=static(draft_length=3), max_draft_length=3, dtype="float32")
+    results = generate(["the cat. a dog?", "sing"], sampling(12, **WARPS[1]), pair=pair, log_probs=True)
+    model, params = pair.target.model, pair.params.target
+    for result in results:
+        text = jnp.asarray([[model.spec.source.first_token, *result.tokens]], jnp.int32)
+        source = padded([result.prompt_tokens], 64)
+        logits, _ = model.apply(params, text, model.init_cache(params, 1, text.shape[1], source))
+        for warp, found in ({"temperature": 1.0}, result.log_probs), (WARPS[1], result.warped_log_probs):
+            said = log_probabilities(logits[0, :-1], make_warp(len(result.tokens), **warp))
+            np.testing.assert_allclose(found, said[np.arange(len(found)), result.tokens], atol=CLOSE)
+
+
+def test_the_monitor_inside_still_watches(tiny):
+    asked, monitor = sampling(30, temperature=1.0), phases(enter=1, leave=0.9, minimum_length=1)
+    pair = tiny.using(policy=phase_length(), monitor=monitor)
+    plain, result = (generate("hello", asked, pair=pair, chat=False, log_probs=log) for log in (False, True))
+    assert result.statistics == plain.statistics and 0 < result.statistics["num_reasoning_tokens"] < 30
+    assert log_probs(9, monitor).hyperparameters == monitor.hyperparameters
+    assert log_probs(9, monitor).bare == log_probs(9, phases()) != log_probs(8, phases())
+
+
+# The sampler
+
+
+def test_samples_are_those_of_the_decoder_and_new_parameters_compile_nothing():
+    model, params, noisy = noisy_pair()
+    drafter, sampling = sd.drafters.model(model, 3), SamplingParams(max_new_tokens=10, temperature=0.9, top_p=0.8)
+    sample, traced = sd.sampler(model, drafter, sampling, policy=static(), prefill_chunk=4), []
+
+    @jax.jit
+    def step(params, drafter_params, prompts, seed):
+        traced.append(seed)
+        return sample(params, drafter_params, prompts, seed)
+
+    decoder = sd.build_decoder(model, drafter, static(), sd.verification.rejection(), prefill_chunk=4)
+    prompts = [[5, 7, 9], [11, 3]]
+    for seed, scale in (1, 1.0), (8, 1.1):
+        both = [jax.tree.map(lambda leaf, scale=scale: scale * leaf, tree) for tree in (params, noisy)]
+        found = step(*both, [np.array(prompt) for prompt in prompts], seed)
+        weights, warp = sd.ModelParams(*both), make_warp(2, 0.9, top_p=0.8)
+        state = decoder.run(weights, decoder.prefill(weights, prompts, max_new_tokens=10, warp=warp, seed=seed))
+        begin, end = np.asarray(state.prompt_length), np.asarray(state.length)
+        np.testing.assert_array_equal(found.mask.sum(axis=1), end - begin)
+        for row in range(2):
+            text = np.asarray(state.tokens)[row, : end[row]]
+            np.testing.assert_array_equal(found.tokens[row, found.mask[row]], text[begin[row] :])
+            said = score(decoder, weights, text[None], make_warp(1, 0.9, top_p=0.8)).log_p[0, begin[row] - 1 :]
+            np.testing.assert_allclose(found.log_probs.warped[row, found.mask[row]], said, atol=CLOSE)
+        assert not found.tokens[~found.mask].any() and not found.log_probs.raw[~found.mask].any()
+        np.testing.assert_array_equal(sample(*both, prompts, seed).tokens, found.tokens)
+    assert len(traced) == 1
+    wrong = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), params)
+    for name, trees in (("params", (wrong, noisy)), ("drafter_params", (params, wrong))):
+        with pytest.raises(ValueError, match=f"^{name}: .* has NaN or infinity in float32"):
+            sample(*trees, prompts)
+    with pytest.raises(ValueError, match="decodes no text.*stop='x'"):
+        sd.sampler(model, drafter, SamplingParams(stop="x"))
+
+
+HYPERPARAMETERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
+
+
+def phases_by_hand(entropies, enter, leave, minimum_length, decay):
+    """The phase after each token, written as one would say it."""
+    phase, running, lasted, found = 0, 0.0, 0, []
+    for n, entropy in enumerate(entropies):
+        weight = max(1 - decay, 1 / (n + 1))
+        running = (1 - weight) * running + weight * entropy
+        lasted += 1
+        if lasted >= minimum_length and (running > enter if phase == 0 else running < leave):
+            phase, lasted = 1 - phase, 0
+        found.append(phase)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_detector_is_the_plain_loop(seed):
+    rng = np.random.default_rng(seed)
+    entropies = np.clip(np.repeat(rng.uniform(0, 2, 12), 5) + rng.normal(0, 0.2, 60), 0, None).astype(np.float32)
+    state, found = phases().init(1, **HYPERPARAMETERS), []
+    for entropy in entropies:
+        state = observe_token(state, jnp.array([entropy]))
+        found.append(int(state.phase[0]))
+    assert found == phases_by_hand(entropies, **HYPERPARAMETERS)
+    assert 0 < sum(found) < len(found), "both phases must occur, or nothing was tested"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_rounds_of_any_length_find_the_same_phases(raw):
+    """The state after some tokens does not depend on the rounds they came in, nor on what comes after them."""
+    rng, monitor, temperatures = np.random.default_rng(0), phases(raw_entropy=raw), np.array([0.6, 1.7])
+    logits = rng.normal(0, 1, (2, 40, 7)) * rng.uniform(0, 4, (2, 40, 1))
+    prob = np.exp(logits if raw else logits / temperatures[:, None, None])
+    prob /= prob.sum(axis=-1, keepdims=True)
+    entropies = -np.sum(prob * np.log(prob), axis=-1)
+    whole = monitor.init(2, **HYPERPARAMETERS)
+    for t in range(24):
+        whole = observe_token(whole, jnp.asarray(entropies[:, t], jnp.float32))
+    cut, at = monitor.init(2, **HYPERPARAMETERS), np.zeros(2, int)
+    context = RoundContext(*[None] * len(RoundContext._fields))._replace(warp=make_warp(2, temperatures))
+    for lengths in ([4, 1], [2, 3], [1, 4], [4, 4], [4, 3], [1, 4], [4, 1], [4, 4]):
+        block = np.stack([logits[row, at[row] : at[row] + 4] for row in range(2)])
+        result = VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
+        cut, at = monitor.observe(cut, jnp.asarray(block, jnp.float32), result, context), at + lengths
+    assert at.tolist() == [24, 24]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, cut)
+
+
+def decode(policy, monitor=None, **hyperparameters):
+    """(the toy's tables, the final state) of two rows of 40 tokens at temperature 1."""
+    tables, small = toy_pair(5, 0, distance=0.9), table_model(5)
+    params, drafter = ModelParams(tables.target, tables.drafter), model(small, 3, catch_up=4)
+    decoder = build_decoder(small, drafter, policy, rejection(), monitor=monitor, prefill_chunk=4)
+    options = {"max_new_tokens": 40, "seed": 3, "warp": make_warp(2, temperature=1.0), "stop_ids": ()}
+    state = decoder.prefill(params, [(0, 1), (2, 3)], record_rounds=40, **options, **hyperparameters)
+    return tables, jax.tree.map(np.asarray, decoder.run(params, state))
+
+
+def expected_phases(table, state, row, hyperparameters):
+    """The phase each round began in, from the emitted tokens and the target's table."""
+    start, end = int(state.prompt_length[row]), int(state.length[row])
+    text = state.tokens[row, :end]
+    entropies = []
+    for t in range(start, end):
+        entropies.append(oracles.entropy(oracles.softmax(table[text[t - 2], text[t - 1]].astype(np.float64))))
+    after = [0, *phases_by_hand(entropies, **hyperparameters)]
+    emitted = state.record.emitted[row]
+    return [after[int(emitted[:i].sum())] for i in range(int(state.statistics.num_rounds[row]))]
+
+
+WATCH = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
+
+
+def test_the_record_says_which_phase_a_round_began_in():
+    tables, state = decode(static(), phases(), monitor_hyperparameters=WATCH)
+    seen = set()
+    for row in range(2):
+        wanted = expected_phases(np.asarray(tables.target), state, row, WATCH)
+        assert state.record.phase[row, : len(wanted)].tolist() == wanted
+        seen |= set(wanted)
+        emitted = state.record.emitted[row, : len(wanted)]
+        assert state.statistics.num_reasoning_tokens[row] == emitted[np.array(wanted) == 1].sum() > 0
+    assert seen == {0, 1}
+
+
+def test_lengths_follow_the_phase():
+    lengths = {"routine_length": 3, "reasoning_length": 1}
+    _, state = decode(phase_length(), phases(), monitor_hyperparameters=WATCH, policy_hyperparameters=lengths)
+    for row in range(2):
+        rounds = int(state.statistics.num_rounds[row]) - 1  # the last may be cut by the budget
+        phase, drafted = state.record.phase[row, :rounds], state.record.drafted[row, :rounds]
+        budget = 40 - np.cumsum(np.r_[0, state.record.emitted[row, : rounds - 1]]) - 1
+        np.testing.assert_array_equal(drafted, np.minimum(np.where(phase == 0, 3, 1), budget))
+        assert set(phase.tolist()) == {0, 1}
+    watch, lengths = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}, {"routine_length": 3, "reasoning_length": 0}
+    _, state = decode(phase_length(), phases(), monitor_hyperparameters=watch, policy_hyperparameters=lengths)
+    assert state.record.drafted[0, 1:10].tolist() == [0] * 9 and state.record.drafted[0, 0] == 3
+
+
+def test_the_rule_inside_may_stop_sooner_and_is_taught():
+    wide = {"routine_length": 9, "reasoning_length": 9}
+    alone = {"entropy_factor": 0.1, "threshold": 0.6, "step": 0.5, "threshold_decay": 0.2}
+    _, inside = decode(phase_length(adaedl()), phases(), policy_hyperparameters={**alone, **wide})
+    _, outside = decode(adaedl(), policy_hyperparameters=alone)
+    np.testing.assert_array_equal(inside.tokens, outside.tokens)
+    np.testing.assert_array_equal(inside.record.drafted, outside.record.drafted)
+    np.testing.assert_allclose(inside.policy.policy.control.threshold, outside.policy.control.threshold)
+
+
+def test_the_rule_inside_plans_within_the_length_of_the_phase():
+    within = lambda state, *arguments: (arguments[-1].budget <= 2, state)  # noqa: E731
+    inner = static().replace(begin=within, check=within, proceed=within)
+    (drafted, *_), _ = play_rows(phase_length(inner), {"routine_length": 2})
+    np.testing.assert_array_equal(drafted, np.minimum(story().budgets, 2))
+
+
+test_what_is_refused = refusals(
+    (lambda: phases().init(1, leave=2.0, enter=1.0), "leave must not exceed enter, got leave=2 and enter=1"),
+    (lambda: phase_length(phase_length()), "without hyperparameters called reasoning_length and routine_length"),
+    (lambda: decode(phase_length()), "this policy reads phases"),
+)
+
+
+def test_a_pair_gets_its_monitor(tmp_path):
+    pair = build_pair(*write_pair(tmp_path), policy=phase_length(), dtype="float32")
+    assert pair.decoder.parts.monitor.init(1).phase.tolist() == [0]
+    assert phase_length().hyperparameters == {"routine_length": 5, "reasoning_length": 2}
