@@ -32,26 +32,27 @@ def open_hf_folder(folder: str | Path) -> Checkpoint:
     before any tensor is read. Weights are checked before the tokenizer.
     """
     folder = Path(folder)
-    config = read_config(folder)
-    try:
-        family(config["model_type"])
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from None
-    files = weight_files(folder)
+    config = check_served(folder)
+    files = [folder / name for name in weight_names(folder)]
     for path in files:
+        if not path.is_file():
+            bins = sorted(path.name for path in folder.glob("*.bin"))
+            hint = f" ({bins[0]} is not read: save it with safe_serialization)" if bins else ""
+            raise FileNotFoundError(f"no such weight file: {path}{hint}")
         with _open(path) as file:
             if not file.keys():
                 raise ValueError(f"{path} holds no tensors")
     return Checkpoint(str(folder), config, _tensors(files), tokenizer_from_folder(folder))
 
 
-def check_served(folder: Path) -> None:
-    """Checks that a config.json is supported. Raises as `read_config`, or ValueError naming it."""
+def check_served(folder: Path) -> dict[str, Any]:
+    """As `read_config`, for a config of a supported family. Raises ValueError naming the file for others."""
     config = read_config(folder)
     try:
         config_class(family(config["model_type"])).from_hf(config)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from None
+    return config
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -69,17 +70,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / CONFIG} says its weights are quantised ({method!r}); load an unquantised one")
     eos = read_json(folder / GENERATION).get("eos_token_id")
     return config if eos is None else config | {"eos_token_id": eos}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The existing .safetensors files. Raises FileNotFoundError naming the first missing one."""
-    names = weight_names(folder)
-    for name in names:
-        if not (folder / name).is_file():
-            bins = sorted(path.name for path in folder.glob("*.bin"))
-            hint = f" ({bins[0]} is not read: save it with safe_serialization)" if bins else ""
-            raise FileNotFoundError(f"no such weight file: {folder / name}{hint}")
-    return [folder / name for name in names]
 
 
 def weight_names(folder: Path) -> list[str]:

@@ -94,7 +94,7 @@ def save(session: Session, name: str) -> RenderableType:
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     turn = _last(session)
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings)
+    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings, turn.policy)
     return Text(f"saved {path}")
 
 

@@ -11,7 +11,7 @@ from specdec_jax.loading import Tokenizer, refuse_encoders
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
-from specdec_jax.types import DecodeState
+from specdec_jax.types import DecodeState, StoppingPolicy
 
 SPARE = 3  # new caches have slots for this many answers
 LEAST_SLOTS = 256
@@ -28,6 +28,7 @@ class Turn(NamedTuple):
     prefilled: int  # tokens of the prompt that were prefilled
     why: str  # the reason for prefilling them
     settings: Settings  # those of the answer
+    policy: StoppingPolicy
     tokenizer: Tokenizer
 
 
@@ -142,8 +143,14 @@ class Session:
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
         state, self._state = self._state, None  # donated below: if the start is interrupted, no state is left
-        state, why = self._usable(state, request)
-        chunks = None
+        chunks, why = None, "new in this turn"  # why tokens are prefilled; without a state all are
+        if state is None:
+            why = "nothing was kept"
+        elif self._models() != self._kept_models:
+            state, why = None, "the models changed"
+        elif not can_continue(self.pair, request, state):
+            before, slots = state.tokens.shape[1], request.options["slots"]
+            state, why = None, f"the cache grew from {before} to {slots} slots"
         try:
             chunks = Stream(self.pair, request, 1, state)
             yield from chunks
@@ -157,18 +164,8 @@ class Session:
                     self._state, self._kept_models = chunks.state, self._models()
                     if result.tokens:
                         self.messages = [*messages, {"role": "assistant", "content": result.text}]
-                        facts = len(ids) - chunks.reused, why, self.settings, chunks.tokenizer
+                        facts = len(ids) - chunks.reused, why, self.settings, self.pair.policy, chunks.tokenizer
                         self.last = Turn(ids, rendered, result, request.options["slots"], chunks.reused, *facts)
-
-    def _usable(self, state: DecodeState | None, request: Request) -> tuple[DecodeState | None, str]:
-        """The kept state if this turn can continue from it, and the reason for prefilling."""
-        if state is None:
-            return None, "nothing was kept"
-        if self._models() != self._kept_models:
-            return None, "the models changed"
-        if not can_continue(self.pair, request, state):
-            return None, f"the cache grew from {state.tokens.shape[1]} to {request.options['slots']} slots"
-        return state, "new in this turn"
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:

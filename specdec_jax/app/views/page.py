@@ -16,7 +16,6 @@ from specdec_jax.app.views.tokens import PHASES, Token, bound, phases_of, tokens
 from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.text.generation import Generation
-from specdec_jax.text.strategies import choose
 from specdec_jax.types import StoppingPolicy
 
 LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
@@ -30,11 +29,12 @@ KINDS = {
 }
 
 
-def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings) -> None:
+def save_drawing(
+    path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings, policy: StoppingPolicy
+) -> None:
     """Writes the page of a recorded generation with the prompt and the settings that it was decoded with."""
     names = ("target", "drafter", "policy", "verifier", "temperature", "seed")
     details = {"prompt": prompt} | {name: f"{getattr(settings, name)}" for name in names}
-    policy = choose("policy", settings.policy)
     save_page(path, result, tokenizer, title=one_line(prompt), details=details, policy=policy)
 
 

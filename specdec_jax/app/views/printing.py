@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_jax.app.views.escapes import printed, shown
-from specdec_jax.app.views.terminal import error_console, legend, shows_colours, streamed, wrapping_on
+from specdec_jax.app.views.terminal import error_console, legend, shows_colours, streamed
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.streaming import Stream
@@ -29,11 +29,10 @@ def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
 
     Returns whether it finished; False after Ctrl-C, with the text so far printed.
     """
-    terminal, finished = Console(), False
-    colours, wrapping = shows_colours(terminal), wrapping_on(terminal)
+    colours, finished = shows_colours(Console()), False
     with contextlib.suppress(KeyboardInterrupt):
         for chunk in chunks:
-            print(streamed(chunk.pieces, chunk.text, colours, wrapping), end="", flush=True)
+            print(streamed(chunk.pieces, chunk.text, colours), end="", flush=True)
         finished = True
     print(flush=True)
     console = error_console()
