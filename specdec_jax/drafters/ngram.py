@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.drafters._lookup import lookup
+from specdec_jax.drafters._parts import lookup
 from specdec_jax.ranges import Between, DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Drafter, RoundContext, Source

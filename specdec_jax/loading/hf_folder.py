@@ -1,10 +1,10 @@
 """Reading and writing of Hugging Face folders: config.json, .safetensors files, tokenizer.json."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specdec_jax.drafters.draft_models.reduced_head import check_whole
-from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
@@ -23,6 +22,15 @@ DTYPES = {"BF16": "bfloat16", "F64": "float64", "F32": "float32", "F16": "float1
     f"{short}{bits}": f"{name}{bits}" for short, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
 """Safetensors' names of types, except floating types of eight bits or less, whose scales are not supported."""
+
+
+class Checkpoint(NamedTuple):
+    """The result of every loader, before conversion by a model family: weights with Hugging Face's names."""
+
+    where: str  # the file or folder, for messages
+    config: dict[str, Any]  # as in config.json, including `model_type`
+    named: Iterable[tuple[str, Any]]  # (name, array), each read on access
+    tokenizer: Tokenizer
 
 
 def open_hf_folder(folder: str | Path) -> Checkpoint:

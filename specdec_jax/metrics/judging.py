@@ -19,6 +19,7 @@ from specdec_jax.decoding.state import refuse_encoder, slots_for
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
+from specdec_jax.replay.tracing import check_texts
 from specdec_jax.text.pair import build_pair
 from specdec_jax.types import Array, LanguageModel, Params, Warp
 
@@ -112,7 +113,10 @@ def judge(
     check_same_vocabulary(target, drafter)
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be positive, got {batch!r} and {chunk!r}")
-    _check(texts, target.model.spec.vocab_size, target.model.spec.context)
+    check_texts(texts, target.model.spec.context)
+    for index, (prompt, answer) in enumerate(texts):
+        if not 0 <= min(*prompt, *answer) <= max(*prompt, *answer) < target.model.spec.vocab_size:
+            raise ValueError(f"text {index} has tokens outside the vocabulary of {target.model.spec.vocab_size}")
     warps = [make_warp(batch * chunk, temperature) for temperature in temperatures]
     if not warps:
         raise ValueError("judging needs at least one temperature")
@@ -170,17 +174,3 @@ def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
     """Batches of indices in order of length, to minimise padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return (order[begin : begin + batch] for begin in range(0, len(order), batch))
-
-
-def _check(texts: Sequence[Text], vocab_size: int, context: int) -> None:
-    for index, (prompt, answer) in enumerate(texts):
-        if not len(prompt) or not len(answer):
-            raise ValueError(
-                f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer; both need one"
-            )
-        if len(prompt) + len(answer) > context:
-            raise ValueError(
-                f"text {index} of {len(prompt) + len(answer)} tokens exceeds the target's context, {context}"
-            )
-        if not 0 <= min(*prompt, *answer) <= max(*prompt, *answer) < vocab_size:
-            raise ValueError(f"text {index} has tokens outside the vocabulary of {vocab_size}")

@@ -17,16 +17,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.replay.rounds import (
-    Counts,
-    Texts,
-    as_settings,
-    check_replayed,
-    first_rows,
-    most_drafts,
-    replay_pass,
-    texts_of,
-)
+from specdec_jax.ranges import Between
+from specdec_jax.replay.rounds import Counts, Texts, first_rows, replay_pass, texts_of
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import PolicyState, StoppingPolicy
 
@@ -98,14 +90,23 @@ def replay(
         ValueError: a policy that reads data that a trace does not have, or phases without any; K larger than the
             trace's, arrays of different lengths, or hyperparameters that `init` refuses.
     """
-    check_replayed(policy, trace)
+    if policy.joins_rows:
+        raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
+    if policy.tree_hooks is not None:
+        policy.tree_hooks.check_replay(policy, trace)
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
-    limit = most_drafts(trace, max_draft_length)
+    limit = trace.max_draft_length if max_draft_length is None else max_draft_length
+    Between(1, trace.max_draft_length).check("max_draft_length", limit)
     places = policy.max_tokens(limit) if widest is None else max(widest - 1, limit)
-    values, settings = as_settings(hyperparameters or {})
+    given = {name: value for name, value in (hyperparameters or {}).items() if value is not None}
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in given.items()}
+    if len(sizes := {len(value) for value in arrays.values()} - {1}) > 1:
+        raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
+    settings = sizes.pop() if sizes else 1
+    values = {name: np.broadcast_to(value, (settings, *value.shape[1:])) for name, value in arrays.items()}
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
     every, program = texts_of(trace, np.arange(texts), phases), _program(policy.bare, limit, places, rounds)

@@ -33,6 +33,7 @@ from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between
 from specdec_jax.replay.chains import Chains, Rejected, Written, chains, features, right_candidate
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
@@ -84,7 +85,10 @@ def trace_texts(
     Raises:
         ValueError: no texts, an empty prompt or answer, an answer longer than the limit, or a text that does not fit.
     """
-    _check(texts, limit, models[0].spec.context, max_draft_length)
+    if not texts:
+        raise ValueError("a trace needs at least one text")
+    Between(1).check("max_draft_length", max_draft_length)
+    check_texts(texts, models[0].spec.context, limit)
     batch, (target, drafter) = len(texts), models
     prompts, sizes = (np.array([len(part) for part in parts], np.int32) for parts in zip(*texts, strict=True))
     slots = int((prompts + sizes).max()) + max(chunk, max_draft_length, PREFILL) + FED
@@ -136,18 +140,18 @@ def trace_texts(
     )
 
 
-def _check(texts: Sequence[Text], limit: int, context: int, longest: int) -> None:
-    if not texts:
-        raise ValueError("a trace needs at least one text")
-    if longest < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {longest}")
+def check_texts(texts: Sequence[Text], context: int, limit: int | None = None) -> None:
+    """Raises ValueError for a (prompt, answer) with an empty part, or of more tokens than the limit or the context."""
     for index, (prompt, answer) in enumerate(texts):
+        total, most = len(prompt) + len(answer), len(answer) if limit is None else limit
         if not len(prompt) or not len(answer):
-            raise ValueError(f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer")
-        if len(answer) > limit:
-            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {limit}")
-        if len(prompt) + len(answer) > context:
-            raise ValueError(f"text {index} of {len(prompt) + len(answer)} tokens exceeds the context of {context}")
+            raise ValueError(
+                f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer: both need one"
+            )
+        if len(answer) > most:
+            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {most}")
+        if total > context:
+            raise ValueError(f"text {index} of {total} tokens exceeds the target's context, {context}")
 
 
 def _forward(

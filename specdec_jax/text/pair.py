@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from specdec_jax.costs.at_hand import measured
 from specdec_jax.costs.choices import DRAFTS, ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
-from specdec_jax.costs.store import say
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
@@ -27,6 +26,7 @@ from specdec_jax.drafters.draft_models.reduced_head import ReducedParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
 from specdec_jax.meshes import bytes_here
 from specdec_jax.monitors.log_probs import log_probs

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.families import config_class, family
 from specdec_jax.loading.gguf.architectures import (
     EVERY,
@@ -20,6 +19,7 @@ from specdec_jax.loading.gguf.architectures import (
 )
 from specdec_jax.loading.gguf.reader import GGUF, architecture_name, dequantise, number, read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
+from specdec_jax.loading.hf_folder import Checkpoint
 from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rope import inverse_frequencies
 
