@@ -68,6 +68,9 @@ class HFConfig:
             if not (is_number(token, numbers.Integral) and 0 <= token < self.vocab_size):
                 raise ValueError(f"eos_token_id must be tokens, 0 to {self.vocab_size - 1}, got {token!r}")
 
+    embedding_width = property(lambda self: self.hidden_size)  # of embeddings and of the head's inputs
+    context = property(lambda self: self.max_position_embeddings)  # maximum number of tokens of a text
+
     def check_positive(self, *names: str) -> None:
         """Raises ValueError for the first of these fields that is no positive integer, or a number above 10,000."""
         for name in names:
@@ -76,16 +79,6 @@ class HFConfig:
                 raise ValueError(f"{self.key(name)} must be a positive integer, got {value!r}")
             if name.startswith("num_") and value > 10_000:  # layers, heads, experts: each has entries in tables
                 raise ValueError(f"{self.key(name)} must be at most 10000, got {value}")
-
-    @property
-    def embedding_width(self) -> int:
-        """Width of embeddings and of the head's inputs."""
-        return self.hidden_size
-
-    @property
-    def context(self) -> int:
-        """Maximum number of tokens of a text."""
-        return self.max_position_embeddings
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -180,10 +173,7 @@ class UngroupedHeads:
             raise ValueError(f"a width of {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         return self.hidden_size // self.num_attention_heads
 
-    @property
-    def num_key_value_heads(self) -> int:
-        """Number of heads, because there are no groups."""
-        return self.num_attention_heads
+    num_key_value_heads = property(lambda self: self.num_attention_heads)  # there are no groups
 
 
 @dataclass(frozen=True)
@@ -206,10 +196,8 @@ class RopeConfig(HFConfig):
             raise ValueError(f"rope_theta must be above 0, got {self.rope_theta!r}")
         check_scaling(self.rope_scaling)
 
-    @property
-    def rotated(self) -> int:
-        """Number of dimensions of a head with rotary positions."""
-        return int(self.head_dim * self.partial_rotary_factor)
+    # number of dimensions of a head with rotary positions
+    rotated = property(lambda self: int(self.head_dim * self.partial_rotary_factor))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

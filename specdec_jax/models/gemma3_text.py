@@ -33,10 +33,8 @@ class Gemma3TextConfig(Gemma2Config):
         if not 0 < self.rope_local_base_freq < math.inf:
             raise ValueError(f"rope_local_base_freq must be a number above 0, got {self.rope_local_base_freq!r}")
 
-    @property
-    def scoring(self) -> Scoring:
-        """Scoring of attention; without a cap regardless of config.json, as in transformers."""
-        return Scoring(self.query_pre_attn_scalar**-0.5)
+    # without a cap regardless of config.json, as in transformers
+    scoring = property(lambda self: Scoring(self.query_pre_attn_scalar**-0.5))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -36,10 +36,7 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
     use_parallel_residual: bool = True
     attention_bias: bool = True
 
-    @property
-    def order(self) -> str:
-        """The order of a block's parts (`LayerNorms.order`)."""
-        return "parallel" if self.use_parallel_residual else "pre"
+    order = property(lambda self: "parallel" if self.use_parallel_residual else "pre")
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
