@@ -50,8 +50,7 @@ class CostModel(NamedTuple):
     def pass_times(self, max_draft_length: int) -> np.ndarray:
         """[K+1] float64: time to verify k drafts, in the narrowest width that holds them and the token before.
 
-        Raises:
-            ValueError: drafts that do not fit the widest width.
+        Raises ValueError: drafts that do not fit the widest width.
         """
         if max_draft_length + 1 > self.widths[-1]:
             raise ValueError(

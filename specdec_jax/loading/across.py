@@ -163,10 +163,8 @@ SHOWN = 3  # maximum number of tokens in a message
 def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = None) -> Any:
     """The drafter, a `LoadedModel`, translated to the target's token ids if the vocabularies differ.
 
-    In that case `report` is called with a line on the method and the reason.
-
-    Raises:
-        ValueError: as `needs_translation` and `translate_vocabulary`.
+    In that case `report` is called with a line on the method and the reason. Raises ValueError: as `needs_translation`
+    and `translate_vocabulary`.
     """
     if not needs_translation(target, drafter):
         return drafter
@@ -181,9 +179,8 @@ def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = 
 def needs_translation(target: Any, drafter: Any) -> bool:
     """Whether an id stands for different tokens in target and drafter.
 
-    Raises:
-        ValueError: fewer embeddings than tokens; if translation is needed, a drafter that reads its target or has a
-            draft vocabulary, a model with an encoder, or `@text` with a target whose tokenizer is not BPE.
+    Raises ValueError: fewer embeddings than tokens; if translation is needed, a drafter that reads its target or has a
+    draft vocabulary, a model with an encoder, or `@text` with a target whose tokenizer is not BPE.
     """
     _check_embeddings(target, drafter)
     ours, theirs = ({i: token for token, i in side.tokenizer.vocabulary().items()} for side in (target, drafter))
@@ -225,9 +222,8 @@ def describe_join(way: str, target: Tokenizer, drafter: Tokenizer, count: int | 
 def translate_vocabulary(target: Any, drafter: Any, way: str) -> Any:
     """The drafter, a `LoadedModel`, in the target's token ids, by `tokens` or by `text`.
 
-    Raises:
-        ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or for `text` a
-            target whose tokenizer is not BPE.
+    Raises ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or for `text` a
+    target whose tokenizer is not BPE.
     """
     rows, own_rows = target.model.spec.vocab_size, drafter.model.spec.vocab_size
     drafter_ids, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)

@@ -36,8 +36,7 @@ class Spread(NamedTuple):
 def spread(values: Sequence[float] | np.ndarray) -> Spread:
     """Mean with its bootstrap interval, median, quartiles and range of one value per prompt.
 
-    Raises:
-        ValueError: no values, or one that is not finite.
+    Raises ValueError: no values, or one that is not finite.
     """
     numbers = _checked("values", values)
     lower, median, upper = (float(q) for q in np.quantile(numbers, (0.25, 0.5, 0.75)))
@@ -55,8 +54,7 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
 def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray) -> Interval:
     """sum(numerator) / sum(denominator) with a bootstrap interval; entry i of both belongs to prompt i.
 
-    Raises:
-        ValueError: as `spread`, different lengths, or a denominator that is not positive.
+    Raises ValueError: as `spread`, different lengths, or a denominator that is not positive.
     """
     top, bottom = _paired(numerator, denominator)
     return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis))

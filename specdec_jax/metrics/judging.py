@@ -58,11 +58,8 @@ def answers(
 
     Answers include the token that ends them, and continue after it with `past_end`. `warp`: arguments of `make_warp`;
     default: greedy. Prompt i is sampled with seed[i], or seed + i; prompts of similar length share a batch.
-    `progress(done, total)` counts prompts.
-
-    Raises:
-        ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range, or a target with
-            an encoder.
+    `progress(done, total)` counts prompts. Raises ValueError: an empty or too long prompt, a token outside the
+    vocabulary, numbers out of range, or a target with an encoder.
     """
     if batch < 1 or max_new_tokens < 1:
         raise ValueError(f"batch and max_new_tokens must be positive, got {batch!r} and {max_new_tokens!r}")

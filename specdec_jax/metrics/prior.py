@@ -100,10 +100,8 @@ def fit_prior(*traces: Trace) -> Prior:
 
     The bias and the weight of the temperature are fitted to the distributions before the draw, then the weight of the
     token's surprise after it. Traces are either greedy or sampled; the weight of the temperature needs several
-    temperatures, otherwise it is that of the default prior.
-
-    Raises:
-        ValueError: no traces, or traces in which nothing, or everything, was accepted.
+    temperatures, otherwise it is that of the default prior. Raises ValueError: no traces, or traces in which nothing,
+    or everything, was accepted.
     """
     if not traces:
         raise ValueError("a prior needs at least one trace to learn from")

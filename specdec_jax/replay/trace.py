@@ -101,11 +101,7 @@ def _per_text(trace: Trace) -> list[str]:
 
 
 def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
-    """The given texts of a trace, in that order; tails are shared with it.
-
-    Raises:
-        ValueError: no text is left.
-    """
+    """The given texts of a trace, in that order; tails are shared with it. Raises ValueError: no text is left."""
     chosen = np.asarray(texts, np.int64)
     if chosen.size == 0:
         raise ValueError("a trace needs at least one text, and none is selected")
@@ -120,8 +116,7 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
 def join(traces: Sequence[Trace]) -> Trace:
     """Concatenates the texts of traces of the same run. `about` is the first one's, with all ids and tasks.
 
-    Raises:
-        ValueError: no traces, or different numbers of positions, tail lengths or fields.
+    Raises ValueError: no traces, or different numbers of positions, tail lengths or fields.
     """
     shapes = {(trace.path.shape[1:], trace.tails.shape[1:], *_per_text(trace)) for trace in traces}
     if len(shapes) != 1:
@@ -139,11 +134,7 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def save_trace(path: str | Path, trace: Trace) -> None:
-    """Writes a compressed .npz atomically.
-
-    Raises:
-        OSError: it cannot be written; the message names the file.
-    """
+    """Writes a compressed .npz atomically. Raises OSError: it cannot be written; the message names the file."""
     arrays = {name: value for name, value in trace._asdict().items() if name != "about" and value is not None}
     manifest = {"format": FORMAT, "features": FEATURES, "about": trace.about}
     with replacing(path) as temporary, open(temporary, "wb") as file:

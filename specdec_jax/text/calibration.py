@@ -107,8 +107,7 @@ def read_calibration(path: str | Path) -> Calibration:
 def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
     """The calibration, checked against the pair; "built-in" finds the one that is distributed with the drafter.
 
-    Raises:
-        FileNotFoundError, ValueError: as `read_calibration`, or a calibration of another pair.
+    Raises FileNotFoundError, ValueError: as `read_calibration`, or a calibration of another pair.
     """
     if str(source) == BUILT_IN:
         files = [drafter_file(name).parent / FILE for name in DRAFTERS]

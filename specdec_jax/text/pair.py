@@ -80,8 +80,7 @@ class Pair(NamedTuple):
     ) -> "Pair":
         """The same models with another policy, verifier or monitor; only other static options need compilation.
 
-        Raises:
-            ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
+        Raises ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
         """
         policy, verifier = policy or self.policy, verifier or self.verifier
         parts = self.decoder.parts
@@ -289,9 +288,8 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
 def check_pair(big: LoadedModel, small: LoadedModel) -> None:
     """Checks that a drafter can draft for a target. Weights are not read: `loading.outline` is enough.
 
-    Raises:
-        ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide, or
-            a drafter with an encoder for a target without one.
+    Raises ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide,
+    or a drafter with an encoder for a target without one.
     """
     needs_translation(big, small)
     if small.model.spec.source is not None and big.model.spec.source is None:

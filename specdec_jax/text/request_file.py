@@ -69,10 +69,8 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
     The prompt is read as in files of prompts (`prompt_file`), of a single turn, or `prompt` has messages with role and
-    content; `policy` and `verifier` are objects of hyperparameters, the id is passed on to the result.
-
-    Raises:
-        ValueError: invalid fields.
+    content; `policy` and `verifier` are objects of hyperparameters, the id is passed on to the result. Raises
+    ValueError: invalid fields.
     """
     check_fields(fields)
     changes = {name: fields[name] for name in SAMPLING if name in fields}

@@ -56,8 +56,7 @@ def _modules(kind: str) -> dict[str, str]:
 def find_factory(kind: str, name: str) -> Callable[..., Any]:
     """The factory of a built-in name or of a Python file; its strategies have that name.
 
-    Raises:
-        ValueError: no such name or file, the file fails, or it has no function with the file's name.
+    Raises ValueError: no such name or file, the file fails, or it has no function with the file's name.
     """
     if name.endswith(".py"):
         path = Path(name).expanduser()
@@ -120,10 +119,7 @@ def name_in(words: str) -> str:
 def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a call; positional arguments are the factory's parameters in order.
 
-    `offered` is for calls among the arguments, as in `choose`.
-
-    Raises:
-        ValueError: invalid syntax.
+    `offered` is for calls among the arguments, as in `choose`. Raises ValueError: invalid syntax.
     """
     call = WORDS.fullmatch(words)
     try:
@@ -149,10 +145,7 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
 def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
     """Calls the factory `name` with `arguments`, and with those of `offered` that it accepts.
 
-    A text argument where the factory expects a strategy is parsed as one.
-
-    Raises:
-        ValueError: as `choose`.
+    A text argument where the factory expects a strategy is parsed as one. Raises ValueError: as `choose`.
     """
     factory = find_factory(kind, name)
     parameters = inspect.signature(factory).parameters

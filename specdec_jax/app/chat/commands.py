@@ -47,8 +47,7 @@ class Command(NamedTuple):
 def run(chat: Chat, line: str) -> RenderableType | None:
     """Runs the command in a line that begins with a slash.
 
-    Raises:
-        ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
+    Raises ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
     """
     command, rest = find(line)
     return command.run(chat, rest)

@@ -82,8 +82,7 @@ def phases(session: Session) -> RenderableType:
 def save(session: Session, name: str) -> RenderableType:
     """Writes the last answer as one HTML file.
 
-    Raises:
-        ValueError: no name, no answer yet, or a folder that does not exist.
+    Raises ValueError: no name, no answer yet, or a folder that does not exist.
     """
     if not name:
         raise ValueError("/save needs a file name: /save run.html")

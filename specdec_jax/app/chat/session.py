@@ -61,10 +61,8 @@ class Session:
 
     def methods(self, length: int) -> list[tuple[str, Pair, Request]]:
         """The last prompt by plain decoding, static drafts of `length` and the session's own policy: name, models and
-        request of each. Plain decoding has no verifier.
-
-        Raises:
-            ValueError: there is no answer yet, or the length is out of range.
+        request of each. Plain decoding has no verifier. Raises ValueError: there is no answer yet, or the length is out
+        of range.
         """
         if self.last is None or not self.last.ids:
             raise ValueError("there is no prompt to compare on yet: ask something first")
@@ -96,8 +94,7 @@ class Session:
     def answer(self, text: str) -> Iterator[Chunk]:
         """The chunks of the answer to `text`. Leaving the loop early, also by Ctrl-C, keeps the answer so far.
 
-        Raises:
-            ValueError: an empty text, or a conversation that exceeds the target's context; raised by the call.
+        Raises ValueError: an empty text, or a conversation that exceeds the target's context; raised by the call.
         """
         if not text.strip():
             raise ValueError("the message is empty")
@@ -115,8 +112,7 @@ class Session:
     def request(self, ids: list[int], pair: Pair | None = None) -> Request:
         """The request of a prompt's ids with this session's settings, for `pair` (default: the session's).
 
-        Raises:
-            ValueError: not enough context for an answer.
+        Raises ValueError: not enough context for an answer.
         """
         pair, settings = pair or self.pair, self.settings
         context = pair.target.model.spec.context

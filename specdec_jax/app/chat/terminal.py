@@ -45,8 +45,7 @@ HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
 def talk(settings: Settings, cite: bool = False) -> int:
     """The `chat` command: loads the models and runs the chat. Returns 2 if a line of a script was refused.
 
-    Raises:
-        ValueError, OSError: models that cannot be loaded, or a closed standard input.
+    Raises ValueError, OSError: models that cannot be loaded, or a closed standard input.
     """
     if sys.stdin is None:  # standard input is closed
         raise ValueError("standard input is closed: a chat reads its messages from it")
