@@ -7,7 +7,6 @@ import platform
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -59,7 +58,8 @@ def free_memory() -> int | None:
     that spans processes the minimum over all processes, each of which must call this.
     """
     mesh = mesh_here()
-    free = _free_here(jax.local_devices()[0] if mesh is None else mesh.local_devices[0])
+    counts = (jax.local_devices()[0] if mesh is None else mesh.local_devices[0]).memory_stats() or {}
+    free = counts["bytes_limit"] - counts.get("bytes_in_use", 0) if "bytes_limit" in counts else _free_of_machine()
     if free is not None and mesh is not None and jax.default_backend() == "cpu":
         free //= len(mesh.local_devices)
     if not spans_processes():
@@ -69,10 +69,7 @@ def free_memory() -> int | None:
     return None if least < 0 else least << 20
 
 
-def _free_here(device: Any) -> int | None:
-    counts = device.memory_stats() or {}
-    if "bytes_limit" in counts:
-        return counts["bytes_limit"] - counts.get("bytes_in_use", 0)
+def _free_of_machine() -> int | None:
     free = []
     with contextlib.suppress(OSError, ValueError, IndexError):
         meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")

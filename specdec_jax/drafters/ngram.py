@@ -79,7 +79,9 @@ def ngram(
 
     def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
         del cache_slots, source
-        table, counted = empty_table(order - 1, slots // WAYS, batch), jnp.zeros((batch,), jnp.int32)
+        shape, counted = (batch, order - 1, slots // WAYS, WAYS), jnp.zeros((batch,), jnp.int32)
+        empty = (jnp.zeros((*shape, CANDIDATES), jnp.int32) for _ in range(2))  # two buffers, which can be donated
+        table = NgramTable(jnp.zeros(shape, jnp.uint32), *empty)
         if params is None:
             return NgramState(table, counted)
         for name, counts, empty in zip(NgramTable._fields, params, table, strict=True):
@@ -161,13 +163,6 @@ def _count_all(state: NgramState, tokens: Array, length: Array) -> NgramState:
         return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
 
     return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
-
-
-def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
-    """A table without contexts, leaves [B, R, ...]."""
-    shape = (batch, orders, buckets, WAYS)
-    token, count = (jnp.zeros((*shape, CANDIDATES), jnp.int32) for _ in range(2))  # two buffers, which can be donated
-    return NgramTable(jnp.zeros(shape, jnp.uint32), token, count)
 
 
 def hashes(recent: Array, buckets: int) -> tuple[Array, Array]:

@@ -176,17 +176,11 @@ def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     The position after a text's last token is included, because a draft may exceed the end of a text.
     """
     batch, positions = accepted.shape
-    within = np.arange(positions)[None, :] <= sizes[:, None]
-    rejected = within & ~accepted
-    count = int(rejected.sum(axis=1).max())
-    at = np.full((batch, count), -1, np.int32)
-    tail_of = np.zeros((batch, positions), np.int32)
-    number = 0
-    for row in range(batch):
-        places = np.flatnonzero(rejected[row])[::-1]
-        at[row, : len(places)] = places
-        tail_of[row, places] = number + np.arange(len(places))
-        number += len(places)
+    row, place = np.nonzero(((np.arange(positions)[None, :] <= sizes[:, None]) & ~accepted)[:, ::-1])
+    place, counts = positions - 1 - place, np.bincount(row, minlength=batch)
+    at, tail_of = np.full((batch, counts.max()), -1, np.int32), np.zeros((batch, positions), np.int32)
+    at[row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]] = place
+    tail_of[row, place] = np.arange(len(row))
     return at, tail_of
 
 
