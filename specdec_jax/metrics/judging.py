@@ -35,14 +35,6 @@ class Judgement(NamedTuple):
     temperatures: tuple[float, ...]  # N temperatures
 
 
-class Programs(NamedTuple):
-    """The compiled functions of a pair of models."""
-
-    fill: Callable[..., PairCache]  # (weights, tokens [B, S], wanted) -> both caches
-    compare: Callable[..., tuple[Array, Array, PairCache]]
-    # (weights, tokens [B, S], caches, start [B], warps) -> (agreement [B, C] bool, mass [N, B, C] float32, caches)
-
-
 def answers(
     target: LoadedModel,
     prompts: Sequence[Sequence[int]],
@@ -118,7 +110,7 @@ def judge(
     if not warps:
         raise ValueError("judging needs at least one temperature")
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *warps)
-    programs, weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
+    (fill, compare), weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
     agreement, mass = np.zeros(len(texts)), np.zeros((len(texts), len(warps)))
     sizes, done = np.array([len(answer) for _, answer in texts], np.int64), 0
     for members in _alike([len(prompt) + len(answer) for prompt, answer in texts], batch):
@@ -130,9 +122,9 @@ def judge(
             tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
             fed[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
         device = jnp.asarray(tokens)
-        caches, compared = programs.fill(weights, device, fed.max()), []
+        caches, compared = fill(weights, device, fed.max()), []
         for step in range(0, int(lengths.max()), chunk):
-            *both, caches = programs.compare(weights, device, caches, fed + np.int32(step), stacked)
+            *both, caches = compare(weights, device, caches, fed + np.int32(step), stacked)
             compared.append(both)
         same, shared = (np.concatenate(parts, axis=-1) for parts in zip(*jax.device_get(compared), strict=True))
         counted = np.arange(same.shape[1])[None, :] < lengths[:, None]
@@ -146,13 +138,16 @@ def judge(
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Programs:
-    """Programs for any weights of two models, compiled once per number of rows and slots."""
+def _programs(
+    target: LanguageModel, drafter: LanguageModel, chunk: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Both caches filled, and the comparison of a chunk of positions, for any weights of two models."""
     models = (target, with_vocabulary(drafter, target.spec.vocab_size))
 
     def compare(
         weights: tuple[Params, Params], tokens: Array, caches: PairCache, start: Array, warps: Warp
     ) -> tuple[Array, Array, PairCache]:
+        """(agreement [B, C] bool, mass [N, B, C] float32, caches) of N warps."""
         fed = window(tokens, start, chunk)
         *both, after = feed_both(models, weights, fed, from_position(models, caches, start))
         flat = [logits.reshape(-1, logits.shape[-1]) for logits in both]
@@ -164,7 +159,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
         same = (argmax(flat[0]) == argmax(flat[1])).reshape(fed.shape)
         return same, lax.map(mass, warps), after
 
-    return Programs(jax.jit(functools.partial(filled_caches, models)), jax.jit(compare, donate_argnums=2))
+    return jax.jit(functools.partial(filled_caches, models)), jax.jit(compare, donate_argnums=2)
 
 
 def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
