@@ -105,7 +105,9 @@ class HFConfig:
         for name, value in values.items():
             hint = _hints(cls)[name]
             if not _fits(value, hint):
-                raise ValueError(f"{keys[name]} must be {_words(hint)}, got {value!r}")
+                options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+                kinds = (WORDS[get_origin(option) or option] for option in options if option is not NoneType)
+                raise ValueError(f"{keys[name]} must be {' or '.join(kinds)}, got {value!r}")
         eos = config.get("eos_token_id")
         values["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
         try:
@@ -152,12 +154,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (int, float):
         return is_number(value, numbers.Integral if origin is int else numbers.Real)
     return isinstance(value, Mapping if origin is dict else origin) if origin in WORDS or origin is NoneType else True
-
-
-def _words(hint: Any) -> str:
-    """A description of a type; None, for entries that may be missing, is omitted."""
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return " or ".join(WORDS[get_origin(option) or option] for option in options if option is not NoneType)
 
 
 class UngroupedHeads:

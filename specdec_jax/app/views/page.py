@@ -86,6 +86,18 @@ def page(
         }
         for token in tokens
     ]
+    tips = []
+    for token in tokens:
+        rows = [
+            ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
+            ("kind", "end of sequence, " * token.ends + KINDS[token.kind]),
+            ("entropy H", _figure(token.entropy, " nats")),
+            ("max probability", _figure(token.max_prob)),
+            ("threshold", _figure(token.threshold)),
+            *(("round", f"{token.round + 1}"), ("drafter", f"{token.drafter}"), ("phase", PHASES[min(token.phase, 1)])),
+        ]
+        rejected = shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")
+        tips.append(rows + [("rejected here", rejected)] * bool(token.rejected))
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         title=title,
@@ -96,7 +108,7 @@ def page(
         chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
         factor=factor,
         figures=[*(details or {}).items(), *_figures(generation, tokens)],
-        tips=[_tip(token, tokenizer) for token in tokens],
+        tips=tips,
         style=style,
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -105,22 +117,6 @@ def page(
 
 def _name(token: Token, tokenizer: Tokenizer) -> str:
     return token.text or tokenizer.decode([token.id], skip_special=False)
-
-
-def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    rows = [
-        ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
-        ("kind", "end of sequence, " + KINDS[token.kind] if token.ends else KINDS[token.kind]),
-        ("entropy H", _figure(token.entropy, " nats")),
-        ("max probability", _figure(token.max_prob)),
-        ("threshold", _figure(token.threshold)),
-        ("round", f"{token.round + 1}"),
-        ("drafter", f"{token.drafter}"),
-        ("phase", PHASES[min(token.phase, 1)]),
-    ]
-    if token.rejected:
-        rows.append(("rejected here", shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")))
-    return rows
 
 
 def _figure(value: float, unit: str = "") -> str:
