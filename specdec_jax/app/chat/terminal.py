@@ -24,8 +24,7 @@ from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
 from specdec_jax.app.views.escapes import error_line
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
-from specdec_jax.app.views.printing import status, summary
-from specdec_jax.app.views.terminal import error_console, legend, shows_colours, streamed
+from specdec_jax.app.views.printing import error_console, legend, shows_colours, status, streamed, summary
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
@@ -204,15 +203,7 @@ def open_history() -> History:
             pass
     except OSError:
         return InMemoryHistory()
-    return _FileHistory(str(path))
-
-
-class _FileHistory(FileHistory):
-    """A FileHistory that ignores errors of writing."""
-
-    def store_string(self, string: str) -> None:
-        with contextlib.suppress(OSError):
-            super().store_string(string)
+    return FileHistory(path)
 
 
 class _Completer(Completer):
