@@ -38,11 +38,6 @@ class Replay(NamedTuple):
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
     @property
-    def wasted(self) -> np.ndarray:
-        """Number of drafter passes without an accepted token."""
-        return self.passes - self.accepted
-
-    @property
     def tokens_per_round(self) -> np.ndarray:
         """[S] float64, tokens per target pass, over all texts."""
         return self.emitted.sum(axis=1) / self.rounds.sum(axis=1)
@@ -56,10 +51,6 @@ class Replay(NamedTuple):
         """[S, N] float64, decoding time of each text."""
         verifying = self.by_length @ costs.pass_times(self.by_length.shape[-1] - 1)
         return verifying + self.passes * costs.drafter_step
-
-    def speedup(self, costs: CostModel) -> np.ndarray:
-        """[S, N] float64, speed-up over plain decoding of the same text."""
-        return self.emitted * costs.plain_pass / self.seconds(costs)
 
     def total_speedup(self, costs: CostModel) -> np.ndarray:
         """[S] float64, speed-up over plain decoding of all texts."""

@@ -67,11 +67,6 @@ class Stream(Iterator[Chunk]):
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
         return generation.finish(self.pair, self.request, readable(self.state), 0, self._seconds, self._prefilled)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer."""
-        return self.pair.target.tokenizer
-
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
         state = readable(self.state)
