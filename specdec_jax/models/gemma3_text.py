@@ -49,7 +49,6 @@ class Gemma3TextConfig(Gemma2Config):
         return values | {"rope_local_base_freq": float(local.get("rope_theta", cls.rope_local_base_freq))}
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         rotary = {
             FULL: rope_to_hf(self.rope_theta, self.rope_scaling),
             SLIDING: rope_to_hf(self.rope_local_base_freq, None),

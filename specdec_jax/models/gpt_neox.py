@@ -45,7 +45,6 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
         return super().read_fields({**old, **config}, values)
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         return super().to_hf() | {"rotary_pct": self.partial_rotary_factor, "rotary_emb_base": self.rope_theta}
 
 

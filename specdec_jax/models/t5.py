@@ -99,7 +99,6 @@ class T5Config(HFConfig):
         return values | {"tie_word_embeddings": tied}
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         gelu = self.is_gated_act and self.hidden_act == "gelu_new"
         kind = f"{GATED if self.is_gated_act else ''}{'gelu' if gelu else self.hidden_act}"
         return super().to_hf() | {"feed_forward_proj": kind, "is_encoder_decoder": True}

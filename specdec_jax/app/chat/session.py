@@ -160,8 +160,9 @@ class Session:
                     self._state, self._kept_models = chunks.state, self._models()
                     if result.tokens:
                         self.messages = [*messages, {"role": "assistant", "content": result.text}]
-                        facts = len(ids) - chunks.reused, why, self.settings, self.pair.policy, self.pair.target.tokenizer
-                        self.last = Turn(ids, rendered, result, request.options["slots"], chunks.reused, *facts)
+                        sizes = request.options["slots"], chunks.reused, len(ids) - chunks.reused
+                        rules = self.settings, self.pair.policy, self.pair.target.tokenizer
+                        self.last = Turn(ids, rendered, result, *sizes, why, *rules)
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         if not self.settings.chat:

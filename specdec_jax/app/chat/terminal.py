@@ -203,7 +203,15 @@ def open_history() -> History:
             pass
     except OSError:
         return InMemoryHistory()
-    return FileHistory(path)
+    return _FileHistory(str(path))
+
+
+class _FileHistory(FileHistory):
+    """A FileHistory that ignores errors of writing."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
 
 
 class _Completer(Completer):
