@@ -52,8 +52,8 @@ def test_texts_of_a_file(tmp_path):
         ([], "give either --data or --texts"),
         (["--data", "x", "--texts", "y"], "give either --data or --texts"),
         (["--data", "nowhere"], "no folder of token shards at nowhere"),
-        (["--texts", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
-        (["--texts", "bad.jsonl"], "bad.jsonl, line 1: an object with a text is wanted"),
+        (["--texts", "nowhere.jsonl"], "no such file of texts: nowhere.jsonl"),
+        (["--texts", "bad.jsonl"], "bad.jsonl:1: "),
         (["--texts", "empty.jsonl"], "there are no tokens to count"),
     ],
 )
