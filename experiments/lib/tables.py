@@ -18,7 +18,7 @@ from rich.text import Text
 
 from experiments.lib.run_folder import TABLE, RunFolder
 from specdec_jax.costs.cost_model import agree
-from specdec_jax.metrics.intervals import Interval, ratio_of_totals, spread, total_speedup
+from specdec_jax.metrics.intervals import Interval, mean_interval, ratio_of_totals, total_speedup
 
 NONE = "–"
 BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
@@ -257,18 +257,18 @@ def _ratio(top: str, bottom: str, form: str = ".2f", plus: int = 0) -> Callable[
 
 def _without_repeats(row: Row) -> str:
     clean = speedups(row, clean=True)
-    return f"{spread(clean).mean.estimate:.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
+    return f"{clean.mean():.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
 
 
 def _quartiles(row: Row) -> str:
-    each = spread(speedups(row))
-    return interval((each.median, each.lower_quartile, each.upper_quartile), bounds="({}–{})")
+    low, median, high = np.quantile(speedups(row), (0.25, 0.5, 0.75))
+    return interval((median, low, high), bounds="({}–{})")
 
 
 METHOD_COLUMNS: dict[str, Callable[[Row], str]] = {  # a narrow terminal shows the first ones in its first table
     "tokens/s, total": _ratio("emitted", "seconds", ".1f"),
     "speed-up, total": lambda row: f"{speedup(row).estimate:.2f}",
-    "speed-up, mean [95 %]": lambda row: interval(spread(speedups(row)).mean),
+    "speed-up, mean [95 %]": lambda row: interval(mean_interval(speedups(row))),
     "median (quartiles)": _quartiles,
     "equal": lambda row: f"{sum(row['equal'])}/{len(row['equal'])}" if row["equal"] else NONE,
     "tokens/s, mean of prompts": lambda row: f"{rates(row).mean():.1f}",
@@ -310,6 +310,6 @@ def against_table(rows: Sequence[Row], rival: str) -> str:
     lines: dict[str, list[str]] = {}
     for row in rows:
         if row["what"] != rival:
-            both = f"{interval(spread(speedups(row)).mean)}, total {interval(speedup(row))}"
+            both = f"{interval(mean_interval(speedups(row)))}, total {interval(speedup(row))}"
             lines.setdefault(row["what"], [row["what"]]).append(both)
     return markdown([f"over {rival}", *heads], lines.values())
