@@ -88,8 +88,8 @@ def measured(
         by_width = {int(width): cost.median for width, cost in times.items()}
         slot_time = share * by_width[WIDTHS[0]] / (SLOTS - FEW)
         costs = cost_model(step, by_width, device=about, batch=batch, slots=SLOTS, slot_time=slot_time, doubts=doubts)
-        kept = "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
-        say(sentence(costs) + kept)
+        place = "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
+        say(sentence(costs) + place)
         return costs
 
     path = file_for(names, shapes)

@@ -92,8 +92,8 @@ def replay(
     limit = trace.max_draft_length if max_draft_length is None else max_draft_length
     Between(1, trace.max_draft_length).check("max_draft_length", limit)
     places = policy.max_tokens(limit) if widest is None else max(widest - 1, limit)
-    given = {name: value for name, value in (hyperparameters or {}).items() if value is not None}
-    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in given.items()}
+    values = {name: value for name, value in (hyperparameters or {}).items() if value is not None}
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in values.items()}
     if len(sizes := {len(value) for value in arrays.values()} - {1}) > 1:
         raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
     settings = sizes.pop() if sizes else 1

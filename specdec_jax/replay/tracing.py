@@ -108,13 +108,13 @@ def trace_texts(
 def check_texts(texts: Sequence[Text], context: int, limit: int | None = None) -> None:
     """Raises ValueError for a (prompt, answer) with an empty part, or of more tokens than the limit or the context."""
     for index, (prompt, answer) in enumerate(texts):
-        total, most = len(prompt) + len(answer), len(answer) if limit is None else limit
+        total, highest = len(prompt) + len(answer), len(answer) if limit is None else limit
         if not len(prompt) or not len(answer):
             raise ValueError(
                 f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer: both need one"
             )
-        if len(answer) > most:
-            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {most}")
+        if len(answer) > highest:
+            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {highest}")
         if total > context:
             raise ValueError(f"text {index} of {total} tokens exceeds the target's context, {context}")
 

@@ -58,7 +58,9 @@ def streamed(pieces: Sequence[Piece], text: str, styled: bool) -> str:
 
 def legend(branches: bool = False) -> Text:
     """The colours with their meanings, on one line; `branches`: for policies whose drafts are trees."""
-    return Text("   ").join(Text(what, style) for kind, (style, what) in KINDS.items() if branches or kind != "branch")
+    return Text("   ").join(
+        Text(meaning, style) for kind, (style, meaning) in KINDS.items() if branches or kind != "branch"
+    )
 
 
 def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
