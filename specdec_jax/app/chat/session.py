@@ -99,8 +99,13 @@ class Session:
         if not text.strip():
             raise ValueError("the message is empty")
         messages = [*self.messages, {"role": "user", "content": text}]
-        rendered = self._rendered(messages)
-        tokenizer, last = self.pair.target.tokenizer, self.last
+        settings, tokenizer, last = self.settings, self.pair.target.tokenizer, self.last
+        if settings.chat:
+            system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+            rendered = tokenizer.chat([*system, *messages], parse_special=settings.parse_special)
+        else:  # answers follow their questions
+            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]
+            rendered = "".join(lines).removeprefix("\n")
         before = last.text + tokenizer.decode(last.result.tokens, skip_special=False) if last and last.ids else None
         if last is not None and before is not None and rendered.startswith(before):
             # decoded text keeps its ids, which may differ from those of encoding it
@@ -161,16 +166,8 @@ class Session:
                     if result.tokens:
                         self.messages = [*messages, {"role": "assistant", "content": result.text}]
                         sizes = request.options["slots"], chunks.reused, len(ids) - chunks.reused
-                        rules = self.settings, self.pair.policy, self.pair.target.tokenizer
+                        rules = self.settings, chunks.pair.policy, chunks.pair.target.tokenizer
                         self.last = Turn(ids, rendered, result, *sizes, why, *rules)
-
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
-        if not self.settings.chat:
-            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # answers follow
-            return "".join(lines).removeprefix("\n")
-        if self.settings.system is not None:
-            messages = [{"role": "system", "content": self.settings.system}, *messages]
-        return self.pair.target.tokenizer.chat(messages, parse_special=self.settings.parse_special)
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings
