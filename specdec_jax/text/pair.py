@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -61,7 +61,7 @@ class Pair(NamedTuple):
     first_drafter: Params = None  # the first drafter with a model, whose cost policies weigh
     costs: CostModel | None = None  # costs of that drafter and the target; None: estimated by bytes
     drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and names of those without a model
-    arguments: Mapping[str, Any] | None = None  # arguments of `build_pair`, except strategies
+    arguments: tuple[Any, ...] | None = None  # of `_join`, from those of `build_pair`
     notices: tuple[str, ...] = ()  # lines for the user about the choice of the drafter
 
     @property
@@ -148,9 +148,7 @@ def build_pair(
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
     if DraftModel.of(big.model).head is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    arguments: dict[str, Any] = {"target": target, "drafter": drafter, "drafter_params": drafter_params}
-    arguments |= {"max_draft_length": max_draft_length, "dtype": dtype, "costs": origin}
-    arguments["verification_widths"] = verification_widths
+    arguments = together, drafter_params, max_draft_length, verification_widths
     notices: list[str] = []
     if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
         drafter = ENCODER_DEFAULT
@@ -204,20 +202,20 @@ def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, bat
 def _join(
     big: LoadedModel,
     drafters: Sequence[OneDrafter],
-    arguments: Mapping[str, Any],
+    arguments: tuple[Any, ...],
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor | None,
     costs: CostModel | None,
 ) -> Pair:
     """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open."""
-    costs, widths, limit = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
+    together, drafter_params, limit, widths = arguments
+    costs = costs if drafters else None
     if limit is None:  # the longest that pays, or that the policy drafts, within the given widths
         limit, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
         limit = max(limit, draft_length) if isinstance(draft_length, int) else limit
         limit = max(min(limit, max(widths) - 1), 1) if widths else limit
-    together = arguments["drafter"] is not None and not _is_drafter(arguments["drafter"])
-    weights = arguments["drafter_params"] if together else [arguments["drafter_params"]]
+    weights = drafter_params if together else [drafter_params]
     weights = [None] * len(drafters) if weights is None else weights
     if together and (not isinstance(weights, (list, tuple)) or len(weights) != len(drafters)):
         raise ValueError(
