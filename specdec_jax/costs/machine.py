@@ -59,18 +59,18 @@ def free_memory() -> int | None:
     """
     mesh = mesh_here()
     counts = (jax.local_devices()[0] if mesh is None else mesh.local_devices[0]).memory_stats() or {}
-    free = [counts["bytes_limit"] - counts.get("bytes_in_use", 0)] if "bytes_limit" in counts else []
+    sizes = [counts["bytes_limit"] - counts.get("bytes_in_use", 0)] if "bytes_limit" in counts else []
     if "bytes_limit" not in counts:
         with contextlib.suppress(OSError, ValueError, IndexError):
             meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
-            free.append(1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", meminfo, re.MULTILINE)[0]))
+            sizes.append(1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", meminfo, re.MULTILINE)[0]))
         for place, names in GROUPS.items():
             with contextlib.suppress(OSError, ValueError):  # "max" is not a number: no limit
                 limit, used = (int((place / name).read_text(encoding="utf-8")) for name in names)
                 statistics = (place / "memory.stat").read_text("utf-8")
                 files = re.findall(r"^(?:in)?active_file (\d+)$", statistics, re.MULTILINE)
-                free.append(limit - used + sum(map(int, files)))  # cached files are evicted when memory is needed
-    free = min(free, default=None)
+                sizes.append(limit - used + sum(map(int, files)))  # cached files are evicted when memory is needed
+    free = min(sizes, default=None)
     if free is not None and mesh is not None and jax.default_backend() == "cpu":
         free //= len(mesh.local_devices)
     if not spans_processes():
