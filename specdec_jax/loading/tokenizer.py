@@ -241,7 +241,9 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
         raise ValueError(f"{path} is damaged: {error}") from None
     config = read_json(folder / SPECIAL) | read_json(folder / CONFIG)
     tokens = {role: config[role] for role in ROLES if config.get(role)}
-    special = {role: token.get("content") if isinstance(token, Mapping) else token for role, token in tokens.items()}
+    special: dict[str, Any] = {
+        role: token.get("content") if isinstance(token, Mapping) else token for role, token in tokens.items()
+    }
     if wrong := [role for role, text in special.items() if not isinstance(text, str)]:
         raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {wrong[0]} must be a text, got {tokens[wrong[0]]!r}")
     if backend is None:

@@ -204,7 +204,8 @@ def check(trace: Trace) -> str:
         return "it has one of chains and run without the other"
     at, length = np.arange(positions)[None, :], trace.length[:, None]
     within, tail_of = at <= length, trace.tail_of[(at <= length) & ~trace.accepted]
-    chains, run = (0.0, trace.accepted) if trace.chains is None else (trace.chains[..., :5][within], trace.run)
+    run: Any = trace.accepted if trace.run is None else trace.run
+    chains = 0.0 if trace.chains is None else trace.chains[..., :5][within]
     candidate = 0 if trace.candidate is None else trace.candidate
     truncation = np.array([[0, 1, 0]]) if trace.truncation is None else trace.truncation
     top_k, top_p, min_p = truncation.T
