@@ -38,8 +38,8 @@ from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import Cost, alternate, draft_round, large_product, prompt_pass, summary, target_pass
-from specdec_jax.costs.store import say
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
 from specdec_jax.loading.precision import precision
 from specdec_jax.meshes import bytes_here

@@ -231,11 +231,11 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (25_539, 23_000),
-    "contrib": (3_397, 4_200),
-    "distillation": (2_311, 2_300),
-    "experiments": (7_853, 7_000),
-    "tests": (22_968, 21_500),
+    "the package without contrib and distillation": (24_853, 23_000),
+    "contrib": (3_396, 4_200),
+    "distillation": (2_298, 2_300),
+    "experiments": (6_995, 7_000),
+    "tests": (22_747, 21_500),
     "ten central files": (1_568, 1_700),
     "plain AdaEDL, with all it imports": (3_351, 3_100),
 }
@@ -354,8 +354,8 @@ def test_files_and_functions_stay_short():
 
 
 CALLED_ONCE = {  # private functions that are called once, by folder, as a ceiling: most belong inside their caller
-    **{"app": 16, "contrib": 28, "decoding": 12, "distillation": 19, "lossless": 27, "loading": 16, "models": 10},
-    **{"metrics": 4, "replay": 10, "costs": 1, "drafters": 6, "kernels": 2, "text": 8, "strategy.py": 1},
+    **{"app": 15, "contrib": 28, "decoding": 11, "distillation": 18, "lossless": 27, "loading": 8, "models": 3},
+    **{"metrics": 3, "replay": 8, "drafters": 4, "kernels": 2, "text": 8, "strategy.py": 1},
 }
 
 

@@ -119,6 +119,5 @@ test_what_else_stopping_rules_refuse = refusals(
     (lambda: stopping.update_every(stopping.update_every()), "update_every.*rounds"),
     (lambda: stopping.max_confidence(adaptive=False).init(1, step=0.1), "has no hyperparameter .step."),
     (lambda: stopping.draft_and_verify(adaptive=False).init(1, step=0.1), "has no hyperparameter .step."),
-    (lambda: choose("policy", "survival(siblings=3)"), "survival has no .*; survival_tree has 'siblings'$"),
     (lambda: choose("policy", "survival(nothing=3)"), "no option 'nothing'[^;]*$"),
 )

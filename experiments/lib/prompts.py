@@ -31,7 +31,7 @@ def load_prompts(source: str | Path, limit: int | None = None, split: str | None
     name, every = every_nth(str(source))
     if name.startswith(PREFIX):
         lines = enumerate(entries(name))
-        prompts = [prompt_of(entry, f"{name}, row {row}", default_id=str(row)) for row, entry in lines]
+        prompts = [prompt_of(entry, f"{name}, row {row}: ", default_id=str(row)) for row, entry in lines]
     else:
         prompts = read_prompts(name)
     if split in HALVES and all(prompt.split is None for prompt in prompts):

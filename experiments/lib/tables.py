@@ -18,7 +18,7 @@ from rich.text import Text
 
 from experiments.lib.run_folder import TABLE, RunFolder, write_text
 from specdec_jax.costs.cost_model import agree
-from specdec_jax.metrics.intervals import Interval, ratio_of_totals, spread, total_speedup
+from specdec_jax.metrics.intervals import Interval, mean_interval, ratio_of_totals, total_speedup
 
 NONE = "–"
 BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
@@ -240,7 +240,7 @@ def _without_repeats(row: Row) -> str:
 METHOD_COLUMNS: Columns = {  # a narrow terminal shows the first ones in its first table
     "tokens/s, total": _ratio("emitted", "seconds", ".1f"),
     "speed-up, total": lambda row: f"{speedup(row).estimate:.2f}",
-    "speed-up, mean [95 %]": lambda row: interval(spread(speedups(row)).mean),
+    "speed-up, mean [95 %]": lambda row: interval(mean_interval(speedups(row))),
     "median (quartiles)": lambda row: interval(np.quantile(speedups(row), (0.5, 0.25, 0.75)), bounds=PARENTHESES),
     "equal": lambda row: f"{sum(row['equal'])}/{len(row['equal'])}" if row["equal"] else NONE,
     "tokens/s, mean of prompts": lambda row: f"{rates(row).mean():.1f}",
@@ -282,6 +282,6 @@ def against_table(rows: Sequence[Row], rival: str) -> str:
     lines: dict[str, list[str]] = {}
     for row in rows:
         if row["what"] != rival:
-            both = f"{interval(spread(speedups(row)).mean)}, total {interval(speedup(row))}"
+            both = f"{interval(mean_interval(speedups(row)))}, total {interval(speedup(row))}"
             lines.setdefault(row["what"], [row["what"]]).append(both)
     return markdown([f"over {rival}", *heads], lines.values())

@@ -18,13 +18,13 @@ import numpy as np
 from rich.console import Console
 
 from experiments.lib.commands import command
+from specdec_jax.distillation.prompts import read_texts
 from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import load_model
 from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.ranges import Between, check_fields
-from specdec_jax.text.json_lines import json_lines
 
 SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
 
@@ -68,14 +68,10 @@ def count(config: RankTokens) -> np.ndarray:
             counts[:, 0] += np.bincount(tokens[answer], minlength=size)
             counts[:, 1] += np.bincount(tokens, minlength=size)
         return counts
-    path, tokenizer = Path(str(config.texts)), load_model(config.model).tokenizer
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
+    tokenizer = load_model(config.model).tokenizer
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for number, entry in json_lines(path):
-        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-            raise ValueError(f"{path}, line {number}: an object with a text is wanted")
-        tokens = [*tokenizer.encode(entry["text"]), *tokenizer.eos_ids]  # the end of an answer can be proposed
+    for text in read_texts(str(config.texts)):
+        tokens = [*tokenizer.encode(text), *tokenizer.eos_ids]  # the end of an answer can be proposed
         counts += np.bincount(tokens, minlength=len(counts))
     return np.stack([counts, counts], axis=1)
 

@@ -137,7 +137,7 @@ def run_generate(command: Generate) -> int:
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 
-        save_drawing(output.page, chunks.result(), chunks.tokenizer, prompt, settings)
+        save_drawing(output.page, chunks.result(), chunks.pair.target.tokenizer, prompt, settings, policy)
         print("page:", output.page, file=sys.stderr)
     if command.cite:
         from specdec_jax.text.citations import citations

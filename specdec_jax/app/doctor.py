@@ -92,8 +92,7 @@ def examine(
 ) -> Conclusion:
     """Prints the page to standard output, section by section; `report` is a file for its numbers.
 
-    Raises:
-        ValueError, OSError: invalid input; a model or a file that cannot be read or written.
+    Raises ValueError, OSError: invalid input; a model or a file that cannot be read or written.
     """
     if report is not None:
         check_file(report)

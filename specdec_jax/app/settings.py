@@ -49,8 +49,7 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
 def download_models(settings: Settings) -> None:
     """Downloads models of the hub to the cache. To be called before a spinner, because of the progress bars.
 
-    Raises:
-        ValueError, OSError: as `build`.
+    Raises ValueError, OSError: as `build`.
     """
     download(settings.target, *split_drafters(settings.drafter))
 
@@ -58,10 +57,8 @@ def download_models(settings: Settings) -> None:
 def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more: Any) -> Pair:
     """Loads models and builds the pair. Decoders are shared for equal static options, for any hyperparameters.
 
-    `more` are further arguments of `measured_pair`, which override the settings.
-
-    Raises:
-        ValueError, OSError: a model that is missing or damaged, or vocabularies that differ.
+    `more` are further arguments of `measured_pair`, which override the settings. Raises ValueError, OSError: a model
+    that is missing or damaged, or vocabularies that differ.
     """
     options: dict[str, Any] = {name: getattr(settings, name) for name in ("max_draft_length", "dtype", "costs")}
     options |= {"monitor": PHASES if settings.phases else None, "policy": policy, "verifier": verifier, **more}

@@ -3,23 +3,29 @@
 A file is identified by everything that determines the time of a pass: both models' names, shapes and dtypes, device,
 cores and their instructions, and the version of jax. One process measures, others that need the same costs wait. Costs
 measured on a busy machine are wrong. Signs of it are stored in `CostModel.doubts`, among them times of decoding that
-contradict the costs (`look_at`); a process keeps to its costs, and the next one measures doubtful ones again.
+contradict the costs (`look_at`). A process keeps to the first costs that it had, and says once what is doubtful; the
+next one measures doubtful ones again, unless the machine is busy then, too.
 """
 
 import contextlib
-from collections.abc import Callable
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from filelock import FileLock
 
-from specdec_jax.costs import store
+from specdec_jax import kernels
+from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.cost_model import CostModel, cost_model, disagreement, load_cost_model, save_cost_model
-from specdec_jax.costs.machine import device
+from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import alternate, busy_doubts, draft_round, spread_doubts, target_pass, turns
-from specdec_jax.costs.store import doubted, file_for, once, say, where
 from specdec_jax.drafters.draft_models import with_vocabulary
+from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel
 from specdec_jax.sharding import are_shared, mesh_here
 from specdec_jax.stopping.static import static
@@ -31,7 +37,7 @@ MANY_PASSES = 32  # on accelerators, where a call costs a millisecond and a pass
 FEW = 128  # slots of the second pass that measures the cost of a slot in a batch; for one row it is negligible
 SECONDS, REPEATS = 4.0, 9  # limits on time and number of alternations of programs; at least three
 
-
+tables: dict[Path, CostModel] = {}  # by file, those that this process goes by
 _disagreed: set[Path] = set()  # files that decoding disagreed with
 
 
@@ -82,7 +88,8 @@ def measured(
         by_width = {int(width): cost.median for width, cost in times.items()}
         slot_time = share * by_width[WIDTHS[0]] / (SLOTS - FEW)
         costs = cost_model(step, by_width, device=about, batch=batch, slots=SLOTS, slot_time=slot_time, doubts=doubts)
-        say(sentence(costs) + where(path))
+        place = "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
+        say(sentence(costs) + place)
         return costs
 
     path = file_for(names, shapes)
@@ -100,7 +107,7 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> None:
     """
     doubt = disagreement(costs, counts, seconds)
     same = lambda table: (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)  # noqa: E731
-    for path in [path for path, table in store.tables.items() if doubt is not None and same(table)]:
+    for path in [path for path, table in tables.items() if doubt is not None and same(table)]:
         if path not in _disagreed:
             _disagreed.add(path)
             say(f"the cached costs are doubtful ({doubt})")
@@ -116,10 +123,54 @@ def sentence(costs: CostModel) -> str:
     drafts = f"a drafter step is {costs.ratio:.3f} of a pass of plain decoding ({1e3 * plain:.1f} ms)"
     if not costs.ratio:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
+    doubts = f"; doubtful: {', '.join(costs.doubts)}" if costs.doubts else ""
     slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
-    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubted(costs)}"
+    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubts}"
 
 
 def _shapes(model: LoadedModel) -> list[str]:
     """Shapes and dtypes of all weights, because a name does not identify them."""
     return [f"{np.shape(leaf)} {leaf.dtype}" for leaf in jax.tree.leaves(model.params)]
+
+
+def once(path: Path | None, measure: Callable[[], CostModel]) -> CostModel:
+    """The contents of the file; measured and written if it is missing, cannot be read, or is doubtful.
+
+    A doubtful file is used unchanged while the machine is busy: a second measurement would be as doubtful, and every
+    process would wait for one.
+    """
+    if path is None:
+        return measure()
+    with FileLock(path.with_suffix(".lock")):
+        if path in tables:
+            return tables[path]
+        table = None
+        try:
+            table = load_cost_model(path) if path.is_file() else None
+        except (ValueError, OSError) as error:
+            say(f"{error}: measuring again")
+        if table is not None and table.doubts:
+            busy = busy_doubts()
+            then = "; used, since this machine is busy now" if busy else ": measuring again"
+            say(f"the cached costs are doubtful ({', '.join(table.doubts)}){then}")
+            table = table if busy else None
+        if table is None:
+            table = measure()
+            try:
+                save_cost_model(path, table)
+            except OSError as error:
+                say(f"{error}; measured again next time")
+        tables[path] = table
+        return table
+
+
+def file_for(names: Sequence[str], shapes: Any) -> Path | None:
+    """The cache file of a measurement; None if the cache cannot be written."""
+    try:
+        folder = cache_folder("costs")
+    except (OSError, RuntimeError):
+        return None
+    here = device(), features(), jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
+    identity = json.dumps(["costs", shapes, *here], sort_keys=True)
+    label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
+    return folder / f"costs-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"

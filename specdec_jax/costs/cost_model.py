@@ -3,19 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from specdec_jax.loading.new_folder import write_text
+from specdec_jax.ranges import Between, ranges_of
 from specdec_jax.types import Statistics
 
-LISTS, OPTIONAL = ("widths", "target_pass"), ("slots", "slot_time")
-NUMBERS = (
-    *((name, 0, (int, float)) for name in ("drafter_step", "plain_pass", "target_pass", "slot_time")),
-    *((name, least, int) for name, least in (("widths", 1), ("batch", 1), ("slots", 0))),
-)
-"""The entries of a file: name, minimum, type."""
 LEAST_SHARE = 0.25  # a pass with fewer slots costs at least this share of the measured one
 AGREE = 1.35  # maximum ratio of two measurements of the same work
 LEAST_ROUNDS = 16  # minimum number of rounds for a reliable time per round
@@ -24,14 +19,14 @@ LEAST_ROUNDS = 16  # minimum number of rounds for a reliable time per round
 class CostModel(NamedTuple):
     """Seconds (or any unit of time) of a drafter step and of a target pass by width, for one device and batch."""
 
-    drafter_step: float
-    widths: tuple[int, ...]  # ascending
-    target_pass: tuple[float, ...]  # one per width
-    plain_pass: float  # time of a pass of plain decoding
+    drafter_step: Annotated[float, Between(0)]
+    widths: Annotated[tuple[int, ...], Between(1)]  # ascending
+    target_pass: Annotated[tuple[float, ...], Between(0, open="low")]  # one per width
+    plain_pass: Annotated[float, Between(0, open="low")]  # time of a pass of plain decoding
     device: str = ""
-    batch: int = 1
-    slots: int = 0  # cache slots per row in the measurement; 0: unknown
-    slot_time: float = 0.0  # additional time of a target pass per slot
+    batch: Annotated[int, Between(1)] = 1
+    slots: Annotated[int, Between(0)] = 0  # cache slots per row in the measurement; 0: unknown
+    slot_time: Annotated[float, Between(0)] = 0.0  # additional time of a target pass per slot
     doubts: tuple[str, ...] = ()  # a clause for each sign that the machine was busy during the measurement
 
     @property
@@ -50,8 +45,7 @@ class CostModel(NamedTuple):
     def pass_times(self, max_draft_length: int) -> np.ndarray:
         """[K+1] float64: time to verify k drafts, in the narrowest width that holds them and the token before.
 
-        Raises:
-            ValueError: drafts that do not fit the widest width.
+        Raises ValueError: drafts that do not fit the widest width.
         """
         if max_draft_length + 1 > self.widths[-1]:
             raise ValueError(
@@ -66,35 +60,25 @@ class CostModel(NamedTuple):
 
 
 def cost_model(
-    drafter_step: float,
-    target_pass: Mapping[int, float],
-    *,
-    plain_pass: float | None = None,
-    device: str = "",
-    batch: int = 1,
-    slots: int = 0,
-    slot_time: float = 0.0,
-    doubts: Sequence[str] = (),
+    drafter_step: float, target_pass: Mapping[int, float], *, plain_pass: float | None = None, **others: Any
 ) -> CostModel:
     """A cost model from times by width. Times are made non-decreasing in the width.
 
     Args:
         drafter_step: 0 for drafters without a model.
         plain_pass: time of a pass of plain decoding; default: that of the narrowest width.
-        slots, slot_time, doubts: as in `CostModel`.
+        others: further fields of `CostModel`.
 
     Raises:
         ValueError: no widths, or times that are not positive.
     """
     widths = tuple(sorted(int(width) for width in target_pass))
-    times = [float(target_pass[width]) for width in sorted(target_pass)]
-    if not widths or widths[0] < 1:
-        raise ValueError(f"a cost model needs widths of 1 or more, got {list(widths)}")
-    plain = times[0] if plain_pass is None else float(plain_pass)
-    if not (0 <= drafter_step < np.inf) or not all(np.isfinite(time) and time > 0 for time in (plain, *times)):
-        raise ValueError(f"times must be positive, got drafter_step {drafter_step!r}, passes {times!r}")
-    passes = tuple(float(time) for time in np.maximum.accumulate(times))
-    return CostModel(float(drafter_step), widths, passes, plain, device, batch, slots, slot_time, tuple(doubts))
+    passes = tuple(float(target_pass[width]) for width in sorted(target_pass))
+    plain = float(next(iter(passes), 0) if plain_pass is None else plain_pass)
+    costs = CostModel(float(drafter_step), widths, passes, plain, **others)
+    for name, within in ranges_of(CostModel).items():
+        within.check(name, getattr(costs, name))
+    return costs._replace(target_pass=tuple(np.maximum.accumulate(passes).tolist()), doubts=tuple(costs.doubts))
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:
@@ -161,23 +145,11 @@ def load_cost_model(path: str | Path) -> CostModel:
         raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for name, least, kind in NUMBERS:
-            value = fields.get(name, 0) if name in OPTIONAL else fields[name]
-            for number in value if name in LISTS else [value]:
-                if not isinstance(number, kind) or isinstance(number, bool) or not least <= number < np.inf:
-                    wanted = "whole number" if kind is int else "number"
-                    raise ValueError(f"{name} must be a {wanted} of {least} or more, got {number!r}")
-        passes = dict(zip(fields["widths"], fields["target_pass"], strict=True))
-        return cost_model(
-            fields["drafter_step"],
-            passes,
-            plain_pass=fields["plain_pass"],
-            device=str(fields["device"]),
-            batch=fields["batch"],
-            slots=fields.get("slots", 0),
-            slot_time=fields.get("slot_time", 0.0),
-            doubts=[str(doubt) for doubt in fields.get("doubts", ())],
-        )
+        for name, within in ranges_of(CostModel).items():
+            within.check(name, fields[name] if name not in CostModel._field_defaults else fields.get(name, within.low))
+        passes = dict(zip(fields.pop("widths"), fields.pop("target_pass"), strict=True))
+        others = {name: fields[name] for name in CostModel._fields if name in fields}
+        return cost_model(others.pop("drafter_step"), passes, **others)
     except (KeyError, TypeError, ValueError) as error:
         lacking = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is not a cost model: {lacking}") from None

@@ -7,7 +7,6 @@ import platform
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -59,7 +58,19 @@ def free_memory() -> int | None:
     that spans processes the minimum over all processes, each of which must call this.
     """
     mesh = mesh_here()
-    free = _free_here(jax.local_devices()[0] if mesh is None else mesh.local_devices[0])
+    counts = (jax.local_devices()[0] if mesh is None else mesh.local_devices[0]).memory_stats() or {}
+    sizes = [counts["bytes_limit"] - counts.get("bytes_in_use", 0)] if "bytes_limit" in counts else []
+    if "bytes_limit" not in counts:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
+            sizes.append(1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", meminfo, re.MULTILINE)[0]))
+        for place, names in GROUPS.items():
+            with contextlib.suppress(OSError, ValueError):  # "max" is not a number: no limit
+                limit, used = (int((place / name).read_text(encoding="utf-8")) for name in names)
+                statistics = (place / "memory.stat").read_text("utf-8")
+                files = re.findall(r"^(?:in)?active_file (\d+)$", statistics, re.MULTILINE)
+                sizes.append(limit - used + sum(map(int, files)))  # cached files are evicted when memory is needed
+    free = min(sizes, default=None)
     if free is not None and mesh is not None and jax.default_backend() == "cpu":
         free //= len(mesh.local_devices)
     if not spans_processes():
@@ -67,19 +78,3 @@ def free_memory() -> int | None:
     megabytes = np.int32(-1 if free is None else free >> 20)  # jax would truncate 64 bits to 32
     least = int(np.min(multihost_utils.process_allgather(megabytes)))
     return None if least < 0 else least << 20
-
-
-def _free_here(device: Any) -> int | None:
-    counts = device.memory_stats() or {}
-    if "bytes_limit" in counts:
-        return counts["bytes_limit"] - counts.get("bytes_in_use", 0)
-    free = []
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
-        free.append(1024 * int(re.findall(r"^MemAvailable:\s*(\d+) kB$", meminfo, re.MULTILINE)[0]))
-    for place, names in GROUPS.items():
-        with contextlib.suppress(OSError, ValueError):  # "max" is not a number: no limit
-            limit, used = (int((place / name).read_text(encoding="utf-8")) for name in names)
-            files = re.findall(r"^(?:in)?active_file (\d+)$", (place / "memory.stat").read_text("utf-8"), re.MULTILINE)
-            free.append(limit - used + sum(map(int, files)))  # cached files are evicted when memory is needed
-    return min(free, default=None)

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specdec_jax.text.json_lines import json_lines
+from specdec_jax.text.prompt_file import prompt_of
+
 WINDOW = 8  # consecutive words that a text must not share with a held-out one
 _FIELD = re.compile(r"\{(\w+)\}")
 _WORD = re.compile(r"\w+")
@@ -154,23 +157,7 @@ def read_texts(path: str | Path) -> list[str]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file of texts: {path}")
-    content = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix != ".jsonl":
+        content = path.read_text(encoding="utf-8", errors="replace")
         return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", content) if paragraph.strip()]
-    texts: list[str] = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            texts += _texts_of(line, f"{path}:{number}")
-    return texts
-
-
-def _texts_of(line: str, where: str) -> list[str]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg})") from None
-    for key in ("text", "turns", "prompt"):
-        if isinstance(row, dict) and key in row:
-            value = row[key]
-            return [str(entry) for entry in value] if isinstance(value, list) else [str(value)]
-    raise ValueError(f"{where}: needs one of the keys text, turns, prompt")
+    return [text for number, row in json_lines(path) for text in prompt_of(row, f"{path}:{number}: ").turns]

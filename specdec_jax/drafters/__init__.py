@@ -1,7 +1,7 @@
 """Drafters, one per file; the factory has the file's name."""
 
 # Helpers for user-defined drafters.
-from specdec_jax.drafters._lookup import lookup as lookup
+from specdec_jax.drafters._parts import lookup as lookup
 from specdec_jax.drafters._parts import no_commit as no_commit
 from specdec_jax.drafters._parts import no_state as no_state
 from specdec_jax.drafters.model import model as model

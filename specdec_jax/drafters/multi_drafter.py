@@ -203,7 +203,20 @@ def multi_drafter(
         nobody = jnp.full_like(state.drafter, len(parts))
         return state._replace(states=tuple(states), informed=informed, drafter=nobody)
 
-    return Drafter(init, source, commit, lengths.pop(), observe=_observer(parts), prefill=prefill)
+    observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
+    widths = sorted({observer.target_width for observer in observers.values()})
+    if len(widths) > 1:
+        raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
+    ends = np.cumsum([0, *(len(observer.layers) for observer in observers.values())]).tolist()
+
+    def take(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
+        """Results by drafter, also of idle ones, each from its layers."""
+        spans = zip(observers.items(), ends, ends[1:], strict=False)
+        return {i: observer.take(params[i], hidden[:, :, begin:end]) for (i, observer), begin, end in spans}
+
+    layers = tuple(layer for observer in observers.values() for layer in observer.layers)
+    observe = Observer(take, layers, widths[0]) if observers else None
+    return Drafter(init, source, commit, lengths.pop(), observe=observe, prefill=prefill)
 
 
 def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
@@ -302,22 +315,3 @@ def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, 
     time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))
     put = lambda sums, new: jnp.where(here[:, :, None], new[:, None, :], sums)  # noqa: E731
     return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))
-
-
-def _observer(parts: tuple[Drafter, ...]) -> Observer | None:
-    """The joint observer of all drafters, including idle ones; results are by drafter, each from its own layers."""
-    observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
-    if not observers:
-        return None
-    widths = sorted({observer.target_width for observer in observers.values()})
-    if len(widths) > 1:
-        raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
-    ends = np.cumsum([len(observer.layers) for observer in observers.values()]).tolist()
-    begins = [0, *ends[:-1]]
-
-    def take(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
-        spans = zip(observers.items(), begins, ends, strict=True)
-        return {i: observer.take(params[i], hidden[:, :, begin:end]) for (i, observer), begin, end in spans}
-
-    layers = tuple(layer for observer in observers.values() for layer in observer.layers)
-    return Observer(take, layers, widths[0])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.drafters._lookup import lookup
+from specdec_jax.drafters._parts import lookup
 from specdec_jax.ranges import Between, DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Drafter, RoundContext, Source
@@ -79,9 +79,11 @@ def ngram(
 
     def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
         del cache_slots, source
-        table, counted = empty_table(order - 1, slots // WAYS, batch), jnp.zeros((batch,), jnp.int32)
+        shape, none = (batch, order - 1, slots // WAYS, WAYS), jnp.zeros((batch,), jnp.int32)
+        empty = (jnp.zeros((*shape, CANDIDATES), jnp.int32) for _ in range(2))  # two buffers, which can be donated
+        table = NgramTable(jnp.zeros(shape, jnp.uint32), *empty)
         if params is None:
-            return NgramState(table, counted)
+            return NgramState(table, none)
         for name, counts, empty in zip(NgramTable._fields, params, table, strict=True):
             if counts.shape != empty.shape[1:]:
                 raise ValueError(
@@ -89,7 +91,7 @@ def ngram(
                     "order and slots must be those it was learnt with"
                 )
         copies = (jnp.broadcast_to(jnp.asarray(leaf)[None], (batch, *leaf.shape)) for leaf in params)
-        return NgramState(NgramTable(*copies), counted)
+        return NgramState(NgramTable(*copies), none)
 
     def source(params: Any, state: NgramState, tokens: Array, context: RoundContext) -> Source:
         del params
@@ -109,8 +111,26 @@ def ngram(
         return lookup(state, retrieve, vocab_size, _recent(tokens, context.length, order - 1), _with_token)
 
     def commit(params: Any, state: NgramState, tokens: Array, length: Array) -> NgramState:
+        """Counts all tokens not counted yet, one per step, because two tokens of one step could share a context.
+
+        A text shorter than the counted length was truncated: counts of truncated tokens stay in the table, and the
+        rest of the text is not counted twice.
+        """
         del params
-        return _count_all(state, tokens, length)
+        state = state._replace(counted=jnp.minimum(state.counted, length))
+
+        def count_one(now: NgramState) -> NgramState:
+            more = now.counted < length
+            recent = _recent(tokens, now.counted, order - 1)
+            here = jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None]
+            bucket, print_ = hashes(recent.tokens, slots // WAYS)
+            entries, following = read(now.table, bucket), jnp.take_along_axis(tokens, here, axis=1)[:, 0]
+            chosen, new = more[:, None] & _inside(recent), counted(entries, print_, following)
+            masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
+            new = Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, entries, strict=True)))
+            return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
+
+        return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
 
     return Drafter(init, source, commit, max_draft_length)
 
@@ -138,36 +158,6 @@ def _with_token(recent: _Recent, token: Array) -> _Recent:
     size = recent.tokens.shape[1]
     shifted = jnp.concatenate([recent.tokens[:, 1:], token[:, None]], axis=1)
     return _Recent(shifted, jnp.minimum(recent.count + 1, size))
-
-
-def _count_all(state: NgramState, tokens: Array, length: Array) -> NgramState:
-    """Counts all tokens not counted yet, one per step, because two tokens of one step could share a context.
-
-    A text shorter than the counted length was truncated: counts of truncated tokens stay in the table, and the rest of
-    the text is not counted twice.
-    """
-    state = state._replace(counted=jnp.minimum(state.counted, length))
-    _, orders, buckets, _ = state.table.key.shape
-
-    def count_one(now: NgramState) -> NgramState:
-        more = now.counted < length
-        recent = _recent(tokens, now.counted, orders)
-        following = jnp.take_along_axis(tokens, jnp.minimum(now.counted, tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
-        bucket, print_ = hashes(recent.tokens, buckets)
-        entries = read(now.table, bucket)
-        chosen, new = more[:, None] & _inside(recent), counted(entries, print_, following)
-        masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
-        new = Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, entries, strict=True)))
-        return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
-
-    return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
-
-
-def empty_table(orders: int, buckets: int, batch: int) -> NgramTable:
-    """A table without contexts, leaves [B, R, ...]."""
-    shape = (batch, orders, buckets, WAYS)
-    token, count = (jnp.zeros((*shape, CANDIDATES), jnp.int32) for _ in range(2))  # two buffers, which can be donated
-    return NgramTable(jnp.zeros(shape, jnp.uint32), token, count)
 
 
 def hashes(recent: Array, buckets: int) -> tuple[Array, Array]:

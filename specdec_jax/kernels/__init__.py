@@ -32,10 +32,8 @@ TARGETS = *PRODUCTS.values(), ATTENTION, SUMS
 def path() -> str | None:
     """The path of this process's kernels; None: XLA is used. A failure is reported in a line on standard error.
 
-    Nothing is reported on another device, for a processor without a path, or with `off`.
-
-    Raises:
-        ValueError: SPECDEC_JAX_KERNELS is not a path that this processor supports.
+    Nothing is reported on another device, for a processor without a path, or with `off`. Raises ValueError:
+    SPECDEC_JAX_KERNELS is not a path that this processor supports.
     """
     here, wanted = compiled.paths_here(), os.environ.get(VARIABLE, "")
     if wanted not in ("", OFF, *here):

@@ -11,7 +11,7 @@ SentencePiece (U+2581 for a space, <0x0A> for a byte); special tokens by their t
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from specdec_jax.drafters.draft_models.intersection import SharedParams, shared_
 from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
 from specdec_jax.loading.tokenizer import ROLES, Tokenizer
-from specdec_jax.types import Array, DraftModel, LanguageModel, Params
+from specdec_jax.types import Array, DraftModel, Params
 
 SPACE = "\u2581"
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -31,8 +31,18 @@ Key = bytes | str  # the bytes that a token stands for; for special tokens their
 
 
 def ids_in(tokenizer: Tokenizer, other: Tokenizer) -> dict[Key, int]:
-    """The tokenizer's id for every key; special tokens that only the other one has are matched by role."""
-    return {**dict(_by_role(other, tokenizer)), **ids_by_key(tokenizer)}
+    """The tokenizer's id for every key; special tokens that only the other one has are matched by role.
+
+    Roles: beginning, end, padding, unknown.
+    """
+    ids: dict[Key, int] = {}
+    for role in ROLES:
+        theirs, ours = other.special.get(role), tokenizer.special.get(role)
+        token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
+        if theirs is not None and token_id is not None:
+            ids[theirs] = token_id
+    ends, eos = keys_of(other), tokenizer.eos_ids
+    return {**ids, **{ends[end]: eos[0] for end in other.eos_ids if eos and end in ends}, **ids_by_key(tokenizer)}
 
 
 @functools.lru_cache(maxsize=2)  # for a pair; a quarter of a million tokens take a second
@@ -41,17 +51,6 @@ def ids_by_key(tokenizer: Tokenizer) -> Mapping[Key, int]:
     by_number = {token for text, token in tokenizer.vocabulary().items() if BYTE.fullmatch(text)}
     keys = sorted(keys_of(tokenizer).items(), key=lambda item: (item[0] in by_number, item[0]), reverse=True)
     return {key: token for token, key in keys}
-
-
-def _by_role(other: Tokenizer, tokenizer: Tokenizer) -> Iterator[tuple[Key, int]]:
-    """The other's special tokens with another name in the tokenizer: beginning, end, padding, unknown."""
-    for role in ROLES:
-        theirs, ours = other.special.get(role), tokenizer.special.get(role)
-        token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
-        if theirs is not None and token_id is not None:
-            yield theirs, token_id
-    ends, eos = keys_of(other), tokenizer.eos_ids
-    yield from ((ends[end], eos[0]) for end in other.eos_ids if eos and end in ends)
 
 
 @functools.lru_cache(maxsize=2)
@@ -106,14 +105,13 @@ def probability_shared(target: Any, drafter: Any) -> float | None:
     if not isinstance(drafter, SharedParams):
         return None
     tokens = jnp.asarray([target.tokenizer.encode(SAMPLE_TEXT, add_special=True)], jnp.int32)
-    return float(_mean_probability(target.model, target.params, tokens, drafter.tokens))
 
+    @jax.jit
+    def mean(params: Params, shared: Array) -> Array:
+        logits, _ = target.model.apply(params, tokens, target.model.init_cache(params, 1, tokens.shape[1]))
+        return jnp.mean(jnp.sum(jax.nn.softmax(logits, axis=-1)[:, :, shared], axis=-1))
 
-@functools.partial(jax.jit, static_argnums=0)
-def _mean_probability(model: LanguageModel, params: Params, tokens: Array, shared: Array) -> Array:
-    """The mean [] over tokens [1, T] of the probability of the `shared` tokens [N]."""
-    logits, _ = model.apply(params, tokens, model.init_cache(params, 1, tokens.shape[1]))
-    return jnp.mean(jnp.sum(jax.nn.softmax(logits, axis=-1)[:, :, shared], axis=-1))
+    return float(mean(target.params, drafter.tokens))
 
 
 def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -165,10 +163,8 @@ SHOWN = 3  # maximum number of tokens in a message
 def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = None) -> Any:
     """The drafter, a `LoadedModel`, translated to the target's token ids if the vocabularies differ.
 
-    In that case `report` is called with a line on the method and the reason.
-
-    Raises:
-        ValueError: as `needs_translation` and `translate_vocabulary`.
+    In that case `report` is called with a line on the method and the reason. Raises ValueError: as `needs_translation`
+    and `translate_vocabulary`.
     """
     if not needs_translation(target, drafter):
         return drafter
@@ -183,12 +179,13 @@ def for_target(target: Any, drafter: Any, report: Callable[[str], Any] | None = 
 def needs_translation(target: Any, drafter: Any) -> bool:
     """Whether an id stands for different tokens in target and drafter.
 
-    Raises:
-        ValueError: fewer embeddings than tokens; if translation is needed, a drafter that reads its target or has a
-            draft vocabulary, a model with an encoder, or `@text` with a target whose tokenizer is not BPE.
+    Raises ValueError: fewer embeddings than tokens; if translation is needed, a drafter that reads its target or has a
+    draft vocabulary, a model with an encoder, or `@text` with a target whose tokenizer is not BPE.
     """
-    if same_tokens(target, drafter):
-        return False
+    _check_embeddings(target, drafter)
+    ours, theirs = ({i: token for token, i in side.tokenizer.vocabulary().items()} for side in (target, drafter))
+    if all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys()):
+        return False  # all common ids stand for the same tokens; either may have further ones
     encoders = any(loaded.model.spec.source is not None for loaded in (target, drafter))
     if encoders or isinstance(drafter.model, DraftModel):
         check_same_vocabulary(target, drafter)
@@ -225,9 +222,8 @@ def describe_join(way: str, target: Tokenizer, drafter: Tokenizer, count: int | 
 def translate_vocabulary(target: Any, drafter: Any, way: str) -> Any:
     """The drafter, a `LoadedModel`, in the target's token ids, by `tokens` or by `text`.
 
-    Raises:
-        ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or for `text` a
-            target whose tokenizer is not BPE.
+    Raises ValueError: no token is shared, a drafter that cannot be translated (`with_shared_tokens`), or for `text` a
+    target whose tokenizer is not BPE.
     """
     rows, own_rows = target.model.spec.vocab_size, drafter.model.spec.vocab_size
     drafter_ids, pieces, count = translation(target.tokenizer, drafter.tokenizer, rows)
@@ -241,16 +237,6 @@ def translate_vocabulary(target: Any, drafter: Any, way: str) -> Any:
     except ValueError as error:
         raise ValueError(f"drafter {drafter.name!r} for target {target.name!r}: {error}") from None
     return shared
-
-
-def same_tokens(target: Any, drafter: Any) -> bool:
-    """Whether all common ids of two `LoadedModel`s stand for the same tokens; either may have further tokens.
-
-    Raises ValueError for a model with fewer embeddings than tokens.
-    """
-    _check_embeddings(target, drafter)
-    ours, theirs = ({i: token for token, i in side.tokenizer.vocabulary().items()} for side in (target, drafter))
-    return all(ours[i] == theirs[i] for i in ours.keys() & theirs.keys())
 
 
 def check_same_vocabulary(target: Any, drafter: Any) -> None:

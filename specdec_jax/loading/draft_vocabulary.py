@@ -22,10 +22,7 @@ TOKENS, TEXT = WAYS = "tokens", "text"  # to draft for a target with another voc
 def split_source(source: str) -> tuple[str, str]:
     """A model's source without and with its suffix after the last @: a draft vocabulary or one of `WAYS`, or empty.
 
-    Existing paths are not split.
-
-    Raises:
-        ValueError: a model with another suffix.
+    Existing paths are not split. Raises ValueError: a model with another suffix.
     """
     base, _, vocabulary = source.rpartition("@")
     if not base or Path(source).expanduser().exists():
@@ -43,8 +40,7 @@ def split_source(source: str) -> tuple[str, str]:
 def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> Any:
     """The same `LoadedModel`, a drafter that proposes only these tokens.
 
-    Raises:
-        ValueError: as `reduce_params`, or a model whose family does not expose its head.
+    Raises ValueError: as `reduce_params`, or a model whose family does not expose its head.
     """
     try:
         return loaded._replace(

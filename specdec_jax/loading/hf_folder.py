@@ -1,10 +1,10 @@
 """Reading and writing of Hugging Face folders: config.json, .safetensors files, tokenizer.json."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specdec_jax.drafters.draft_models.reduced_head import check_whole
-from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
@@ -25,6 +24,15 @@ DTYPES = {"BF16": "bfloat16", "F64": "float64", "F32": "float32", "F16": "float1
 """Safetensors' names of types, except floating types of eight bits or less, whose scales are not supported."""
 
 
+class Checkpoint(NamedTuple):
+    """The result of every loader, before conversion by a model family: weights with Hugging Face's names."""
+
+    where: str  # the file or folder, for messages
+    config: dict[str, Any]  # as in config.json, including `model_type`
+    named: Iterable[tuple[str, Any]]  # (name, array), each read on access
+    tokenizer: Tokenizer
+
+
 def open_hf_folder(folder: str | Path) -> Checkpoint:
     """Reads config and tokenizer and the headers of all weight files; tensors are read one by one on access.
 
@@ -32,26 +40,27 @@ def open_hf_folder(folder: str | Path) -> Checkpoint:
     before any tensor is read. Weights are checked before the tokenizer.
     """
     folder = Path(folder)
-    config = read_config(folder)
-    try:
-        family(config["model_type"])
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from None
-    files = weight_files(folder)
+    config = check_served(folder)
+    files = [folder / name for name in weight_names(folder)]
     for path in files:
+        if not path.is_file():
+            bins = sorted(path.name for path in folder.glob("*.bin"))
+            hint = f" ({bins[0]} is not read: save it with safe_serialization)" if bins else ""
+            raise FileNotFoundError(f"no such weight file: {path}{hint}")
         with _open(path) as file:
             if not file.keys():
                 raise ValueError(f"{path} holds no tensors")
     return Checkpoint(str(folder), config, _tensors(files), tokenizer_from_folder(folder))
 
 
-def check_served(folder: Path) -> None:
-    """Checks that a config.json is supported. Raises as `read_config`, or ValueError naming it."""
+def check_served(folder: Path) -> dict[str, Any]:
+    """As `read_config`, for a config of a supported family. Raises ValueError naming the file for others."""
     config = read_config(folder)
     try:
         config_class(family(config["model_type"])).from_hf(config)
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from None
+    return config
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -69,17 +78,6 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / CONFIG} says its weights are quantised ({method!r}); load an unquantised one")
     eos = read_json(folder / GENERATION).get("eos_token_id")
     return config if eos is None else config | {"eos_token_id": eos}
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The existing .safetensors files. Raises FileNotFoundError naming the first missing one."""
-    names = weight_names(folder)
-    for name in names:
-        if not (folder / name).is_file():
-            bins = sorted(path.name for path in folder.glob("*.bin"))
-            hint = f" ({bins[0]} is not read: save it with safe_serialization)" if bins else ""
-            raise FileNotFoundError(f"no such weight file: {folder / name}{hint}")
-    return [folder / name for name in names]
 
 
 def weight_names(folder: Path) -> list[str]:

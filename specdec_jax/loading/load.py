@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 import jax
 
 from specdec_jax.loading.builtin import BUILTIN
-from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.draft_vocabulary import WAYS, read_tokens, split_source, with_draft_vocabulary
 from specdec_jax.loading.families import config_class, family, family_of
 from specdec_jax.loading.gguf.file import config_from_gguf, open_gguf
 from specdec_jax.loading.gguf.reader import read_gguf
-from specdec_jax.loading.hf_folder import CONFIG, open_hf_folder, read_config
+from specdec_jax.loading.hf_folder import CONFIG, Checkpoint, open_hf_folder, read_config
 from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
 from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
 from specdec_jax.loading.precision import INT8, Precision, precision

@@ -63,8 +63,7 @@ def write_text(path: str | Path, text: str) -> None:
 def check_file(path: str | Path, suffixes: tuple[str, ...] = ()) -> None:
     """Checks that a file can be written.
 
-    Raises:
-        ValueError: a folder of that name, a missing parent folder, no permission, or another suffix.
+    Raises ValueError: a folder of that name, a missing parent folder, no permission, or another suffix.
     """
     path = Path(path).expanduser()
     if path.is_dir():

@@ -164,7 +164,10 @@ class Tokenizer:
         templates: Any = self.chat_template
         if self.chat_template and self.tool_template:
             templates = {"default": self.chat_template, "tool_use": self.tool_template}  # used with tools
-        return _transformers().PreTrainedTokenizerFast(
+        os.environ.setdefault(NO_ADVICE, "1")  # transformers would advise to install PyTorch, which is not needed here
+        import transformers
+
+        return transformers.PreTrainedTokenizerFast(
             tokenizer_object=self.backend, chat_template=templates, **self.special
         )
 
@@ -237,7 +240,12 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     except Exception as error:  # the Rust side raises bare Exception
         raise ValueError(f"{path} is damaged: {error}") from None
     config = read_json(folder / SPECIAL) | read_json(folder / CONFIG)
-    special = {role: _text(folder, role, config[role]) for role in ROLES if config.get(role)}
+    tokens = {role: config[role] for role in ROLES if config.get(role)}
+    special: dict[str, Any] = {
+        role: token.get("content") if isinstance(token, Mapping) else token for role, token in tokens.items()
+    }
+    if wrong := [role for role, text in special.items() if not isinstance(text, str)]:
+        raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {wrong[0]} must be a text, got {tokens[wrong[0]]!r}")
     if backend is None:
         special = byte_tokenizer.DEFAULTS | special
         backend = byte_tokenizer.byte_tokenizer(special, byte_tokenizer.sentinels_of(config))
@@ -262,28 +270,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} is damaged: it holds no JSON object")
     return value
-
-
-def _transformers() -> Any:
-    """Imports transformers without its advice to install PyTorch, which is not needed here."""
-    before = os.environ.get(NO_ADVICE)
-    os.environ[NO_ADVICE] = "1"
-    try:
-        import transformers
-    finally:
-        if before is None:
-            del os.environ[NO_ADVICE]
-        else:
-            os.environ[NO_ADVICE] = before
-    return transformers
-
-
-def _text(folder: Path, role: str, token: Any) -> str:
-    """A special token's text. Raises ValueError for other values."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(text, str):
-        raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {role} must be a text, got {token!r}")
-    return text
 
 
 def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]) -> str:

@@ -21,9 +21,7 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     """The counts of the best draft lengths for known distributions and unknown acceptance. One setting.
 
     Each round drafts the n that maximises E[tokens] - R (n c + V(n)), with R the resulting rate (renewal reward).
-
-    Raises:
-        ValueError: a trace without distributions, or one in which everything or nothing was accepted.
+    Raises ValueError: a trace without distributions, or one in which everything or nothing was accepted.
     """
     if trace.lengths_only:
         raise ValueError("foresight of distributions needs a trace that holds them, and this one has lengths only")

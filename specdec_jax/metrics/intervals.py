@@ -1,4 +1,4 @@
-"""Spread over prompts: quartiles and bootstrap intervals. numpy and scipy, never inside a generation.
+"""Spread over prompts: bootstrap intervals. numpy and scipy, never inside a generation.
 
 Prompts are resampled, because rounds and tokens of one prompt are dependent, and an interval over them would be far too
 narrow.
@@ -21,33 +21,8 @@ class Interval(NamedTuple):
     high: float
 
 
-class Spread(NamedTuple):
-    """Statistics of a metric over prompts."""
-
-    count: int
-    mean: Interval
-    median: float
-    lower_quartile: float
-    upper_quartile: float
-    least: float
-    most: float
-
-
-def spread(values: Sequence[float] | np.ndarray) -> Spread:
-    """Mean with its bootstrap interval, median, quartiles and range of one value per prompt.
-
-    Raises:
-        ValueError: no values, or one that is not finite.
-    """
-    numbers = _checked("values", values)
-    lower, median, upper = (float(q) for q in np.quantile(numbers, (0.25, 0.5, 0.75)))
-    return Spread(
-        len(numbers), mean_interval(numbers), median, lower, upper, float(numbers.min()), float(numbers.max())
-    )
-
-
 def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
-    """Mean and its bootstrap interval. Raises as `spread` does."""
+    """Mean and its bootstrap interval of one value per prompt. Raises ValueError: no values, or one not finite."""
     numbers = _checked("values", values)
     return bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis))
 
@@ -55,8 +30,7 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
 def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray) -> Interval:
     """sum(numerator) / sum(denominator) with a bootstrap interval; entry i of both belongs to prompt i.
 
-    Raises:
-        ValueError: as `spread`, different lengths, or a denominator that is not positive.
+    Raises ValueError: as `mean_interval`, different lengths, or a denominator that is not positive.
     """
     top, bottom = _paired(numerator, denominator)
     return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis))

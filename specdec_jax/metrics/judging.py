@@ -19,6 +19,7 @@ from specdec_jax.decoding.state import refuse_encoder, slots_for
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
+from specdec_jax.replay.tracing import check_texts
 from specdec_jax.text.pair import build_pair
 from specdec_jax.types import Array, LanguageModel, Params, Warp
 
@@ -32,14 +33,6 @@ class Judgement(NamedTuple):
     acceptance: np.ndarray  # [M, N] float64, mean of sum min(p, q) at each of the temperatures
     positions: np.ndarray  # [M] int64, number of tokens of the answer
     temperatures: tuple[float, ...]  # N temperatures
-
-
-class Programs(NamedTuple):
-    """The compiled functions of a pair of models."""
-
-    fill: Callable[..., PairCache]  # (weights, tokens [B, S], wanted) -> both caches
-    compare: Callable[..., tuple[Array, Array, PairCache]]
-    # (weights, tokens [B, S], caches, start [B], warps) -> (agreement [B, C] bool, mass [N, B, C] float32, caches)
 
 
 def answers(
@@ -57,11 +50,8 @@ def answers(
 
     Answers include the token that ends them, and continue after it with `past_end`. `warp`: arguments of `make_warp`;
     default: greedy. Prompt i is sampled with seed[i], or seed + i; prompts of similar length share a batch.
-    `progress(done, total)` counts prompts.
-
-    Raises:
-        ValueError: an empty or too long prompt, a token outside the vocabulary, numbers out of range, or a target with
-            an encoder.
+    `progress(done, total)` counts prompts. Raises ValueError: an empty or too long prompt, a token outside the
+    vocabulary, numbers out of range, or a target with an encoder.
     """
     if batch < 1 or max_new_tokens < 1:
         raise ValueError(f"batch and max_new_tokens must be positive, got {batch!r} and {max_new_tokens!r}")
@@ -112,12 +102,15 @@ def judge(
     check_same_vocabulary(target, drafter)
     if batch < 1 or chunk < 1:
         raise ValueError(f"batch and chunk must be positive, got {batch!r} and {chunk!r}")
-    _check(texts, target.model.spec.vocab_size, target.model.spec.context)
+    check_texts(texts, target.model.spec.context)
+    for index, (prompt, answer) in enumerate(texts):
+        if not 0 <= min(*prompt, *answer) <= max(*prompt, *answer) < target.model.spec.vocab_size:
+            raise ValueError(f"text {index} has tokens outside the vocabulary of {target.model.spec.vocab_size}")
     warps = [make_warp(batch * chunk, temperature) for temperature in temperatures]
     if not warps:
         raise ValueError("judging needs at least one temperature")
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *warps)
-    programs, weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
+    (fill, compare), weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
     agreement, mass = np.zeros(len(texts)), np.zeros((len(texts), len(warps)))
     sizes, done = np.array([len(answer) for _, answer in texts], np.int64), 0
     for members in _alike([len(prompt) + len(answer) for prompt, answer in texts], batch):
@@ -129,9 +122,9 @@ def judge(
             tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
             fed[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
         device = jnp.asarray(tokens)
-        caches, compared = programs.fill(weights, device, fed.max()), []
+        caches, compared = fill(weights, device, fed.max()), []
         for step in range(0, int(lengths.max()), chunk):
-            *both, caches = programs.compare(weights, device, caches, fed + np.int32(step), stacked)
+            *both, caches = compare(weights, device, caches, fed + np.int32(step), stacked)
             compared.append(both)
         same, shared = (np.concatenate(parts, axis=-1) for parts in zip(*jax.device_get(compared), strict=True))
         counted = np.arange(same.shape[1])[None, :] < lengths[:, None]
@@ -145,13 +138,16 @@ def judge(
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Programs:
-    """Programs for any weights of two models, compiled once per number of rows and slots."""
+def _programs(
+    target: LanguageModel, drafter: LanguageModel, chunk: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Both caches filled, and the comparison of a chunk of positions, for any weights of two models."""
     models = (target, with_vocabulary(drafter, target.spec.vocab_size))
 
     def compare(
         weights: tuple[Params, Params], tokens: Array, caches: PairCache, start: Array, warps: Warp
     ) -> tuple[Array, Array, PairCache]:
+        """(agreement [B, C] bool, mass [N, B, C] float32, caches) of N warps."""
         fed = window(tokens, start, chunk)
         *both, after = feed_both(models, weights, fed, from_position(models, caches, start))
         flat = [logits.reshape(-1, logits.shape[-1]) for logits in both]
@@ -163,24 +159,10 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int) -> Prog
         same = (argmax(flat[0]) == argmax(flat[1])).reshape(fed.shape)
         return same, lax.map(mass, warps), after
 
-    return Programs(jax.jit(functools.partial(filled_caches, models)), jax.jit(compare, donate_argnums=2))
+    return jax.jit(functools.partial(filled_caches, models)), jax.jit(compare, donate_argnums=2)
 
 
 def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
     """Batches of indices in order of length, to minimise padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return (order[begin : begin + batch] for begin in range(0, len(order), batch))
-
-
-def _check(texts: Sequence[Text], vocab_size: int, context: int) -> None:
-    for index, (prompt, answer) in enumerate(texts):
-        if not len(prompt) or not len(answer):
-            raise ValueError(
-                f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer; both need one"
-            )
-        if len(prompt) + len(answer) > context:
-            raise ValueError(
-                f"text {index} of {len(prompt) + len(answer)} tokens exceeds the target's context, {context}"
-            )
-        if not 0 <= min(*prompt, *answer) <= max(*prompt, *answer) < vocab_size:
-            raise ValueError(f"text {index} has tokens outside the vocabulary of {vocab_size}")

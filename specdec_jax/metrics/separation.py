@@ -31,8 +31,7 @@ class Curve(NamedTuple):
 def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
     """The threshold of `values` [M] that best separates the rejected tokens.
 
-    Raises:
-        ValueError: all tokens are accepted, or none is.
+    Raises ValueError: all tokens are accepted, or none is.
     """
     if accepted.all() or not accepted.any():
         raise ValueError("a threshold needs accepted and rejected tokens; these are of one kind only")

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only, layer_norm_decoder
@@ -33,14 +32,12 @@ class BloomConfig(LayerNorms, HFConfig):
     model_type: ClassVar[str] = "bloom"
     architecture: ClassVar[str] = "BloomForCausalLM"
     norm_of_embeddings: ClassVar[bool] = True
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "max_position_embeddings": "seq_length",
-            "layer_norm_eps": "layer_norm_epsilon",
-        }
-    )
+    renamed: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "seq_length",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
 
     _: KW_ONLY
     hidden_act: str = "gelu_new"
@@ -48,15 +45,8 @@ class BloomConfig(LayerNorms, HFConfig):
     apply_residual_connection_post_layernorm: bool = False
     tie_word_embeddings: bool = True
 
-    @property
-    def order(self) -> str:
-        """The order of norms in a block (`LayerNorms.order`)."""
-        return "normed" if self.apply_residual_connection_post_layernorm else "pre"
-
-    @property
-    def scoring(self) -> Scoring:
-        """Scoring of attention."""
-        return Scoring(bias=functools.partial(alibi, alibi_slopes(self.num_attention_heads)))
+    order = property(lambda self: "normed" if self.apply_residual_connection_post_layernorm else "pre")
+    scoring = property(lambda self: Scoring(bias=functools.partial(alibi, alibi_slopes(self.num_attention_heads))))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,9 @@ class HFConfig:
             if not (is_number(token, numbers.Integral) and 0 <= token < self.vocab_size):
                 raise ValueError(f"eos_token_id must be tokens, 0 to {self.vocab_size - 1}, got {token!r}")
 
+    embedding_width = property(lambda self: self.hidden_size)  # of embeddings and of the head's inputs
+    context = property(lambda self: self.max_position_embeddings)  # maximum number of tokens of a text
+
     def check_positive(self, *names: str) -> None:
         """Raises ValueError for the first of these fields that is no positive integer, or a number above 10,000."""
         for name in names:
@@ -76,16 +79,6 @@ class HFConfig:
                 raise ValueError(f"{self.key(name)} must be a positive integer, got {value!r}")
             if name.startswith("num_") and value > 10_000:  # layers, heads, experts: each has entries in tables
                 raise ValueError(f"{self.key(name)} must be at most 10000, got {value}")
-
-    @property
-    def embedding_width(self) -> int:
-        """Width of embeddings and of the head's inputs."""
-        return self.hidden_size
-
-    @property
-    def context(self) -> int:
-        """Maximum number of tokens of a text."""
-        return self.max_position_embeddings
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
@@ -112,7 +105,9 @@ class HFConfig:
         for name, value in values.items():
             hint = _hints(cls)[name]
             if not _fits(value, hint):
-                raise ValueError(f"{keys[name]} must be {_words(hint)}, got {value!r}")
+                options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+                kinds = (WORDS[get_origin(option) or option] for option in options if option is not NoneType)
+                raise ValueError(f"{keys[name]} must be {' or '.join(kinds)}, got {value!r}")
         eos = config.get("eos_token_id")
         values["eos_token_ids"] = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
         try:
@@ -161,12 +156,6 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, Mapping if origin is dict else origin) if origin in WORDS or origin is NoneType else True
 
 
-def _words(hint: Any) -> str:
-    """A description of a type; None, for entries that may be missing, is omitted."""
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return " or ".join(WORDS[get_origin(option) or option] for option in options if option is not NoneType)
-
-
 class UngroupedHeads:
     """A mixin for configs: the heads divide the width, and each head has its own keys and values."""
 
@@ -180,10 +169,7 @@ class UngroupedHeads:
             raise ValueError(f"a width of {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         return self.hidden_size // self.num_attention_heads
 
-    @property
-    def num_key_value_heads(self) -> int:
-        """Number of heads, because there are no groups."""
-        return self.num_attention_heads
+    num_key_value_heads = property(lambda self: self.num_attention_heads)  # there are no groups
 
 
 @dataclass(frozen=True)
@@ -206,10 +192,8 @@ class RopeConfig(HFConfig):
             raise ValueError(f"rope_theta must be above 0, got {self.rope_theta!r}")
         check_scaling(self.rope_scaling)
 
-    @property
-    def rotated(self) -> int:
-        """Number of dimensions of a head with rotary positions."""
-        return int(self.head_dim * self.partial_rotary_factor)
+    # number of dimensions of a head with rotary positions
+    rotated = property(lambda self: int(self.head_dim * self.partial_rotary_factor))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -23,7 +22,7 @@ class Gemma2Config(AttentionBias, RotaryWindowedConfig):
 
     model_type: ClassVar[str] = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"hidden_act": "hidden_activation"})
+    renamed: ClassVar[Mapping[str, str]] = {"hidden_act": "hidden_activation"}
     post_norms: ClassVar[bool] = True
     norm_offset: ClassVar[float] = 1.0
     full_every: ClassVar[int] = 2  # every second layer is FULL if config.json has no kinds
@@ -44,15 +43,8 @@ class Gemma2Config(AttentionBias, RotaryWindowedConfig):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value!r}")
 
-    @property
-    def scoring(self) -> Scoring:
-        """Scoring of attention."""
-        return Scoring(self.query_pre_attn_scalar**-0.5, self.attn_logit_softcapping)
-
-    @property
-    def logit_cap(self) -> float | None:
-        """Soft cap of the logits."""
-        return self.final_logit_softcapping
+    scoring = property(lambda self: Scoring(self.query_pre_attn_scalar**-0.5, self.attn_logit_softcapping))
+    logit_cap = property(lambda self: self.final_logit_softcapping)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -33,10 +33,8 @@ class Gemma3TextConfig(Gemma2Config):
         if not 0 < self.rope_local_base_freq < math.inf:
             raise ValueError(f"rope_local_base_freq must be a number above 0, got {self.rope_local_base_freq!r}")
 
-    @property
-    def scoring(self) -> Scoring:
-        """Scoring of attention; without a cap regardless of config.json, as in transformers."""
-        return Scoring(self.query_pre_attn_scalar**-0.5)
+    # without a cap regardless of config.json, as in transformers
+    scoring = property(lambda self: Scoring(self.query_pre_attn_scalar**-0.5))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +49,6 @@ class Gemma3TextConfig(Gemma2Config):
         return values | {"rope_local_base_freq": float(local.get("rope_theta", cls.rope_local_base_freq))}
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         rotary = {
             FULL: rope_to_hf(self.rope_theta, self.rope_scaling),
             SLIDING: rope_to_hf(self.rope_local_base_freq, None),

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only, layer_norm_decoder
@@ -32,17 +31,15 @@ class GPT2Config(LayerNorms, HFConfig):
 
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "hidden_size": "n_embd",
-            "intermediate_size": "n_inner",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "max_position_embeddings": "n_positions",
-            "hidden_act": "activation_function",
-            "layer_norm_eps": "layer_norm_epsilon",
-        }
-    )
+    renamed: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "hidden_act": "activation_function",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
 
     _: KW_ONLY
     hidden_act: str = "gelu_new"
@@ -51,15 +48,8 @@ class GPT2Config(LayerNorms, HFConfig):
     scale_attn_weights: bool = True
     tie_word_embeddings: bool = True
 
-    @property
-    def num_positions(self) -> int:
-        """Number of learned positions."""
-        return self.max_position_embeddings
-
-    @property
-    def scoring(self) -> Scoring:
-        """Scoring of attention."""
-        return Scoring(None if self.scale_attn_weights else 1.0)
+    num_positions = property(lambda self: self.max_position_embeddings)
+    scoring = property(lambda self: Scoring(None if self.scale_attn_weights else 1.0))
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -36,10 +36,7 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
     use_parallel_residual: bool = True
     attention_bias: bool = True
 
-    @property
-    def order(self) -> str:
-        """The order of a block's parts (`LayerNorms.order`)."""
-        return "parallel" if self.use_parallel_residual else "pre"
+    order = property(lambda self: "parallel" if self.use_parallel_residual else "pre")
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +45,6 @@ class GPTNeoXConfig(LayerNorms, RopeConfig):
         return super().read_fields({**old, **config}, values)
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         return super().to_hf() | {"rotary_pct": self.partial_rotary_factor, "rotary_emb_base": self.rope_theta}
 
 

@@ -21,7 +21,6 @@ class MistralConfig(RotaryWindowedConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of this family, with its defaults."""
         values = super().read_fields(config, values)
         return values | {"sliding_window": config.get("sliding_window", cls.window), "layer_types": None}
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from specdec_jax.models import decoder_only, layer_norm_decoder
@@ -29,13 +28,11 @@ class OPTConfig(LayerNorms, HFConfig):
     model_type: ClassVar[str] = "opt"
     architecture: ClassVar[str] = "OPTForCausalLM"
     position_offset: ClassVar[int] = 2
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "intermediate_size": "ffn_dim",
-            "hidden_act": "activation_function",
-            "remove_final_layer_norm": "_remove_final_layer_norm",
-        }
-    )
+    renamed: ClassVar[Mapping[str, str]] = {
+        "intermediate_size": "ffn_dim",
+        "hidden_act": "activation_function",
+        "remove_final_layer_norm": "_remove_final_layer_norm",
+    }
 
     _: KW_ONLY
     word_embed_proj_dim: int
@@ -49,35 +46,12 @@ class OPTConfig(LayerNorms, HFConfig):
         super().__post_init__()
         self.check_positive("word_embed_proj_dim")
 
-    @property
-    def embedding_width(self) -> int:
-        """Width of embeddings and of the head's inputs."""
-        return self.word_embed_proj_dim
-
-    @property
-    def num_positions(self) -> int:
-        """Number of learned positions."""
-        return self.max_position_embeddings + self.position_offset
-
-    @property
-    def order(self) -> str:
-        """The order of norms in a block (`LayerNorms.order`)."""
-        return "pre" if self.do_layer_norm_before else "post"
-
-    @property
-    def last_norm(self) -> bool:
-        """Whether a norm follows the last block."""
-        return self.do_layer_norm_before and not self.remove_final_layer_norm
-
-    @property
-    def attention_bias(self) -> bool:
-        """Whether attention's projections have a bias."""
-        return self.enable_bias
-
-    @property
-    def mlp_bias(self) -> bool:
-        """Whether the MLP's projections have a bias."""
-        return self.enable_bias
+    embedding_width = property(lambda self: self.word_embed_proj_dim)
+    num_positions = property(lambda self: self.max_position_embeddings + self.position_offset)
+    order = property(lambda self: "pre" if self.do_layer_norm_before else "post")
+    last_norm = property(lambda self: self.do_layer_norm_before and not self.remove_final_layer_norm)
+    attention_bias = property(lambda self: self.enable_bias)
+    mlp_bias = property(lambda self: self.enable_bias)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

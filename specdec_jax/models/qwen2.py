@@ -27,7 +27,6 @@ class Qwen2Config(RotaryWindowedConfig):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of this family, with its defaults."""
         values = super().read_fields(config, values)
         if not config.get("use_sliding_window"):
             return values | {"sliding_window": None, "layer_types": None}
@@ -36,7 +35,6 @@ class Qwen2Config(RotaryWindowedConfig):
         return {"sliding_window": WINDOW, **values, "layer_types": tuple(kinds)}
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that `from_hf` reads back."""
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 

@@ -22,7 +22,6 @@ class Qwen3Config(AttentionBias, Qwen2Config):
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        """The fields of this family, with its defaults."""
         return super().read_fields(config, values) | {"head_dim": config.get("head_dim") or HEAD_DIM}
 
 

@@ -113,22 +113,15 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         unscaled = np.clip((turns - low) / (high - low), 0.0, 1.0)
     elif kind == "yarn":
-        unscaled = _kept_by_yarn(head_dim, theta, scaling)
+        # a ramp between the dimensions with `beta_fast` and `beta_slow` rotations over the context
+        turns = scaling.get("beta_fast") or 32, scaling.get("beta_slow") or 1
+        angles = (scaling["original_max_position_embeddings"] / (turn * 2 * math.pi) for turn in turns)
+        low, high = (head_dim * math.log(angle) / (2 * math.log(theta)) for angle in angles)
+        if scaling.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        unscaled = 1.0 - np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
     return (unscaled * frequency + (1 - unscaled) * frequency / scaling["factor"]).astype(np.float32)
-
-
-def _kept_by_yarn(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> np.ndarray:
-    """[head_dim / 2]: a ramp between the dimensions with `beta_fast` and `beta_slow` rotations over the context."""
-    context = scaling["original_max_position_embeddings"]
-
-    def dimension(turns: float) -> float:
-        return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    return 1.0 - np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
 
 
 def attention_factor(scaling: Mapping[str, Any] | None) -> float:

@@ -95,15 +95,8 @@ class AttentionBias:
     _: KW_ONLY
     attention_bias: bool = False
 
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether the projections into attention have a bias."""
-        return self.attention_bias
-
-    @property
-    def output_bias(self) -> bool:
-        """Whether the projection out of attention has a bias."""
-        return self.attention_bias
+    qkv_bias = property(lambda self: self.attention_bias)
+    output_bias = property(lambda self: self.attention_bias)
 
 
 def _norm(config: Any, dtype: Any) -> Callable[..., nn.Module]:
@@ -154,34 +147,24 @@ def parameter_table(config: Any, mlp: Callable[..., dict[str, Parameter]] = mlp_
     }
     if not c.tie_word_embeddings:
         table["lm_head.weight"] = Parameter(("head",), (c.vocab_size, c.hidden_size), split=0)
+    heads, biases = (c.num_attention_heads, c.num_key_value_heads, c.head_dim), (c.qkv_bias, c.output_bias)
     for i in range(c.num_hidden_layers):
         prefix, layer = f"model.layers.{i}.", f"layer_{i}"
-        table |= norms_table(c, prefix, layer) | _attention_table(c, f"{prefix}self_attn.", (layer, "attention"))
+        norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
+        if c.post_norms:
+            norms |= {"post_attention_layernorm": "attention_post_norm", "pre_feedforward_layernorm": "mlp_norm"}
+            norms["post_feedforward_layernorm"] = "mlp_post_norm"
+        for name, leaf in norms.items():
+            table[f"{prefix}{name}.weight"] = Parameter((layer, leaf, "scale"), (c.hidden_size,))
+        for kind, leaf in (("q", "query_norm"), ("k", "key_norm")) if c.qk_norm else ():
+            table[f"{prefix}self_attn.{kind}_norm.weight"] = Parameter(
+                (layer, "attention", leaf, "scale"), (c.head_dim,)
+            )
+        inputs = ("qkv_proj",) if c.fused_weights else ("q_proj", "k_proj", "v_proj")
+        names, path = [f"{prefix}self_attn.{name}" for name in (*inputs, "o_proj")], (layer, "attention")
+        table |= attention.attention_table(names, path, heads, c.hidden_size, biases, by_kind=c.fused_weights)
         table |= mlp(c, i, prefix, (layer, "mlp"))
     return table
-
-
-def norms_table(c: Any, prefix: str, layer: str) -> dict[str, Parameter]:
-    """Table of a layer's norms except those of queries and keys."""
-    names = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm"}
-    if c.post_norms:
-        names |= {"post_attention_layernorm": "attention_post_norm", "pre_feedforward_layernorm": "mlp_norm"}
-        names["post_feedforward_layernorm"] = "mlp_post_norm"
-    return {
-        f"{prefix}{name}.weight": Parameter((layer, leaf, "scale"), (c.hidden_size,)) for name, leaf in names.items()
-    }
-
-
-def _attention_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    heads, biases = (c.num_attention_heads, c.num_key_value_heads, c.head_dim), (c.qkv_bias, c.output_bias)
-    norms = {
-        f"{prefix}{kind}_norm.weight": Parameter((*path, leaf, "scale"), (c.head_dim,))
-        for kind, leaf in (("q", "query_norm"), ("k", "key_norm"))
-        if c.qk_norm
-    }
-    inputs = ("qkv_proj",) if c.fused_weights else ("q_proj", "k_proj", "v_proj")
-    names = [prefix + name for name in (*inputs, "o_proj")]
-    return norms | attention.attention_table(names, path, heads, c.hidden_size, biases, by_kind=c.fused_weights)
 
 
 def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:

@@ -56,7 +56,6 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
         }
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that `from_hf` reads back."""
         return super().to_hf() | {"use_sliding_window": self.sliding_window is not None}
 
 

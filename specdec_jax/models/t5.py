@@ -9,7 +9,6 @@ the decoder to the past; each stack has one table of biases for all layers. Cros
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -38,17 +37,15 @@ class T5Config(HFConfig):
 
     model_type: ClassVar[str] = "t5"
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "hidden_size": "d_model",
-            "intermediate_size": "d_ff",
-            "num_hidden_layers": "num_decoder_layers",
-            "num_encoder_layers": "num_layers",
-            "num_attention_heads": "num_heads",
-            "head_dim": "d_kv",
-            "hidden_act": "dense_act_fn",
-        }
-    )
+    renamed: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_hidden_layers": "num_decoder_layers",
+        "num_encoder_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "head_dim": "d_kv",
+        "hidden_act": "dense_act_fn",
+    }
     required: ClassVar[tuple[str, ...]] = (
         "vocab_size",
         "hidden_size",
@@ -82,15 +79,8 @@ class T5Config(HFConfig):
             wrong = self.decoder_start_token_id
             raise ValueError(f"decoder_start_token_id must be a token, 0 to {self.vocab_size - 1}, got {wrong!r}")
 
-    @property
-    def num_key_value_heads(self) -> int:
-        """Number of heads, because there are no groups."""
-        return self.num_attention_heads
-
-    @property
-    def head_scale(self) -> float:
-        """Factor of the head's inputs."""
-        return self.hidden_size**-0.5 if self.tie_word_embeddings else 1.0
+    num_key_value_heads = property(lambda self: self.num_attention_heads)
+    head_scale = property(lambda self: self.hidden_size**-0.5 if self.tie_word_embeddings else 1.0)
 
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +99,6 @@ class T5Config(HFConfig):
         return values | {"tie_word_embeddings": tied}
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         gelu = self.is_gated_act and self.hidden_act == "gelu_new"
         kind = f"{GATED if self.is_gated_act else ''}{'gelu' if gelu else self.hidden_act}"
         return super().to_hf() | {"feed_forward_proj": kind, "is_encoder_decoder": True}
@@ -147,16 +136,6 @@ def buckets(distance: np.ndarray, count: int, longest: int, both: bool) -> np.nd
     far = np.log(np.maximum(distance, exact) / exact).astype(np.float32) / np.float32(math.log(longest / exact))
     far = np.minimum(exact + (far * np.float32(count - exact)).astype(np.int64), count - 1)
     return first + np.where(distance < exact, distance, far)
-
-
-def _scoring(position_bias: Array) -> Scoring:
-    """Scoring with biases by distance [2 M + 1, H], from `Positions`."""
-    longest = position_bias.shape[0] // 2
-
-    def bias(distance: Array) -> Array:
-        return jnp.moveaxis(position_bias[jnp.clip(distance, -longest, longest) + longest], -1, 1)
-
-    return Scoring(scale=1.0, bias=bias)
 
 
 class CrossAttention(nn.Module):
@@ -198,7 +177,12 @@ class _Block(nn.Module):
 
     def attention(self, position_bias: Array) -> nn.Module:
         c = self.config
-        heads, scoring = c.num_attention_heads, _scoring(position_bias)
+        heads, longest = c.num_attention_heads, position_bias.shape[0] // 2
+
+        def bias(distance: Array) -> Array:
+            return jnp.moveaxis(position_bias[jnp.clip(distance, -longest, longest) + longest], -1, 1)
+
+        scoring = Scoring(scale=1.0, bias=bias)
         return Attention(heads, heads, c.head_dim, False, False, self.dtype, None, scoring, name="attention")
 
     def mlp(self) -> nn.Module:
@@ -258,23 +242,19 @@ def _block_table(c: Any, prefix: str, path: tuple[str, ...], crosses: bool) -> d
     }
     projections = [f"{prefix}0.SelfAttention.{name}" for name in "qkvo"]
     table |= attention_table(projections, (*path, "attention"), heads, width)
-    if crosses:
-        table |= _cross_table(c, f"{prefix}1.EncDecAttention.", (*path, "cross"))
+    if crosses:  # keys and values are one projection, ordered by head, key before value
+        cross, rows, parts = (*path, "cross"), c.num_attention_heads * c.head_dim, (heads[0], 2, c.head_dim)
+        source = f"{prefix}1.EncDecAttention."
+        table |= in_table(f"{source}q", (*cross, "query"), (rows, width), heads[0], False)
+        for name, at in (("k", KEY), ("v", VALUE)):
+            fused = Fused(parts, (at,))
+            table[f"{source}{name}.weight"] = Parameter((*cross, "key_value"), (rows, width), fused, 0, heads[0])
+        table |= out_table(f"{source}o", (*cross, "output"), (width, rows), heads[0], False)
     inner, down = f"{prefix}{mlp}.DenseReluDense.wi", f"{prefix}{mlp}.DenseReluDense.wo"
     if c.is_gated_act:
         gates = f"{inner}_0", f"{inner}_1"
         return table | layers.gated_mlp_table((gates, down), (*path, "mlp"), c.intermediate_size, width)
     return table | layers.mlp_table((inner, down), (*path, "mlp"), c.intermediate_size, width, bias=False)
-
-
-def _cross_table(c: Any, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
-    """Table of `CrossAttention`; keys and values are one projection, ordered by head, key before value."""
-    heads, rows = c.num_attention_heads, c.num_attention_heads * c.head_dim
-    shape, fused = (rows, c.hidden_size), (heads, 2, c.head_dim)
-    table = in_table(f"{prefix}q", (*path, "query"), shape, heads, False)
-    for name, at in (("k", KEY), ("v", VALUE)):
-        table[f"{prefix}{name}.weight"] = Parameter((*path, "key_value"), shape, Fused(fused, (at,)), 0, heads)
-    return table | out_table(f"{prefix}o", (*path, "output"), shape[::-1], heads, False)
 
 
 def _ignored(config: Any) -> dict[str, tuple[int, ...] | None]:

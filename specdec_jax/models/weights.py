@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from specdec_jax.models.int8 import Int8, is_matrix, rounded
 
@@ -108,25 +109,29 @@ def params_from_named(
     seen: set[str] = set()
     wrong: dict[str, list[str]] = {"unknown": [], "missing": [], "duplicate": [], "wrong shape": [], "not floating": []}
     for name, tensor in pairs(named):
-        kind, note = _fault(name, tensor, table, ignored, seen)
+        parameter = table.get(name)
+        shape = ignored.get(name) if parameter is None else parameter.shape
+        if name in seen:
+            wrong["duplicate"].append(name)
+        elif parameter is None and name not in ignored:
+            wrong["unknown"].append(name)
+        elif shape is not None and tuple(tensor.shape) != shape:
+            wrong["wrong shape"].append(f"{name} {tuple(tensor.shape)} instead of {shape}")
+        elif parameter is not None and not jnp.issubdtype(tensor.dtype, jnp.floating):
+            wrong["not floating"].append(f"{name} {tensor.dtype}")
+        elif parameter is not None:
+            parts[path := parameter.path].append((name, parameter, functools.partial(_read, parameter, tensor)))
+            waiting[path] -= 1
+            if not waiting[path]:
+                whole = parts.pop(path)
+                leaves[path] = _int8(whole, place) if int8 and parameter.is_matrix else _leaf(whole, dtype, place)
         seen.add(name)
-        if kind:
-            wrong[kind].append(note)
-        if kind or name in ignored:
-            continue
-        parameter = table[name]
-        path = parameter.path
-        parts[path].append((name, parameter, functools.partial(_read, parameter, tensor)))
-        waiting[path] -= 1
-        if not waiting[path]:
-            whole = parts.pop(path)
-            leaves[path] = _int8(whole, place) if int8 and parameter.is_matrix else _leaf(whole, dtype, place)
     wrong["missing"] = [name for name in table if name not in seen]
     if any(wrong.values()):
         more = {kind: f" and {len(names) - SHOWN} more" * (len(names) > SHOWN) for kind, names in wrong.items()}
         faults = [f"{kind}: {', '.join(names[:SHOWN])}{more[kind]}" for kind, names in wrong.items() if names]
         raise ValueError(f"weights do not fit the model: {'; '.join(faults)}")
-    return _tree(leaves)
+    return unflatten_dict(leaves)
 
 
 def num_weights(table: Table) -> int:
@@ -279,27 +284,3 @@ def _read(parameter: Parameter, tensor: Tensor, rows: slice, columns: slice) -> 
 def pairs(named: Named) -> Iterable[tuple[str, Any]]:
     """Pairs of name and tensor, also from a mapping."""
     return cast(Mapping[str, Any], named).items() if isinstance(named, Mapping) else named
-
-
-def _fault(name, array, table: Table, ignored, seen) -> tuple[str, str]:
-    """(kind of the fault or "", its description)."""
-    if name in seen:
-        return "duplicate", name
-    if name not in table and name not in ignored:
-        return "unknown", name
-    shape = table[name].shape if name in table else ignored[name]
-    if shape is not None and tuple(array.shape) != shape:
-        return "wrong shape", f"{name} {tuple(array.shape)} instead of {shape}"
-    if name in table and not jnp.issubdtype(array.dtype, jnp.floating):
-        return "not floating", f"{name} {array.dtype}"
-    return "", ""
-
-
-def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf
-    return tree

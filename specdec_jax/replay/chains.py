@@ -21,18 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.decoding import sampling
 from specdec_jax.decoding.cache_feed import reads_at
-from specdec_jax.decoding.sampling import (
-    ACCEPT,
-    BY_CANDIDATE,
-    DRAFT,
-    distribution,
-    draw,
-    log_prob_of,
-    normalised,
-    uniforms,
-    without,
-)
 from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
@@ -65,11 +55,11 @@ def right_candidate(rejected: Rejected, is_sampled: Array, uniform: Callable[[in
         p, q, last = jnp.exp(rejected.log_p), jnp.exp(rejected.log_q), rejected.first
         right = jnp.zeros(last.shape, jnp.int32)
         for candidate in range(1, CANDIDATES):
-            p, q = normalised(jnp.maximum(p - q, 0.0)), normalised(without(q, last, 0.0))
+            p, q = sampling.normalised(jnp.maximum(p - q, 0.0)), sampling.normalised(sampling.without(q, last, 0.0))
             p_token, q_token = (jnp.take_along_axis(values, rejected.token[:, None], axis=1)[:, 0] for values in (p, q))
-            hit = (right == 0) & (uniform(candidate, ACCEPT) * p_token < q_token)
+            hit = (right == 0) & (uniform(candidate, sampling.ACCEPT) * p_token < q_token)
             right = jnp.where(hit, candidate, right)
-            last = draw(jnp.maximum(q - p, 0.0), uniform(candidate, DRAFT))
+            last = sampling.draw(jnp.maximum(q - p, 0.0), uniform(candidate, sampling.DRAFT))
         return jnp.where(is_sampled, right, greedy)
 
     # the token's rank among the drafter's, with ties in order of the index; 0 beyond the last candidate
@@ -136,19 +126,23 @@ def chains(
     is_sampled = warp.temperature > 0
 
     def coin(emitted: Array, position: Any, role: int) -> Array:
-        return uniforms(seeds, jnp.broadcast_to(emitted, seeds.shape), jnp.asarray(position, jnp.int32), role)
+        return sampling.uniforms(seeds, jnp.broadcast_to(emitted, seeds.shape), jnp.asarray(position, jnp.int32), role)
 
     def candidate_coin(at: Array, step: Array, candidate: int, role: int) -> Array:
         """Uniforms of acceptance belong to the position, those of draws to the chain, as for first candidates."""
-        more = candidate * BY_CANDIDATE
-        return coin(at + step, more, ACCEPT) if role == ACCEPT else coin(at, more + step + 1, DRAFT)
+        more = candidate * sampling.BY_CANDIDATE
+        return (
+            coin(at + step, more, sampling.ACCEPT)
+            if role == sampling.ACCEPT
+            else coin(at, more + step + 1, sampling.DRAFT)
+        )
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = texts.prompt + at + step  # number of tokens of prompt, text and draft
         logits, read, cache = last_pass(draft_model, params, now.cache, now.last, now.reads, end)
         if draft_model.head is not None:
             logits = draft_model.head.spread(params, cache, logits)
-        seen = distribution(logits, warp)
+        seen = sampling.distribution(logits, warp)
         place = jnp.minimum(at + step, positions - 1)
         log_p = lax.dynamic_index_in_dim(target_log_prob, place, axis=1, keepdims=False)
         follows = jnp.take_along_axis(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
@@ -156,13 +150,13 @@ def chains(
         # the drafter's token would have been the text's with probability min(1, q / p) of the latter
         both = (jnp.take_along_axis(log, follows[:, None], axis=1)[:, 0] for log in (log_p, seen.log_prob))
         p, q = map(jnp.exp, both)
-        accepts = jnp.where(is_sampled, coin(at + step, 0, ACCEPT) * p < q, seen.top_token == follows)
+        accepts = jnp.where(is_sampled, coin(at + step, 0, sampling.ACCEPT) * p < q, seen.top_token == follows)
         hit = within & accepts
         # The draft: at the first rejected position a token that is rejected, after it any drawn token.
         excess = jnp.maximum(jnp.exp(seen.log_prob) - jnp.exp(log_p), 0.0)
         rejected = within & is_sampled & (jnp.sum(excess, axis=-1) > 0)
         weights = jnp.where(rejected[:, None], excess, jnp.exp(seen.log_prob))
-        drawn = jnp.where(is_sampled, draw(weights, coin(at, step + 1, DRAFT)), seen.top_token)
+        drawn = jnp.where(is_sampled, sampling.draw(weights, coin(at, step + 1, sampling.DRAFT)), seen.top_token)
         token = jnp.where(hit, follows, drawn)
         missed = within & ~hit
         at_hand = Rejected(log_p, seen.log_prob, logits, drawn, follows)
@@ -171,7 +165,7 @@ def chains(
             lambda: right_candidate(at_hand, is_sampled, lambda *named: candidate_coin(at, step, *named)),
             lambda: jnp.zeros_like(now.candidate),
         )
-        line = features(seen, log_prob_of(seen, token))[:, None]
+        line = features(seen, sampling.log_prob_of(seen, token))[:, None]
         return _Pass(
             cache=cache,
             last=with_token(now.last, token, end),

@@ -26,8 +26,7 @@ def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
 def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -> np.ndarray:
     """The phase [N, T+1] int32 of a round that begins at each position. `hyperparameters` are those of `phases`.
 
-    Raises:
-        ValueError: as `target_entropy`, or hyperparameters that `phases` refuses.
+    Raises ValueError: as `target_entropy`, or hyperparameters that `phases` refuses.
     """
     return _watched(target_entropy(trace, raw_entropy), hyperparameters)[0]
 
@@ -35,8 +34,7 @@ def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -
 def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) -> np.ndarray:
     """The monitor's running mean [N, T+1] float32, nats, before each position; NaN where it is not defined.
 
-    Raises:
-        ValueError: as `target_entropy`.
+    Raises ValueError: as `target_entropy`.
     """
     running = _watched(target_entropy(trace, raw_entropy), {"decay": decay})[1]
     at = np.arange(running.shape[1])[None, :]

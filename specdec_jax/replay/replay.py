@@ -17,16 +17,8 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.costs.cost_model import CostModel
-from specdec_jax.replay.rounds import (
-    Counts,
-    Texts,
-    as_settings,
-    check_replayed,
-    first_rows,
-    most_drafts,
-    replay_pass,
-    texts_of,
-)
+from specdec_jax.ranges import Between
+from specdec_jax.replay.rounds import Counts, Texts, first_rows, replay_pass, texts_of
 from specdec_jax.replay.trace import Trace
 from specdec_jax.types import PolicyState, StoppingPolicy
 
@@ -46,11 +38,6 @@ class Replay(NamedTuple):
     record: np.ndarray | None  # [S, N, rounds, 4] int16: drafted, accepted, emitted, passes; -1 beyond the last round
 
     @property
-    def wasted(self) -> np.ndarray:
-        """Number of drafter passes without an accepted token."""
-        return self.passes - self.accepted
-
-    @property
     def tokens_per_round(self) -> np.ndarray:
         """[S] float64, tokens per target pass, over all texts."""
         return self.emitted.sum(axis=1) / self.rounds.sum(axis=1)
@@ -64,10 +51,6 @@ class Replay(NamedTuple):
         """[S, N] float64, decoding time of each text."""
         verifying = self.by_length @ costs.pass_times(self.by_length.shape[-1] - 1)
         return verifying + self.passes * costs.drafter_step
-
-    def speedup(self, costs: CostModel) -> np.ndarray:
-        """[S, N] float64, speed-up over plain decoding of the same text."""
-        return self.emitted * costs.plain_pass / self.seconds(costs)
 
     def total_speedup(self, costs: CostModel) -> np.ndarray:
         """[S] float64, speed-up over plain decoding of all texts."""
@@ -98,14 +81,23 @@ def replay(
         ValueError: a policy that reads data that a trace does not have, or phases without any; K larger than the
             trace's, arrays of different lengths, or hyperparameters that `init` refuses.
     """
-    check_replayed(policy, trace)
+    if policy.joins_rows:
+        raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
+    if policy.tree_hooks is not None:
+        policy.tree_hooks.check_replay(policy, trace)
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
-    limit = most_drafts(trace, max_draft_length)
+    limit = trace.max_draft_length if max_draft_length is None else max_draft_length
+    Between(1, trace.max_draft_length).check("max_draft_length", limit)
     places = policy.max_tokens(limit) if widest is None else max(widest - 1, limit)
-    values, settings = as_settings(hyperparameters or {})
+    values = {name: value for name, value in (hyperparameters or {}).items() if value is not None}
+    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in values.items()}
+    if len(sizes := {len(value) for value in arrays.values()} - {1}) > 1:
+        raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
+    settings = sizes.pop() if sizes else 1
+    values = {name: np.broadcast_to(value, (settings, *value.shape[1:])) for name, value in arrays.items()}
     texts = trace.num_texts
     step, rounds = max(1, BLOCK // texts), int(trace.length.max()) if record else 0
     every, program = texts_of(trace, np.arange(texts), phases), _program(policy.bare, limit, places, rounds)

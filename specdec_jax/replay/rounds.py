@@ -1,6 +1,5 @@
 """The loop of a replay: every row is a text with a setting, every step one drafter pass of all rows."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -105,32 +104,6 @@ class Texts(NamedTuple):
     candidate: Array | None
     phase: Array  # [N, T+1] int32
     text: Array  # [R] int32
-
-
-def most_drafts(trace: Trace, max_draft_length: int | None) -> int:
-    """K, by default that of the trace. Raises ValueError below 1 and above the trace's."""
-    longest = trace.max_draft_length if max_draft_length is None else max_draft_length
-    if not 1 <= longest <= trace.max_draft_length:
-        raise ValueError(f"max_draft_length must be 1 to the trace's {trace.max_draft_length}, got {max_draft_length}")
-    return longest
-
-
-def check_replayed(policy: StoppingPolicy, trace: Trace) -> None:
-    """Raises ValueError for a policy that reads other rows, or needs data about trees that the trace lacks."""
-    if policy.joins_rows:
-        raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
-    if policy.tree_hooks is not None:
-        policy.tree_hooks.check_replay(policy, trace)
-
-
-def as_settings(hyperparameters: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
-    """All hyperparameters as arrays [S, ...], and S."""
-    arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in hyperparameters.items() if value is not None}
-    sizes = {len(value) for value in arrays.values()} - {1}
-    if len(sizes) > 1:
-        raise ValueError(f"settings must be one number or as many of each, got {sorted(sizes)}")
-    settings = sizes.pop() if sizes else 1
-    return {name: np.broadcast_to(value, (settings, *value.shape[1:])) for name, value in arrays.items()}, settings
 
 
 def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:

@@ -101,11 +101,7 @@ def _per_text(trace: Trace) -> list[str]:
 
 
 def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
-    """The given texts of a trace, in that order; tails are shared with it.
-
-    Raises:
-        ValueError: no text is left.
-    """
+    """The given texts of a trace, in that order; tails are shared with it. Raises ValueError: no text is left."""
     chosen = np.asarray(texts, np.int64)
     if chosen.size == 0:
         raise ValueError("a trace needs at least one text, and none is selected")
@@ -120,8 +116,7 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
 def join(traces: Sequence[Trace]) -> Trace:
     """Concatenates the texts of traces of the same run. `about` is the first one's, with all ids and tasks.
 
-    Raises:
-        ValueError: no traces, or different numbers of positions, tail lengths or fields.
+    Raises ValueError: no traces, or different numbers of positions, tail lengths or fields.
     """
     shapes = {(trace.path.shape[1:], trace.tails.shape[1:], *_per_text(trace)) for trace in traces}
     if len(shapes) != 1:
@@ -139,11 +134,7 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def save_trace(path: str | Path, trace: Trace) -> None:
-    """Writes a compressed .npz atomically.
-
-    Raises:
-        OSError: it cannot be written; the message names the file.
-    """
+    """Writes a compressed .npz atomically. Raises OSError: it cannot be written; the message names the file."""
     arrays = {name: value for name, value in trace._asdict().items() if name != "about" and value is not None}
     manifest = {"format": FORMAT, "features": FEATURES, "about": trace.about}
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -190,42 +181,6 @@ def load_trace(path: str | Path) -> Trace:
 
 def check(trace: Trace) -> str:
     """A description of what is wrong with a trace, or an empty string."""
-    if problem := _check_arrays(trace) or _check_about(trace):
-        return problem
-    positions = trace.accepted.shape[1]
-    if np.any((trace.length < 1) | (trace.length > np.minimum(trace.limit, positions - 1))):
-        return "a text is empty or longer than its limit"
-    within = np.arange(positions)[None, :] <= trace.length[:, None]
-    if np.any(trace.accepted & (np.arange(positions)[None, :] >= trace.length[:, None])):
-        return "something is accepted beyond the end of a text"
-    rejected = within & ~trace.accepted
-    if np.any(trace.tail_of[rejected] < 0) or np.any(trace.tail_of[rejected] >= max(len(trace.tails), 1)):
-        return "a rejected position has no tail"
-    if not np.all(np.isfinite(trace.path[..., :5][within])) or not np.all(np.isfinite(trace.tails[..., :5])):
-        return "a statistic of the distributions is not a number"
-    if not np.all(np.isfinite(trace.raw_target_entropy[within])):
-        return "a raw entropy of the target is not a number"
-    if np.any(trace.tokens < 0) or np.any(trace.prompt_length < 1):
-        return "a token is negative, or a prompt is empty"
-    if not np.all(np.isfinite(trace.temperature) & (trace.temperature >= 0)):
-        return "a temperature is negative or not a number"
-    if trace.truncation is not None:
-        top_k, top_p, min_p = trace.truncation.T
-        if not np.all((top_k >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)):
-            return "a truncation is out of range"
-    if trace.candidate is not None and np.any(trace.candidate < 0):
-        return "candidate holds what is no candidate"
-    if trace.chains is None or trace.run is None:
-        return "" if trace.chains is None and trace.run is None else "it has one of chains and run without the other"
-    if np.any((trace.run > 0) != trace.accepted):
-        return "a chain and its first draft disagree on whether that is accepted"
-    if not np.all(np.isfinite(trace.chains[..., :5][within])):
-        return "a statistic of a chain is not a number"
-    return ""
-
-
-def _check_arrays(trace: Trace) -> str:
-    """A description of what is wrong with the shapes and types of a trace's arrays."""
     if trace.accepted.ndim != 2 or trace.tails.ndim != 3:
         return f"accepted has shape {trace.accepted.shape}, tails has shape {trace.tails.shape}"
     texts, positions = trace.accepted.shape
@@ -243,7 +198,33 @@ def _check_arrays(trace: Trace) -> str:
             return f"{name} has shape {array.shape}, expected {shape}"
         if array is not None and array.dtype.kind not in kinds:
             return f"{name} holds {array.dtype}"
-    return ""
+    if problem := _check_about(trace):
+        return problem
+    if (trace.chains is None) != (trace.run is None):
+        return "it has one of chains and run without the other"
+    at, length = np.arange(positions)[None, :], trace.length[:, None]
+    within, tail_of = at <= length, trace.tail_of[(at <= length) & ~trace.accepted]
+    run: Any = trace.accepted if trace.run is None else trace.run
+    chains = 0.0 if trace.chains is None else trace.chains[..., :5][within]
+    candidate = 0 if trace.candidate is None else trace.candidate
+    truncation = np.array([[0, 1, 0]]) if trace.truncation is None else trace.truncation
+    top_k, top_p, min_p = truncation.T
+    statistics = trace.path[..., :5][within], trace.tails[..., :5]
+    problems = {
+        "a text is empty or longer than its limit": (length < 1)
+        | (length > np.minimum(trace.limit[:, None], positions - 1)),
+        "something is accepted beyond the end of a text": trace.accepted & (at >= length),
+        "a rejected position has no tail": (tail_of < 0) | (tail_of >= max(len(trace.tails), 1)),
+        "a statistic of the distributions is not a number": [not np.all(np.isfinite(each)) for each in statistics],
+        "a raw entropy of the target is not a number": ~np.isfinite(trace.raw_target_entropy[within]),
+        "a token is negative, or a prompt is empty": [np.any(trace.tokens < 0), np.any(trace.prompt_length < 1)],
+        "a temperature is negative or not a number": ~(np.isfinite(trace.temperature) & (trace.temperature >= 0)),
+        "a truncation is out of range": ~((top_k >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)),
+        "candidate holds what is no candidate": candidate < 0,
+        "a chain and its first draft disagree on whether that is accepted": (run > 0) != trace.accepted,
+        "a statistic of a chain is not a number": ~np.isfinite(chains),
+    }
+    return next((problem for problem, wrong in problems.items() if np.any(wrong)), "")
 
 
 def _check_about(trace: Trace) -> str:

@@ -6,57 +6,24 @@ positions needed, so that no cache is copied. They feed two tokens per pass like
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from specdec_jax.decoding import sampling
 from specdec_jax.decoding.cache_feed import window
-from specdec_jax.decoding.sampling import (
-    ACCEPT,
-    BY_CANDIDATE,
-    DRAFT,
-    distribution,
-    distributions,
-    draw,
-    draw_token,
-    log_prob_of,
-    make_warp,
-    prompt_hashes,
-    raw_entropy,
-    uniforms,
-)
 from specdec_jax.decoding.state import laid
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import per_row
-from specdec_jax.replay.chains import Chains, Rejected, Written, chains, features, right_candidate
+from specdec_jax.ranges import Between
+from specdec_jax.replay.chains import Rejected, Written, chains, features, right_candidate
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.types import Array, Cache, LanguageModel, Params, Warp
-
-
-class _Path(NamedTuple):
-    """The results of a chunk of positions, on the device and then on the host; leaves are [B, C, ...]."""
-
-    features: Any  # [B, C, F], log_q of the text's token
-    accepted: Any
-    rejected: Any  # token
-    rejected_log_q: Any
-    candidate: Any  # index of the candidate that is the text's token, if the first is rejected
-    overlap: Any
-    cross_entropy: Any
-    target_entropy: Any
-    raw_target_entropy: Any
-
-
-class _Programs(NamedTuple):
-    fill: Callable[..., PairCache]
-    path: Callable[..., tuple[_Path, PairCache, Array | None]]
-    tails: Callable[..., Array]
-    chains: Callable[..., Chains]
 
 
 def trace_texts(
@@ -84,36 +51,41 @@ def trace_texts(
     Raises:
         ValueError: no texts, an empty prompt or answer, an answer longer than the limit, or a text that does not fit.
     """
-    _check(texts, limit, models[0].spec.context, max_draft_length)
+    if not texts:
+        raise ValueError("a trace needs at least one text")
+    Between(1).check("max_draft_length", max_draft_length)
+    check_texts(texts, models[0].spec.context, limit)
     batch, (target, drafter) = len(texts), models
     prompts, sizes = (np.array([len(part) for part in parts], np.int32) for parts in zip(*texts, strict=True))
     slots = int((prompts + sizes).max()) + max(chunk, max_draft_length, PREFILL) + FED
     tokens = laid([[*prompt, *answer] for prompt, answer in texts], slots + -slots % PREFILL)
     device = Written(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes))
-    device_warp = jax.tree.map(jnp.asarray, make_warp(batch, **(warp or {})))
+    device_warp = jax.tree.map(jnp.asarray, sampling.make_warp(batch, **(warp or {})))
     seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
-    programs = _programs(target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length)
-    caches, path, log_p = _forward(programs, params, device, limit, device_warp, seeds, chunk)
-    accepted = path.accepted & (np.arange(limit + 1) < sizes[:, None])
+    fill, along, continue_from, chains_of = _programs(
+        target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length
+    )
+    caches, path, log_p = _forward(fill, along, params, device, limit, device_warp, seeds, chunk)
+    accepted = path["accepted"] & (np.arange(limit + 1) < sizes[:, None])
     chained = None
     if log_p is not None:
-        chained = jax.device_get(programs.chains(params[1], device, log_p, caches, device_warp, seeds))
+        chained = jax.device_get(chains_of(params[1], device, log_p, caches, device_warp, seeds))
         accepted = chained.run > 0
-    candidate = np.where(~accepted & (np.arange(limit + 1) < sizes[:, None]), path.candidate, 0)
+    candidate = np.where(~accepted & (np.arange(limit + 1) < sizes[:, None]), path["candidate"], 0)
     at, tail_of = _rejected(accepted, sizes)
-    first = np.take_along_axis(path.rejected, np.maximum(at, 0), axis=1)
+    first = np.take_along_axis(path["rejected"], np.maximum(at, 0), axis=1)
     if chained is None:
-        drawn = programs.tails(params[1], device, caches.drafter, device_warp, seeds, at, first)
+        drawn = continue_from(params[1], device, caches.drafter, device_warp, seeds, at, first)
         # entry 0: the rejected position's features, with log q of the rejected token
-        heads = np.take_along_axis(path.features, np.maximum(at, 0)[:, :, None], axis=1)
-        heads[..., FEATURES.index("log_q")] = np.take_along_axis(path.rejected_log_q, np.maximum(at, 0), axis=1)
+        heads = np.take_along_axis(path["features"], np.maximum(at, 0)[:, :, None], axis=1)
+        heads[..., FEATURES.index("log_q")] = np.take_along_axis(path["rejected_log_q"], np.maximum(at, 0), axis=1)
         tails = np.concatenate([heads[:, :, None], np.asarray(drawn)[:, :, 1:]], axis=2)[at >= 0]
     else:
         tails = np.take_along_axis(chained.features, np.maximum(at, 0)[:, :, None, None], axis=1)[at >= 0]
     beyond = np.arange(limit + 1) > sizes[:, None]
     unknown = lambda values: np.where(beyond, np.nan, values).astype(np.float32)  # noqa: E731
     return Trace(
-        path=np.where(beyond[..., None], 0.0, path.features).astype(np.float32),
+        path=np.where(beyond[..., None], 0.0, path["features"]).astype(np.float32),
         accepted=accepted,
         tail_of=tail_of,
         tails=tails.astype(np.float32),
@@ -123,47 +95,44 @@ def trace_texts(
         seed=np.asarray(seeds),
         temperature=np.asarray(device_warp.temperature),
         tokens=np.asarray(laid([answer for _, answer in texts], limit)),
-        overlap=unknown(path.overlap),
-        cross_entropy=unknown(path.cross_entropy),
-        target_entropy=unknown(path.target_entropy),
-        raw_target_entropy=unknown(path.raw_target_entropy),
+        **{name: unknown(path[name]) for name in ("overlap", "cross_entropy", "target_entropy", "raw_target_entropy")},
         about=dict(about or {}),
         chains=None if chained is None else np.where(beyond[..., None, None], 0.0, chained.features).astype(np.float32),
         run=None if chained is None else chained.run,
         candidate=(candidate if chained is None else chained.candidate).astype(np.int8),
         truncation=np.stack([np.asarray(getattr(device_warp, name), np.float32) for name in TRUNCATIONS], axis=1),
-        prompt_hash=prompt_hashes([prompt for prompt, _ in texts]),
+        prompt_hash=sampling.prompt_hashes([prompt for prompt, _ in texts]),
     )
 
 
-def _check(texts: Sequence[Text], limit: int, context: int, longest: int) -> None:
-    if not texts:
-        raise ValueError("a trace needs at least one text")
-    if longest < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {longest}")
+def check_texts(texts: Sequence[Text], context: int, limit: int | None = None) -> None:
+    """Raises ValueError for a (prompt, answer) with an empty part, or of more tokens than the limit or the context."""
     for index, (prompt, answer) in enumerate(texts):
+        total, highest = len(prompt) + len(answer), len(answer) if limit is None else limit
         if not len(prompt) or not len(answer):
-            raise ValueError(f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer")
-        if len(answer) > limit:
-            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {limit}")
-        if len(prompt) + len(answer) > context:
-            raise ValueError(f"text {index} of {len(prompt) + len(answer)} tokens exceeds the context of {context}")
+            raise ValueError(
+                f"text {index} has {len(prompt)} tokens of prompt and {len(answer)} of answer: both need one"
+            )
+        if len(answer) > highest:
+            raise ValueError(f"text {index} has an answer of {len(answer)} tokens, over the limit of {highest}")
+        if total > context:
+            raise ValueError(f"text {index} of {total} tokens exceeds the target's context, {context}")
 
 
 def _forward(
-    programs: _Programs, params: Any, texts: Written, limit: int, warp: Warp, seeds: Array, chunk: int
-) -> tuple[PairCache, _Path, Array | None]:
+    fill: Any, along: Any, params: Any, texts: Written, limit: int, warp: Warp, seeds: Array, chunk: int
+) -> tuple[PairCache, dict[str, Any], Array | None]:
     """Both caches after the texts, the path [B, limit + 1, ...] on the host, and for chains the target's distributions
     [B, limit + 1, V]."""
-    caches = programs.fill(params, texts.tokens, jnp.max(texts.prompt))
+    caches = fill(params, texts.tokens, jnp.max(texts.prompt))
     chunks, log_probs = [], []
     for start in range(0, limit + 1, chunk):
-        positions, caches, log_p = programs.path(params, texts, caches, jnp.int32(start), warp, seeds)
+        positions, caches, log_p = along(params, texts, caches, jnp.int32(start), warp, seeds)
         chunks.append(jax.device_get(positions))
         log_probs.append(log_p)
-    whole = [np.concatenate(leaves, axis=1)[:, : limit + 1] for leaves in zip(*chunks, strict=True)]
+    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[:, : limit + 1], *chunks)
     log_p = None if log_probs[0] is None else jnp.concatenate(log_probs, axis=1)[:, : limit + 1]
-    return caches, _Path(*whole), log_p
+    return caches, whole, log_p
 
 
 def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -172,28 +141,25 @@ def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     The position after a text's last token is included, because a draft may exceed the end of a text.
     """
     batch, positions = accepted.shape
-    within = np.arange(positions)[None, :] <= sizes[:, None]
-    rejected = within & ~accepted
-    count = int(rejected.sum(axis=1).max())
-    at = np.full((batch, count), -1, np.int32)
-    tail_of = np.zeros((batch, positions), np.int32)
-    number = 0
-    for row in range(batch):
-        places = np.flatnonzero(rejected[row])[::-1]
-        at[row, : len(places)] = places
-        tail_of[row, places] = number + np.arange(len(places))
-        number += len(places)
+    row, place = np.nonzero(((np.arange(positions)[None, :] <= sizes[:, None]) & ~accepted)[:, ::-1])
+    place, counts = positions - 1 - place, np.bincount(row, minlength=batch)
+    at, tail_of = np.full((batch, counts.max()), -1, np.int32), np.zeros((batch, positions), np.int32)
+    at[row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]] = place
+    tail_of[row, place] = np.arange(len(row))
     return at, tail_of
 
 
 @functools.lru_cache(maxsize=8)
-def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest: int) -> _Programs:
-    """Programs for any weights of two models."""
+def _programs(
+    target: LanguageModel, drafter: LanguageModel, chunk: int, longest: int
+) -> tuple[Callable[..., Any], ...]:
+    """Programs for any weights of two models: both caches filled, positions along texts, tails, and chains."""
     models = target, drafter
 
     def path(
         params: Any, texts: Written, caches: PairCache, start: Array, warp: Warp, seeds: Array
-    ) -> tuple[_Path, PairCache, Array | None]:
+    ) -> tuple[dict[str, Array], PairCache, Array | None]:
+        """By position [B, C, ...]; log q among the features is of the text's token, `candidate` as in `Trace`."""
         # Rows that ended earlier stay within their cache; their results are cut off.
         begin = jnp.minimum(texts.prompt - 1 + start, texts.tokens.shape[1] - chunk - 1)
         fed, text = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
@@ -202,29 +168,33 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
         over = emitted[None, :] >= texts.answer[:, None]
         # Whether the drafter's token before each of the text, or which candidate, would have become the text's. Where
         # the text is over the drafter's token is drawn from q.
-        p_distribution, q_distribution = distributions(p_logits, warp), distributions(q_logits, warp)
+        p_distribution, q_distribution = sampling.distributions(p_logits, warp), sampling.distributions(q_logits, warp)
         p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
         p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
         shape = text.shape
         flat_seeds = jnp.repeat(seeds, shape[1])
         flat_at = jnp.tile(emitted, shape[0])
-        coin = uniforms(flat_seeds, flat_at, jnp.int32(0), ACCEPT).reshape(shape)
+        coin = sampling.uniforms(flat_seeds, flat_at, jnp.int32(0), sampling.ACCEPT).reshape(shape)
         greedy = (warp.temperature <= 0)[:, None]
         accepted = jnp.where(greedy, q_distribution.top_token == text, coin * p_text < q_text)
         excess = jnp.maximum(q - p, 0.0)
         some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
         weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
-        rejected = draw(weights, uniforms(flat_seeds, flat_at, jnp.int32(0), DRAFT)).reshape(shape)
+        rejected = sampling.draw(weights, sampling.uniforms(flat_seeds, flat_at, jnp.int32(0), sampling.DRAFT)).reshape(
+            shape
+        )
         rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
         at_hand = Rejected(p_distribution.log_prob, q_distribution.log_prob, q_logits, rejected, text)
         candidate = right_candidate(
             jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), at_hand),
             jnp.repeat(~greedy[:, 0], shape[1]),
-            lambda candidate, role: uniforms(flat_seeds, flat_at, jnp.int32(candidate * BY_CANDIDATE), role),
+            lambda candidate, role: sampling.uniforms(
+                flat_seeds, flat_at, jnp.int32(candidate * sampling.BY_CANDIDATE), role
+            ),
         )
         raw_p = jax.nn.log_softmax(p_logits)
         raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
-        compared = _Path(
+        compared = dict(
             features=features(q_distribution, jnp.log(q_text)),
             accepted=accepted,
             rejected=rejected,
@@ -233,7 +203,7 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
             overlap=jnp.sum(jnp.minimum(p, q), axis=-1),
             cross_entropy=-jnp.sum(jnp.where(raw_q > 0, raw_q * raw_p, 0.0), axis=-1),
             target_entropy=p_distribution.entropy,
-            raw_target_entropy=raw_entropy(p_logits),
+            raw_target_entropy=sampling.raw_entropy(p_logits),
         )
         return compared, after, None if caches.reads is None else p_distribution.log_prob
 
@@ -253,9 +223,9 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
                 cache, before, last, tail = inner
                 cache = drafter.with_length(cache, end + step - FED)
                 logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
-                seen = distribution(logits[:, -1], warp)
-                drawn = draw_token(seen, warp, uniforms(seeds, position, step, DRAFT))
-                line = features(seen, log_prob_of(seen, drawn))[:, None, None]
+                seen = sampling.distribution(logits[:, -1], warp)
+                drawn = sampling.draw_token(seen, warp, sampling.uniforms(seeds, position, step, sampling.DRAFT))
+                line = features(seen, sampling.log_prob_of(seen, drawn))[:, None, None]
                 return cache, last, drawn, lax.dynamic_update_slice(tail, line, (0, index, step, 0))
 
             cache, _, _, tail = lax.fori_loop(1, longest, one_pass, (cache, before, token, tail))
@@ -263,9 +233,5 @@ def _programs(target: LanguageModel, drafter: LanguageModel, chunk: int, longest
 
         return lax.fori_loop(0, count, one_tail, (cache, tail))[1]
 
-    return _Programs(
-        fill=jax.jit(functools.partial(filled_caches, models)),
-        path=jax.jit(path, donate_argnums=2),
-        tails=jax.jit(tails),
-        chains=jax.jit(functools.partial(chains, drafter, longest)),
-    )
+    fill, every_chain = functools.partial(filled_caches, models), functools.partial(chains, drafter, longest)
+    return jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails), jax.jit(every_chain)

@@ -32,6 +32,8 @@ FORMAT = 2
 FILE = "calibration.json"
 BUILT_IN = "built-in"
 KINDS = ("greedy", "sampled")
+MODEL = ("name", "parameters", "scale")  # entries of a model, and of a variant
+VARIANT = ("kind", "name", "static_options", "hyperparameters")
 ANY_STATIC_OPTIONS = {"policy": ["survival"], "verifier": ["easd"]}  # default, for the first files without this entry
 SCALE_TOLERANCE = 0.02  # bfloat16 and float32 weights of a model differ by less, those of other models by more
 
@@ -81,34 +83,27 @@ def read_calibration(path: str | Path) -> Calibration:
         raise FileNotFoundError(f"no calibration at {path}; python -m experiments.calibrate writes one")
     try:
         text = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(text, dict):
-            raise ValueError(f"a JSON object is wanted, this is a {type(text).__name__}")
         if text.get("format", FORMAT) != FORMAT:
             raise ValueError(f"format {text['format']!r}, and this version reads {FORMAT}")
         fields = {name: text[name] for name in ("target", "drafter", "hyperparameters", "figures")}
-        wanted = [(model, key) for model in ("target", "drafter") for key in ("name", "parameters", "scale")]
-        missing = [f"{part}.{key}" for part, key in [*wanted, *(("hyperparameters", kind) for kind in KINDS)]
-                   if key not in fields[part]]  # fmt: skip
-        extra = {
-            "variants": text.get("variants", {}),
-            "any_static_options": text.get("any_static_options", ANY_STATIC_OPTIONS),
-        }
-        missing += [f"{key} of a variant" for entry in extra["variants"].values() for variant in entry
-                    for key in ("kind", "name", "static_options", "hyperparameters") if key not in variant]  # fmt: skip
+        parts = {"target": MODEL, "drafter": MODEL, "hyperparameters": KINDS}
+        wanted = [(fields[part], key, f"{part}.{key}") for part, keys in parts.items() for key in keys]
+        variants = [variant for several in text.get("variants", {}).values() for variant in several]
+        wanted += [(variant, key, f"{key} of a variant") for variant in variants for key in VARIANT]
+        if missing := [name for part, key, name in wanted if key not in part]:
+            raise KeyError(missing[0])
     except KeyError as error:
         raise ValueError(f"{path} is no calibration: {error.args[0]} is missing") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no calibration: {type(error).__name__}: {error}") from None
-    if missing:
-        raise ValueError(f"{path} is no calibration: {missing[0]} is missing")
-    return Calibration(str(path), **fields, **extra)
+    options = text.get("any_static_options", ANY_STATIC_OPTIONS)
+    return Calibration(str(path), **fields, variants=text.get("variants", {}), any_static_options=options)
 
 
 def calibration_of(source: str | Path | Calibration, pair: Pair) -> Calibration:
     """The calibration, checked against the pair; "built-in" finds the one that is distributed with the drafter.
 
-    Raises:
-        FileNotFoundError, ValueError: as `read_calibration`, or a calibration of another pair.
+    Raises FileNotFoundError, ValueError: as `read_calibration`, or a calibration of another pair.
     """
     if str(source) == BUILT_IN:
         files = [drafter_file(name).parent / FILE for name in DRAFTERS]

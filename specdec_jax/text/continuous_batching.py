@@ -108,8 +108,7 @@ def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> in
 def rows_that_fit(pair: Pair, batch: int, slots: int, free: int | None, source_slots: int = 0) -> int:
     """How many of `batch` rows of `slots` slots fit into `free` bytes per device, with another row for prefill.
 
-    Raises:
-        ValueError: not a single row fits.
+    Raises ValueError: not a single row fits.
     """
     if free is None:
         return batch

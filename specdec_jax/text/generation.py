@@ -185,10 +185,8 @@ def encode(
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
     Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`; without the template, where
-    the prompt is the model's whole input, they are control tokens.
-
-    Raises:
-        ValueError: the prompt is empty or too long; messages or a system prompt without `chat` or for an encoder.
+    the prompt is the model's whole input, they are control tokens. Raises ValueError: the prompt is empty or too long;
+    messages or a system prompt without `chat` or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -297,8 +295,7 @@ def find_stop(text: str, stop: Sequence[str]) -> int | None:
 def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
     """The given pair, or one built from the options of `build_pair`; and the remaining options.
 
-    Raises:
-        ValueError: an unknown option, with the nearest name.
+    Raises ValueError: an unknown option, with the nearest name.
     """
     builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = {*inspect.signature(prepare).parameters, "log_probs"} - {"pair", "prompts", "sampling", "record"}

@@ -25,21 +25,27 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def json_value(line: bytes) -> Any:
+    """The value of a line of JSON. Raises ValueError with the reason for anything else."""
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+
+
 def json_lines(path: str | Path, *, ended: bool = False) -> Iterator[tuple[int, Any]]:
     """(number, value) of every non-empty line; with `ended` only of lines that end in a newline.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not UTF-8, or a line that is not JSON; the message says file:line.
+        ValueError: as `json_value`; the message says file:line.
     """
-    try:
-        # Not splitlines, which also splits at U+2028 etc., allowed inside JSON strings.
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    lines = Path(path).read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1] if ended else lines, start=1):
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error.msg} at column {error.colno})") from None
+                yield number, json_value(line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None

@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from specdec_jax.costs.at_hand import measured
 from specdec_jax.costs.choices import DRAFTS, ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
-from specdec_jax.costs.store import say
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
@@ -27,6 +26,7 @@ from specdec_jax.drafters.draft_models.reduced_head import ReducedParams
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import drafter_of
+from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, for_target, load_drafter, load_model, needs_translation
 from specdec_jax.meshes import bytes_here
 from specdec_jax.monitors.log_probs import log_probs
@@ -61,7 +61,7 @@ class Pair(NamedTuple):
     first_drafter: Params = None  # the first drafter with a model, whose cost policies weigh
     costs: CostModel | None = None  # costs of that drafter and the target; None: estimated by bytes
     drafters: tuple[OneDrafter, ...] = ()  # loaded models, Drafters, and names of those without a model
-    arguments: Mapping[str, Any] | None = None  # arguments of `build_pair`, except strategies
+    arguments: tuple[Any, ...] | None = None  # of `_join`, from those of `build_pair`
     notices: tuple[str, ...] = ()  # lines for the user about the choice of the drafter
 
     @property
@@ -80,8 +80,7 @@ class Pair(NamedTuple):
     ) -> "Pair":
         """The same models with another policy, verifier or monitor; only other static options need compilation.
 
-        Raises:
-            ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
+        Raises ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
         """
         policy, verifier = policy or self.policy, verifier or self.verifier
         parts = self.decoder.parts
@@ -149,9 +148,7 @@ def build_pair(
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
     if DraftModel.of(big.model).head is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    arguments: dict[str, Any] = {"target": target, "drafter": drafter, "drafter_params": drafter_params}
-    arguments |= {"max_draft_length": max_draft_length, "dtype": dtype, "costs": origin}
-    arguments["verification_widths"] = verification_widths
+    arguments = together, drafter_params, max_draft_length, verification_widths
     notices: list[str] = []
     if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
         drafter = ENCODER_DEFAULT
@@ -205,20 +202,20 @@ def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, bat
 def _join(
     big: LoadedModel,
     drafters: Sequence[OneDrafter],
-    arguments: Mapping[str, Any],
+    arguments: tuple[Any, ...],
     policy: StoppingPolicy,
     verifier: Verifier,
     monitor: Monitor | None,
     costs: CostModel | None,
 ) -> Pair:
     """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open."""
-    costs, widths, limit = costs if drafters else None, arguments["verification_widths"], arguments["max_draft_length"]
+    together, drafter_params, limit, widths = arguments
+    costs = costs if drafters else None
     if limit is None:  # the longest that pays, or that the policy drafts, within the given widths
         limit, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
         limit = max(limit, draft_length) if isinstance(draft_length, int) else limit
         limit = max(min(limit, max(widths) - 1), 1) if widths else limit
-    together = arguments["drafter"] is not None and not _is_drafter(arguments["drafter"])
-    weights = arguments["drafter_params"] if together else [arguments["drafter_params"]]
+    weights = drafter_params if together else [drafter_params]
     weights = [None] * len(drafters) if weights is None else weights
     if together and (not isinstance(weights, (list, tuple)) or len(weights) != len(drafters)):
         raise ValueError(
@@ -289,9 +286,8 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
 def check_pair(big: LoadedModel, small: LoadedModel) -> None:
     """Checks that a drafter can draft for a target. Weights are not read: `loading.outline` is enough.
 
-    Raises:
-        ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide, or
-            a drafter with an encoder for a target without one.
+    Raises ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide,
+    or a drafter with an encoder for a target without one.
     """
     needs_translation(big, small)
     if small.model.spec.source is not None and big.model.spec.source is None:

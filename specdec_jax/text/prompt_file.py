@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec_jax.ranges import shortened
 from specdec_jax.text.json_lines import json_lines
 
 ID_KEYS = ("id", "question_id", "prompt_id")
@@ -30,11 +31,9 @@ def read_prompts(path: str | Path, limit: int | None = None, split: str | None =
         raise FileNotFoundError(f"no prompt file {str(path)!r}")
     prompts: dict[str, Prompt] = {}
     for number, entry in json_lines(path):
-        where = f"{path}:{number}"
-        prompt = prompt_of(entry, where, default_id=str(number))
-        if prompt.id in prompts:
-            raise ValueError(f"{where}: the id {prompt.id!r} occurs a second time")
-        prompts[prompt.id] = prompt
+        prompt = prompt_of(entry, f"{path}:{number}: ", default_id=str(number))
+        if prompts.setdefault(prompt.id, prompt) is not prompt:
+            raise ValueError(f"{path}:{number}: the id {prompt.id!r} occurs a second time")
     if not prompts:
         raise ValueError(f"{path}: no prompts in it")
     check_limit(limit)
@@ -56,21 +55,24 @@ def of_split(prompts: list[Prompt], split: str | None, where: str) -> list[Promp
     return chosen
 
 
-def prompt_of(entry: Any, where: str, default_id: str) -> Prompt:
-    """The prompt in a JSON value. Raises ValueError with `where` in the message."""
+def prompt_of(entry: Any, where: str = "", default_id: str = "") -> Prompt:
+    """The prompt in a JSON value. Raises ValueError whose message begins with `where`."""
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: expected an object, got {type(entry).__name__}")
+        raise ValueError(f"{where}expected an object, got {type(entry).__name__}")
+    for key in (*ID_KEYS, "category"):
+        if isinstance(entry.get(key), (dict, list)):
+            raise ValueError(f"{where}{key!r} must be text or a number, got {shortened(entry[key])}")
     name = next((entry[key] for key in ID_KEYS if key in entry), default_id)
     split = entry.get("split")
     if split is not None and not (isinstance(split, str) and split):
-        raise ValueError(f"{where}: 'split' must be a name, got {split!r}")
+        raise ValueError(f"{where}'split' must be a name, got {shortened(split)}")
     key = next((key for key in TEXT_KEYS if key in entry), None)
     if key is None:
-        raise ValueError(f"{where}: none of the keys {', '.join(TEXT_KEYS)} in it, only {', '.join(map(repr, entry))}")
+        raise ValueError(f"{where}none of the keys {', '.join(TEXT_KEYS)} in it, only {', '.join(map(repr, entry))}")
     value = entry[key]
     if key == "turns" and not isinstance(value, list):
-        raise ValueError(f"{where}: 'turns' must be a list of texts, such as [\"hi\"], got {value!r}")
+        raise ValueError(f"{where}'turns' must be a list of texts, such as [\"hi\"], got {shortened(value)}")
     turns: list[Any] = value if key == "turns" else [value]
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise ValueError(f"{where}: {key!r} must be text that is not empty, got {value!r}")
+        raise ValueError(f"{where}{key!r} must be text that is not empty, got {shortened(value)}")
     return Prompt(str(name), str(entry.get("category", "none")), tuple(turns), split)

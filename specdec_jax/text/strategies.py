@@ -36,6 +36,7 @@ LENGTHS = (1, 3, 5, 7, 10)
 """Draft lengths for the first check of a user's functions; verifiers are also checked with an empty draft."""
 TYPES: dict[str, type] = {"policy": StoppingPolicy, "verifier": Verifier, "drafter": Drafter, "monitor": Monitor}
 WORDS = re.compile(r"\s*(?P<name>[^()]*\.py|\w+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
+WANTED = {bool: ((bool,), "true or false"), int: ((int,), "a whole number"), float: ((int, float), "a number")}
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -55,8 +56,7 @@ def _modules(kind: str) -> dict[str, str]:
 def find_factory(kind: str, name: str) -> Callable[..., Any]:
     """The factory of a built-in name or of a Python file; its strategies have that name.
 
-    Raises:
-        ValueError: no such name or file, the file fails, or it has no function with the file's name.
+    Raises ValueError: no such name or file, the file fails, or it has no function with the file's name.
     """
     if name.endswith(".py"):
         path = Path(name).expanduser()
@@ -119,10 +119,7 @@ def name_in(words: str) -> str:
 def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[str, dict[str, Any]]:
     """The name and the arguments of a call; positional arguments are the factory's parameters in order.
 
-    `offered` is for calls among the arguments, as in `choose`.
-
-    Raises:
-        ValueError: invalid syntax.
+    `offered` is for calls among the arguments, as in `choose`. Raises ValueError: invalid syntax.
     """
     call = WORDS.fullmatch(words)
     try:
@@ -148,10 +145,7 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
 def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
     """Calls the factory `name` with `arguments`, and with those of `offered` that it accepts.
 
-    A text argument where the factory expects a strategy is parsed as one.
-
-    Raises:
-        ValueError: as `choose`.
+    A text argument where the factory expects a strategy is parsed as one. Raises ValueError: as `choose`.
     """
     factory = find_factory(kind, name)
     parameters = inspect.signature(factory).parameters
@@ -160,22 +154,13 @@ def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[s
     for key in arguments.keys() & parameters.keys():
         if isinstance(arguments[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
             arguments[key] = choose(kind, arguments[key], **offered)
-        wrong, value, default = f"{kind} {name}: {key} must be", arguments[key], parameters[key].default
-        if isinstance(default, bool) and not isinstance(value, bool):  # a text such as 'no' would count as true
-            raise ValueError(f"{wrong} true or false, got {value!r}")
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if isinstance(default, (int, float)) and not isinstance(default, bool) and not number:
-            raise ValueError(f"{wrong} a number, got {value!r}")
-        if isinstance(default, int) and isinstance(value, float):
-            raise ValueError(f"{wrong} a whole number, got {value!r}")
+        types, words = WANTED.get(type(parameters[key].default), ((type(arguments[key]),), ""))
+        if type(arguments[key]) not in types:  # a text such as 'no' would count as true
+            raise ValueError(f"{kind} {name}: {key} must be {words}, got {arguments[key]!r}")
     try:
         made = factory(**arguments)
     except Exception as error:  # any error of a user's factory becomes one message
-        unknown = {key for key in arguments if f"has no option {key!r}" in str(error)}
-        variants = [(other, find_factory(kind, other)()) for other in names(kind) if other.startswith(f"{name}_")]
-        shared = ((other, unknown & {*made.options, *made.hyperparameters}) for other, made in variants)
-        having = (f"; {other} has {min(keys)!r}" for other, keys in shared if keys)
-        raise ValueError(_refusal(kind, name, error) + next(having, "")) from error
+        raise ValueError(_refusal(kind, name, error)) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
     return made

@@ -16,19 +16,9 @@ from specdec_jax.decoding.summaries import kinds_of, recorded_rounds
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.ranges import Between
 from specdec_jax.sharding import on_host
-from specdec_jax.text.generation import (
-    Conversation,
-    Generation,
-    Pair,
-    Prefilled,
-    Request,
-    find_stop,
-    finish,
-    look_at_costs,
-    prepare,
-    split_options,
-    start,
-)
+from specdec_jax.text import generation
+from specdec_jax.text.generation import Conversation, Generation, Prefilled, Request
+from specdec_jax.text.pair import Pair
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import DecodeState
 
@@ -65,7 +55,7 @@ class Stream(Iterator[Chunk]):
     def __init__(self, pair: Pair, request: Request, rounds: int, previous: DecodeState | None = None):
         self.pair, self.request, self._rounds = pair, request, rounds
         self.reused = 0 if previous is None else reusable_tokens(previous, request.prompts[0])
-        self._prefilled = start(pair, request) if previous is None else resume(pair, request, previous)
+        self._prefilled = generation.start(pair, request) if previous is None else resume(pair, request, previous)
         self.state = self._prefilled.state  # after the last completed round, for a Stream that continues from here
         self._seconds = 0.0
         self._chunks = self._play()
@@ -75,12 +65,7 @@ class Stream(Iterator[Chunk]):
 
     def result(self) -> Generation:
         """The Generation of all tokens decoded so far; its `finish_reason` is "interrupted" before the end."""
-        return finish(self.pair, self.request, readable(self.state), 0, self._seconds, self._prefilled)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The target's tokenizer."""
-        return self.pair.target.tokenizer
+        return generation.finish(self.pair, self.request, readable(self.state), 0, self._seconds, self._prefilled)
 
     def _play(self) -> Iterator[Chunk]:
         text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
@@ -99,7 +84,7 @@ class Stream(Iterator[Chunk]):
                 yield _filled(chunk, text.take())
                 if text.ended:
                     return
-        look_at_costs(self.pair, self.request, state, self._seconds)
+        generation.look_at_costs(self.pair, self.request, state, self._seconds)
         if rest := text.take(everything=True):
             yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
 
@@ -166,9 +151,9 @@ def stream(
     Raises:
         ValueError: invalid input, raised by the call and not by the first chunk.
     """
-    pair, options = split_options(pair, options)
+    pair, options = generation.split_options(pair, options)
     Between(1, whole=True).check("rounds", rounds)
-    return Stream(pair, prepare(pair, [prompt], sampling, record=True, **options), rounds)
+    return Stream(pair, generation.prepare(pair, [prompt], sampling, record=True, **options), rounds)
 
 
 class _HeldText:
@@ -198,7 +183,7 @@ class _HeldText:
         """The pieces that are final; with `everything` all pieces before a stop string."""
         if everything:
             self._text += self._hold(self._decoder.flush(), self._kind)  # an incomplete character, as U+FFFD
-        cut = find_stop(self._text, self._stop)
+        cut = generation.find_stop(self._text, self._stop)
         self.ended = cut is not None
         begun = () if everything else (word[:size] for word in self._stop for size in range(1, len(word)))
         held = max((len(begin) for begin in begun if self._text.endswith(begin)), default=0)  # may become a stop string

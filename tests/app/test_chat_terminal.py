@@ -11,8 +11,6 @@ import pytest
 from tiny_pair import write_chat_pair
 
 from specdec_jax.app.chat.terminal import open_history
-from specdec_jax.app.views.terminal import Wrapping
-from specdec_jax.text.streaming import Piece
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
@@ -53,39 +51,6 @@ def chat(arguments, environment, tmp_path):
     yield begin
     for child in running:
         child.close(force=True)
-
-
-def on_screen(written: str, width: int) -> list[str]:
-    """The lines that a terminal of that width shows of what was written to it: of its codes, those of an answer."""
-    lines, column = [""], 0
-    for code, move, character in re.findall(r"(\x1b\[([\d;]*)[A-Za-z])|(.|\n)", written):
-        if code.endswith("D"):
-            column -= int(move)
-        elif code.endswith("K"):
-            lines[-1] = lines[-1][:column]
-        elif character == "\n":
-            lines.append("")
-            column = 0
-        elif character and character != "\r":
-            if column == width:
-                lines.append("")
-                column = 0
-            lines[-1] = lines[-1][:column] + character + lines[-1][column + 1 :]
-            column += 1
-    return lines
-
-
-@pytest.mark.parametrize("size", [1, 100])
-def test_words_are_not_broken_at_the_right_edge(size):
-    text = "The quick brown fox jumps over the lazy dog, a_word_that_is_wider_than_the_line and\nmore.  Quite done."
-    wrapping = Wrapping(lambda: 20)
-    parts = [text[at : at + size] for at in range(0, len(text), size)]
-    kinds = ["accepted", "recovered", "bonus"]
-    lines = on_screen("".join(wrapping.add([Piece(part, kinds[at % 3])]) for at, part in enumerate(parts)), 20)
-    assert max(map(len, lines)) <= 20
-    assert "".join("".join(lines).split()) == "".join(text.split())
-    assert [line.strip() for line in lines[:3]] == ["The quick brown fox", "jumps over the lazy", "dog,"]
-    assert lines[-1] == "more.  Quite done."
 
 
 def leave(child, keys="/quit\r"):

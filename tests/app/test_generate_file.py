@@ -70,7 +70,7 @@ def test_lines_come_in_order_with_what_was_asked_of_each(whole):
     assert [line["num_tokens"] for line in good if line["finish_reason"] == "length"][:1] == [20]
     assert all(len(line["tokens"]) == line["num_tokens"] <= 33 for line in good)
     errors = " / ".join(line["error"] for line in found if "error" in line)
-    for word in ("not JSON", "did you mean 'temperature'", "not UTF-8", "prompt must be text", "JSON object"):
+    for word in ("not JSON", "did you mean 'temperature'", "not UTF-8", "'prompt' must be text", "expected an object"):
         assert word in errors
 
 
@@ -86,7 +86,7 @@ def test_the_output_does_not_depend_on_the_batch_nor_on_citing(models, source, w
     assert run(models, source, tmp_path / "again.jsonl", "--batch", str(batch), "--cite") == 1
     err = capsys.readouterr().err
     assert "eprint = {2405.19715}" in err, "SpecDec++, a source of survival"
-    assert err.startswith("line 3 refused: not JSON: ") and err.count(" refused: ") == 5, "before any model is loaded"
+    assert err.startswith("line 3 refused: not JSON (") and err.count(" refused: ") == 5, "before any model is loaded"
     assert (tmp_path / "again.jsonl").read_bytes() == whole and not [*tmp_path.glob(".*")], "no lock is left"
 
 

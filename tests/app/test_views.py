@@ -22,13 +22,12 @@ from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.app.chat.commands import Chat
 from specdec_jax.app.chat.terminal import Terminal
-from specdec_jax.app.views import proof, terminal
+from specdec_jax.app.views import printing, proof
 from specdec_jax.app.views.escapes import CONTROL
-from specdec_jax.app.views.page import page, save_page
+from specdec_jax.app.views.page import bound, page, phases_of, save_page
+from specdec_jax.app.views.page import tokens_of as tokens_shown
 from specdec_jax.app.views.printing import print_json, print_stream, summary
 from specdec_jax.app.views.searching import print_beams
-from specdec_jax.app.views.tokens import bound, phases_of
-from specdec_jax.app.views.tokens import tokens_of as tokens_shown
 from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.decoding.summaries import kinds_of, summarise
 from specdec_jax.loading import load_model
@@ -47,12 +46,12 @@ PIECES = [Piece("one", "accepted"), Piece(" 2\n", "rejected"), Piece(" two", "re
 
 
 def test_colours_by_kind_text_as_it_is_and_none_where_they_are_not_wanted():
-    text = terminal.ansi(PIECES)
+    text = printing.streamed(PIECES, "", True)
     assert text == "\x1b[32mone\x1b[0m\x1b[2;9;31m 2↵\x1b[0m\x1b[1;33m two\x1b[0m\x1b[1;36m\tthree\x1b[0m"
     dumb = {"force_terminal": True, "color_system": None}  # TERM=dumb
     for options in ({"force_terminal": False}, {"force_terminal": True, "no_color": True}, dumb):
-        assert not terminal.shows_colours(Console(file=io.StringIO(), **options))
-    assert terminal.shows_colours(Console(file=io.StringIO(), force_terminal=True, color_system="truecolor"))
+        assert not printing.shows_colours(Console(file=io.StringIO(), **options))
+    assert printing.shows_colours(Console(file=io.StringIO(), force_terminal=True, color_system="truecolor"))
 
 
 DANGER = "\x1b[2J\x07\b\r\x85\x9b\x7f\u061c\u200f\u202e\u2069"
@@ -71,22 +70,13 @@ def test_no_text_controls_a_terminal_and_files_get_it_unchanged(capsys, monkeypa
     talk, pieces = Terminal(Chat(None), ""), [Piece(text, "accepted")]
     writes = [lambda: print_stream(run(), statistics=False), lambda: print_json(run())]
     writes += [lambda: print_beams([beam], statistics=False), lambda: print_beams([beam], True)]
-    writes += [lambda: talk._print(pieces, text, None)]
-    writes += [lambda: talk._print(pieces, text, terminal.Wrapping(lambda: 500))] * is_terminal
+    writes += [lambda: talk._print(pieces, text)]
     for write in writes:
         write()
         out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
         assert bool(CONTROL.search(out)) == (not is_terminal), out
         plain = json.loads(out)["text"] if out.startswith("{") else out
         assert (text if out.startswith("{") or not is_terminal else SAFE) in plain
-
-
-def test_words_of_an_answer_are_not_broken_at_the_edge_of_a_terminal(capsys, monkeypatch):
-    for name, value in (("NO_COLOR", "1"), ("TERM", "xterm"), ("TTY_COMPATIBLE", "1"), ("COLUMNS", "8")):
-        monkeypatch.setenv(name, value)
-    pair = scripted_pair(tokens_of("one two three"), tokens_of("ax"))
-    print_stream(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS), statistics=False)
-    assert capsys.readouterr().out == "one two \nthree\n"
 
 
 def generation(statistics=None):

@@ -13,7 +13,7 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments.lib.smoke import tiny_pair
-from specdec_jax.costs import at_hand, choices, machine, step_cost, store
+from specdec_jax.costs import at_hand, choices, machine, step_cost
 from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import (
     between,
@@ -86,7 +86,7 @@ def measuring(monkeypatch, tmp_path):
 
 def another_process():
     """The measurements that a process remembers are forgotten."""
-    store.tables.clear()
+    at_hand.tables.clear()
     at_hand._disagreed.clear()
 
 
@@ -126,7 +126,7 @@ def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuri
     measured(drafter, drafter)
     measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
     assert len(measuring) == 3 and "drafter" not in measuring[-1]
-    monkeypatch.setattr(store, "device", lambda: "64 cores of another processor")
+    monkeypatch.setattr(at_hand, "device", lambda: "64 cores of another processor")
     measured(target, drafter)
     monkeypatch.setattr(jax, "__version__", "99.0")
     measured(target, drafter)
@@ -186,7 +186,7 @@ def test_a_line_on_a_terminal_breaks_between_words(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     for is_terminal in (True, False):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
-        store.say("the cached costs are doubtful")
+        at_hand.say("the cached costs are doubtful")
         assert ("costs\nare" in capsys.readouterr().err) == is_terminal
 
 

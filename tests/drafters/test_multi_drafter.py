@@ -16,7 +16,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, ngram, prompt_lookup
 from specdec_jax.drafters import multi_drafter as multi_drafter
-from specdec_jax.drafters._lookup import lookup
+from specdec_jax.drafters._parts import lookup
 from specdec_jax.drafters.multi_drafter import MultiDrafterState, _learnt
 from specdec_jax.lossless.toys import table_model, toy_pair, toy_phases
 from specdec_jax.monitors import phases

@@ -12,7 +12,7 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.summaries import summarise
-from specdec_jax.drafters._lookup import right_or_wrong
+from specdec_jax.drafters._parts import right_or_wrong
 from specdec_jax.drafters.ngram import CANDIDATES, WAYS, hashes, ngram, table_of
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup

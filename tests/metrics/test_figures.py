@@ -9,7 +9,7 @@ from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import doubts_of_rows, methods_tables, speedup, speedups, summarise
 from specdec_jax.metrics import acceptance as figures_of
 from specdec_jax.metrics.acceptance import best_draft_length, by_draft, by_task, expected_speedup, expected_tokens
-from specdec_jax.metrics.intervals import RESAMPLES, mean_interval, ratio_of_totals, spread, total_speedup
+from specdec_jax.metrics.intervals import RESAMPLES, mean_interval, ratio_of_totals, total_speedup
 from specdec_jax.metrics.judging import Judgement
 from specdec_jax.metrics.repetition import repeated_mask, repeated_share
 from specdec_jax.metrics.separation import entropy_factor_interval, fitted_entropy_factor
@@ -169,10 +169,7 @@ def test_intervals_of_means_and_totals_by_prompt():
     assert exact == pytest.approx((25.0, 25.0, 25.0))
     doubled = total_speedup(tokens, tokens / 50.0, tokens, tokens / 25.0)
     assert doubled == pytest.approx((2.0, 2.0, 2.0))
-    result = spread([1.0, 2.0, 3.0, 4.0, 10.0])
-    assert (result.count, result.median, result.lower_quartile, result.upper_quartile) == (5, 3.0, 2.0, 4.0)
-    assert (result.least, result.most) == (1.0, 10.0) and result.mean.low < 4.0 < result.mean.high
-    assert np.isnan(spread([2.0]).mean.low) and spread([2.0]).mean.estimate == 2.0
+    assert np.isnan(mean_interval([2.0]).low) and mean_interval([2.0]).estimate == 2.0
 
 
 INCOMPLETE = {key: value for key, value in ROWS[0].items() if key != "drafter_passes"}
@@ -182,7 +179,7 @@ test_bad_rows_are_refused = refusals(
     (lambda: summarise([*ROWS, row("c", "fast", 1.0)]), "no result of 'plain' for prompt 'c' at temperature 0"),
     (lambda: summarise([INCOMPLETE]), "prompt 'a' has no 'drafter_passes'"),
     (lambda: summarise([]), "no results"),
-    *((lambda values=values: spread(values), "values must be") for values in ([], [1.0, np.nan], [[1.0]])),
+    *((lambda values=values: mean_interval(values), "values must be") for values in ([], [1.0, np.nan], [[1.0]])),
     (lambda: ratio_of_totals([1.0], [0.0]), "positive, got 0"),
     (lambda: ratio_of_totals([1.0, 2.0], [1.0]), "2 numerators, 1"),
 )

@@ -14,8 +14,8 @@ from rich.text import Text
 from specdec_jax.app import comparing
 from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.settings import check
 from specdec_jax.app.views.escapes import shown
+from specdec_jax.ranges import Between
 from specdec_jax.text.options import LONGEST
 from specdec_jax.text.strategies import parse_call
 
@@ -47,19 +47,14 @@ class Command(NamedTuple):
 def run(chat: Chat, line: str) -> RenderableType | None:
     """Runs the command in a line that begins with a slash.
 
-    Raises:
-        ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
+    Raises ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
     """
     command, rest = find(line)
     return command.run(chat, rest)
 
 
 def find(line: str) -> tuple[Command, str]:
-    """The command of a line and the rest of the line.
-
-    Raises:
-        ValueError: there is no such command.
-    """
+    """The command of a line and the rest of the line. Raises ValueError if there is no such command."""
     name, _, rest = line.strip().partition(" ")
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -87,9 +82,8 @@ def _number(name: str, text: str, kind: Callable[[str], Any]) -> Any:
 
 
 def _shown(chat: Chat, *fields: str) -> Text:
-    values = {field: getattr(chat.session.settings, field) for field in fields}
-    words = {field: "none" if value is None else value for field, value in values.items()}
-    return Text(shown(", ".join(f"{field.replace('_', '-')} {word}" for field, word in words.items())))
+    values = ((field.replace("_", "-"), getattr(chat.session.settings, field)) for field in fields)
+    return Text(shown(", ".join(f"{name} {'none' if value is None else value}" for name, value in values)))
 
 
 def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
@@ -97,7 +91,9 @@ def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
 
     def change(chat: Chat, text: str) -> RenderableType:
         if re.match(r"[\w-]+\s*=", text):
-            text = _with_options(kind, getattr(chat.session.settings, kind), text)
+            _, changes = parse_call(kind, f"{kind}({text})")
+            name, arguments = parse_call(kind, getattr(chat.session.settings, kind))
+            text = f"{name}({', '.join(f'{key}={value!r}' for key, value in {**arguments, **changes}.items())})"
         if text:
             chat.session.change(**{kind: text})
         return _shown(chat, kind)
@@ -105,18 +101,9 @@ def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
     return change
 
 
-def _with_options(kind: str, words: str, options: str) -> str:
-    """The text of a strategy with other options."""
-    _, changes = parse_call(kind, f"{kind}({options})")
-    name, arguments = parse_call(kind, words)
-    return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**arguments, **changes}.items())})"
-
-
 def _gamma(chat: Chat, text: str) -> RenderableType:
     if text:
-        length = _number("the static length", text, int)
-        if not 0 <= length <= LONGEST:
-            raise ValueError(f"the static length must lie in 0 to {LONGEST}, got {length}")
+        Between(0, LONGEST, whole=True).check("the static length", length := _number("the static length", text, int))
         longest = max(length, chat.session.longest)
         chat.session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
     return _shown(chat, "policy")
@@ -126,13 +113,10 @@ def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
     """A command for a hyperparameter of the policy, if the policy has it."""
 
     def change(chat: Chat, text: str) -> RenderableType:
-        settings = chat.session.settings
-        if text:
-            value = _number(key, text, float)
-            if key not in check(settings)[0].hyperparameters:
-                raise ValueError(f"policy {settings.policy} has no {key}; /policy adaedl({key}={value:g}) has")
-            chat.session.change(policy=_with_options("policy", settings.policy, f"{key}={value!r}"))
-        return _shown(chat, "policy")
+        value, policy = _number(key, text, float) if text else None, chat.session.pair.policy
+        if text and key not in policy.hyperparameters:
+            raise ValueError(f"policy {policy!r} has no {key}; /policy adaedl({key}={value:g}) has")
+        return _rule("policy")(chat, f"{key}={value!r}" if text else "")
 
     return change
 
@@ -169,11 +153,6 @@ def _tokens(chat: Chat, text: str) -> RenderableType:
     return Text(f"tokens {chat.tokens or TOKENS[0]}")
 
 
-def _reset(chat: Chat) -> RenderableType:
-    chat.session.reset()
-    return Text("A new conversation.")
-
-
 def _phases(chat: Chat, text: str) -> RenderableType:
     if text not in ("", "on", "off"):
         raise ValueError(f"/phases is on, off or nothing, got {text!r}")
@@ -181,10 +160,6 @@ def _phases(chat: Chat, text: str) -> RenderableType:
         return reports.phases(chat.session)
     chat.session.change(phases=text == "on")
     return Text("Phases are watched from the next answer on." if text == "on" else "phases off")
-
-
-def _quit(chat: Chat) -> None:
-    chat.ended = True
 
 
 def _help(chat: Chat, text: str) -> RenderableType:
@@ -236,8 +211,8 @@ _LIST = [
     Command(
         "/save FILE.html", "the last answer as a page", lambda chat, text: reports.save(chat.session, text), "Saving"
     ),
-    _alone("/reset", "begin a new conversation", _reset),
+    _alone("/reset", "begin a new conversation", lambda chat: chat.session.reset() or Text("A new conversation.")),
     Command("/help [COMMAND]", "this list", _help),
-    _alone("/quit", "leave", _quit),
+    _alone("/quit", "leave", lambda chat: setattr(chat, "ended", True)),
 ]
 COMMANDS = {command.usage.split()[0]: command for command in _LIST}

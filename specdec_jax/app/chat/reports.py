@@ -82,8 +82,7 @@ def phases(session: Session) -> RenderableType:
 def save(session: Session, name: str) -> RenderableType:
     """Writes the last answer as one HTML file.
 
-    Raises:
-        ValueError: no name, no answer yet, or a folder that does not exist.
+    Raises ValueError: no name, no answer yet, or a folder that does not exist.
     """
     if not name:
         raise ValueError("/save needs a file name: /save run.html")
@@ -94,7 +93,7 @@ def save(session: Session, name: str) -> RenderableType:
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     turn = _last(session)
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings)
+    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings, turn.policy)
     return Text(f"saved {path}")
 
 

@@ -11,7 +11,7 @@ from specdec_jax.loading import Tokenizer, refuse_encoders
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
-from specdec_jax.types import DecodeState
+from specdec_jax.types import DecodeState, StoppingPolicy
 
 SPARE = 3  # new caches have slots for this many answers
 LEAST_SLOTS = 256
@@ -28,6 +28,7 @@ class Turn(NamedTuple):
     prefilled: int  # tokens of the prompt that were prefilled
     why: str  # the reason for prefilling them
     settings: Settings  # those of the answer
+    policy: StoppingPolicy
     tokenizer: Tokenizer
 
 
@@ -60,10 +61,8 @@ class Session:
 
     def methods(self, length: int) -> list[tuple[str, Pair, Request]]:
         """The last prompt by plain decoding, static drafts of `length` and the session's own policy: name, models and
-        request of each. Plain decoding has no verifier.
-
-        Raises:
-            ValueError: there is no answer yet, or the length is out of range.
+        request of each. Plain decoding has no verifier. Raises ValueError: there is no answer yet, or the length is out
+        of range.
         """
         if self.last is None or not self.last.ids:
             raise ValueError("there is no prompt to compare on yet: ask something first")
@@ -95,14 +94,18 @@ class Session:
     def answer(self, text: str) -> Iterator[Chunk]:
         """The chunks of the answer to `text`. Leaving the loop early, also by Ctrl-C, keeps the answer so far.
 
-        Raises:
-            ValueError: an empty text, or a conversation that exceeds the target's context; raised by the call.
+        Raises ValueError: an empty text, or a conversation that exceeds the target's context; raised by the call.
         """
         if not text.strip():
             raise ValueError("the message is empty")
         messages = [*self.messages, {"role": "user", "content": text}]
-        rendered = self._rendered(messages)
-        tokenizer, last = self.pair.target.tokenizer, self.last
+        settings, tokenizer, last = self.settings, self.pair.target.tokenizer, self.last
+        if settings.chat:
+            system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+            rendered = tokenizer.chat([*system, *messages], parse_special=settings.parse_special)
+        else:  # answers follow their questions
+            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]
+            rendered = "".join(lines).removeprefix("\n")
         before = last.text + tokenizer.decode(last.result.tokens, skip_special=False) if last and last.ids else None
         if last is not None and before is not None and rendered.startswith(before):
             # decoded text keeps its ids, which may differ from those of encoding it
@@ -114,8 +117,7 @@ class Session:
     def request(self, ids: list[int], pair: Pair | None = None) -> Request:
         """The request of a prompt's ids with this session's settings, for `pair` (default: the session's).
 
-        Raises:
-            ValueError: not enough context for an answer.
+        Raises ValueError: not enough context for an answer.
         """
         pair, settings = pair or self.pair, self.settings
         context = pair.target.model.spec.context
@@ -142,8 +144,14 @@ class Session:
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
         state, self._state = self._state, None  # donated below: if the start is interrupted, no state is left
-        state, why = self._usable(state, request)
-        chunks = None
+        chunks, why = None, "new in this turn"  # why tokens are prefilled; without a state all are
+        if state is None:
+            why = "nothing was kept"
+        elif self._models() != self._kept_models:
+            state, why = None, "the models changed"
+        elif not can_continue(self.pair, request, state):
+            before, slots = state.tokens.shape[1], request.options["slots"]
+            state, why = None, f"the cache grew from {before} to {slots} slots"
         try:
             chunks = Stream(self.pair, request, 1, state)
             yield from chunks
@@ -157,26 +165,9 @@ class Session:
                     self._state, self._kept_models = chunks.state, self._models()
                     if result.tokens:
                         self.messages = [*messages, {"role": "assistant", "content": result.text}]
-                        facts = len(ids) - chunks.reused, why, self.settings, chunks.tokenizer
-                        self.last = Turn(ids, rendered, result, request.options["slots"], chunks.reused, *facts)
-
-    def _usable(self, state: DecodeState | None, request: Request) -> tuple[DecodeState | None, str]:
-        """The kept state if this turn can continue from it, and the reason for prefilling."""
-        if state is None:
-            return None, "nothing was kept"
-        if self._models() != self._kept_models:
-            return None, "the models changed"
-        if not can_continue(self.pair, request, state):
-            return None, f"the cache grew from {state.tokens.shape[1]} to {request.options['slots']} slots"
-        return state, "new in this turn"
-
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
-        if not self.settings.chat:
-            lines = [("\n" if m["role"] == "user" else "") + m["content"] for m in messages]  # answers follow
-            return "".join(lines).removeprefix("\n")
-        if self.settings.system is not None:
-            messages = [{"role": "system", "content": self.settings.system}, *messages]
-        return self.pair.target.tokenizer.chat(messages, parse_special=self.settings.parse_special)
+                        sizes = request.options["slots"], chunks.reused, len(ids) - chunks.reused
+                        rules = self.settings, chunks.pair.policy, chunks.pair.target.tokenizer
+                        self.last = Turn(ids, rendered, result, *sizes, why, *rules)
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings

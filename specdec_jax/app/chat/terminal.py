@@ -24,8 +24,7 @@ from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
 from specdec_jax.app.views.escapes import error_line
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
-from specdec_jax.app.views.printing import status, summary
-from specdec_jax.app.views.terminal import Wrapping, error_console, legend, shows_colours, streamed, wrapping_on
+from specdec_jax.app.views.printing import error_console, legend, shows_colours, status, streamed, summary
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
@@ -45,8 +44,7 @@ HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
 def talk(settings: Settings, cite: bool = False) -> int:
     """The `chat` command: loads the models and runs the chat. Returns 2 if a line of a script was refused.
 
-    Raises:
-        ValueError, OSError: models that cannot be loaded, or a closed standard input.
+    Raises ValueError, OSError: models that cannot be loaded, or a closed standard input.
     """
     if sys.stdin is None:  # standard input is closed
         raise ValueError("standard input is closed: a chat reads its messages from it")
@@ -134,7 +132,6 @@ class Terminal:
 
     def _decode(self, question: str, script: bool) -> None:
         session, before = self._chat.session, self._chat.session.last
-        wrapping = None if script else wrapping_on(self._console)
         try:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
                 first = None
@@ -143,9 +140,9 @@ class Terminal:
                         first = next(chunks, None)
                 finally:
                     if first is not None:
-                        self._print(first.pieces, first.text, wrapping)
+                        self._print(first.pieces, first.text)
                 for chunk in chunks:
-                    self._print(chunk.pieces, chunk.text, wrapping)
+                    self._print(chunk.pieces, chunk.text)
         finally:
             if session.last is not before and session.last is not None:
                 print(flush=True)
@@ -163,11 +160,11 @@ class Terminal:
             with interrupts_watched(lambda: answer(STOPPING)):
                 yield
 
-    def _print(self, pieces: list[Piece], text: str, wrapping: Wrapping | None) -> None:
+    def _print(self, pieces: list[Piece], text: str) -> None:
         tokens = self._chat.tokens or "all"
         if tokens != "all":
             pieces = [piece for piece in pieces if piece.kind != "rejected"]
-        print(streamed(pieces, text, self._colours and tokens != "off", wrapping), end="", flush=True)
+        print(streamed(pieces, text, self._colours and tokens != "off"), end="", flush=True)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
@@ -223,38 +220,27 @@ class _Completer(Completer):
 
 
 def complete(before: str) -> list[Completion]:
-    """Completions of a line with the text `before` the cursor; empty if it is not a command."""
+    """Completions of a line with the text `before` the cursor: commands, values, and options of strategies.
+
+    Empty if it is not a command.
+    """
     if not before.startswith("/") or "\n" in before:
         return []
     command, space, rest = before.partition(" ")
     if not space:
         listed = [(name, command.help) for name, command in COMMANDS.items() if name.startswith(before)]
         return [Completion(name, -len(before), display_meta=about) for name, about in listed]
+    offered, call, kind = VALUES.get(command, lambda: ())(), CALL.fullmatch(rest), command[1:]
+    if call is not None and kind in ("policy", "verifier", "drafter"):
+        offered, used = (), re.findall(r"(\w+)\s*=", call["given"])
+        with contextlib.suppress(ValueError):  # an unknown name, or an option without a default
+            options = inspect.signature(find_factory(kind, call["name"].strip())).parameters.keys()
+            offered = (*options, *choose(kind, call["name"].strip()).hyperparameters)
+        offered = sorted({f"{option}=" for option in offered if option not in used})
+    elif " " in rest:
+        return []
     begun = re.split(r"[\s(,]", rest)[-1]
-    offers = VALUES.get(command, lambda rest: iter(()))
-    return [Completion(text, -len(begun)) for text in offers(rest) if text.startswith(begun)]
-
-
-def _strategy(kind: str, offered: Callable[[], list[str]]) -> Callable[[str], Iterator[str]]:
-    """Completions of a name, or after an opening bracket those of its remaining options."""
-
-    def offers(rest: str) -> Iterator[str]:
-        call = CALL.fullmatch(rest)
-        if call is not None:
-            name, used = call["name"].strip(), re.findall(r"(\w+)\s*=", call["given"])
-            options: Iterable[str] = ()
-            with contextlib.suppress(ValueError):  # an unknown name, or an option without a default
-                options = inspect.signature(find_factory(kind, name)).parameters.keys()
-                options = {*options, *choose(kind, name).hyperparameters}
-            yield from (f"{option}=" for option in sorted(options) if option not in used)
-        elif " " not in rest:
-            yield from offered()
-
-    return offers
-
-
-def _first(*offered: str) -> Callable[[str], Iterator[str]]:
-    return lambda rest: iter(() if " " in rest else offered)
+    return [Completion(text, -len(begun)) for text in offered if text.startswith(begun)]
 
 
 def _drafters() -> list[str]:
@@ -262,13 +248,13 @@ def _drafters() -> list[str]:
     return [*BUILTIN, *(f"{name}@8192" for name in DRAFTERS), "none", *modelless]
 
 
-VALUES: dict[str, Callable[[str], Iterator[str]]] = {
-    "/policy": _strategy("policy", lambda: names("policy")),
-    "/verifier": _strategy("verifier", lambda: names("verifier")),
-    "/drafter": _strategy("drafter", _drafters),
-    "/target": _first(*BUILTIN),
-    "/tokens": _first(*TOKENS),
-    "/phases": _first("on", "off"),
-    "/system": _first("none"),
-    "/help": _first(*COMMANDS),
+VALUES: dict[str, Callable[[], Iterable[str]]] = {
+    "/policy": lambda: names("policy"),
+    "/verifier": lambda: names("verifier"),
+    "/drafter": _drafters,
+    "/target": lambda: BUILTIN,
+    "/tokens": lambda: TOKENS,
+    "/phases": lambda: ("on", "off"),
+    "/system": lambda: ("none",),
+    "/help": lambda: COMMANDS,
 }

@@ -1,4 +1,4 @@
-"""A recorded generation as one self-contained HTML file: its text token by token, a chart and a table."""
+"""A recorded generation, token by token, and as one self-contained HTML file with a chart and a table."""
 
 import base64
 import hashlib
@@ -7,21 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdec_jax.app.settings import Settings
 from specdec_jax.app.views.escapes import one_line, shown
 from specdec_jax.app.views.printing import ENDS
-from specdec_jax.app.views.tokens import PHASES, Token, bound, phases_of, tokens_of
-from specdec_jax.loading import Tokenizer
+from specdec_jax.decoding.summaries import kinds_of
+from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
 from specdec_jax.text.generation import Generation
-from specdec_jax.text.strategies import choose
+from specdec_jax.text.streaming import CONTEXT, text_after
 from specdec_jax.types import StoppingPolicy
 
 LEFT, STRIP, GAP, TOP = 44, 110, 26, 10  # pixels
 WIDTH, NARROWEST, WIDEST = 900, 10, 22  # width of the chart, and range of a token's column
 TICKS = 4
+PHASES = ("routine", "reasoning")
 KINDS = {
     "accepted": "accepted draft",
     "branch": "of a tree, accepted in place of a rejected draft",
@@ -30,11 +32,130 @@ KINDS = {
 }
 
 
-def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings) -> None:
+class Rejected(NamedTuple):
+    """A rejected draft."""
+
+    id: int
+    text: str
+    entropy: float  # nats, of the drafter's distribution it was drawn from; NaN: unknown
+    max_prob: float
+
+
+class Token(NamedTuple):
+    """One emitted token. `entropy` and `max_prob` are of the drafter's distribution there, NaN where no pass looked."""
+
+    id: int
+    text: str  # whole characters that this token completes; all texts together are Generation.text
+    kind: str  # as in `decoding.summaries.kinds_of`
+    ends: bool  # whether it is the end of sequence, without text
+    rejected: tuple[Rejected, ...]  # rejected drafts from this position on, which the target's token replaced
+    entropy: float  # nats
+    max_prob: float
+    threshold: float  # the policy's threshold in this round, in its own units; NaN if it has none
+    round: int  # from 0
+    first: bool  # whether it is the first of its round
+    phase: int  # 0 routine, 1 reasoning
+    drafter: int
+
+
+def tokens_of(generation: Generation, tokenizer: Tokenizer) -> list[Token]:
+    """The tokens of a generation with rounds (`generate(..., record=True)`), in order.
+
+    Raises:
+        ValueError: it was not recorded, or its rounds are not those of its tokens.
+    """
+    if generation.rounds is None:
+        raise ValueError("this generation has no rounds to draw: decode it with record=True")
+    emitted = sum(int(round_["emitted"]) for round_ in generation.rounds)
+    if emitted != len(generation.tokens):
+        raise ValueError(f"the rounds emitted {emitted} tokens, the generation has {len(generation.tokens)}")
+    # the part of Generation.text by each token; empty for the end of sequence and after a stop string
+    decoder, texts, remaining = StreamDecoder(tokenizer), [], len(generation.text)
+    silent = 1 if generation.finish_reason == "stop" else 0
+    spoken = generation.tokens[: len(generation.tokens) - silent]
+    for index, token in enumerate(spoken):
+        text = decoder.push([token]) + (decoder.flush() if index == len(spoken) - 1 else "")
+        texts.append(text[:remaining])
+        remaining -= len(texts[-1])
+    texts += [""] * silent
+    tokens: list[Token] = []
+    begin = 0
+    for index, round_ in enumerate(generation.rounds):
+        count = int(round_["emitted"])
+        before = generation.tokens[max(begin - CONTEXT, 0) : begin]
+        tokens += _round(index, round_, generation.tokens[begin : begin + count], before, tokenizer)
+        begin += count
+    if tokens and generation.finish_reason == "stop":
+        tokens[-1] = tokens[-1]._replace(ends=True)
+    return [token._replace(text=text) for token, text in zip(tokens, texts, strict=True)]
+
+
+def phases_of(tokens: Sequence[Token]) -> list[tuple[int, int]]:
+    """The reasoning phases as half-open ranges (first, last + 1) of positions."""
+    inside = [False, *(token.phase == 1 for token in tokens), False]
+    turns = [i for i in range(len(inside) - 1) if inside[i] != inside[i + 1]]
+    return list(zip(turns[::2], turns[1::2], strict=True))
+
+
+def bound(entropy: float, entropy_factor: float) -> float:
+    """AdaEDL's lower bound on the acceptance probability, 1 - sqrt(factor * entropy) (arXiv 2410.18351), which it
+    compares with lambda; at least 0."""
+    return max(1.0 - math.sqrt(entropy_factor * entropy), 0.0) if entropy >= 0 else math.nan
+
+
+def _round(
+    index: int, round_: Mapping[str, Any], emitted: Sequence[int], before: Sequence[int], tokenizer: Tokenizer
+) -> list[Token]:
+    accepted, drafted = int(round_["accepted"]), int(round_["drafted"])
+    kinds = kinds_of(round_)
+    # A round that ended within its accepted drafts has no token of the target, and its further drafts are wasted.
+    turned_down = range(accepted, drafted) if len(emitted) > accepted else range(0)
+    before = [*before, *emitted[:accepted]]
+    rejected = []
+    for place in turned_down:
+        token = int(round_["proposed"][place])
+        text = text_after(tokenizer, before, [token], skip_special=False)  # shows an end of sequence, too
+        rejected.append(Rejected(token, text, *_distribution(round_, place)))
+        before.append(token)
+    tokens = []
+    for place, token in enumerate(emitted):
+        entropy, max_prob = _distribution(round_, place)
+        tokens.append(
+            Token(
+                id=int(token),
+                text="",
+                kind=kinds[place],
+                ends=False,
+                rejected=tuple(rejected) if place == accepted else (),
+                entropy=entropy,
+                max_prob=max_prob,
+                threshold=_float(round_["threshold"]),
+                round=index,
+                first=place == 0,
+                phase=int(round_["phase"]),
+                drafter=int(round_["drafter_id"]),
+            )
+        )
+    return tokens
+
+
+def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
+    """Entropy and largest probability of the drafter's distribution at a place of its round."""
+    entropies, chances = round_["entropy"], round_["max_prob"]
+    return (_float(entropies[place]), _float(chances[place])) if place < len(entropies) else (math.nan, math.nan)
+
+
+def _float(value: Any) -> float:
+    """The value as float; None, the JSON form of NaN, as NaN."""
+    return math.nan if value is None else float(np.float32(value))
+
+
+def save_drawing(
+    path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings, policy: StoppingPolicy
+) -> None:
     """Writes the page of a recorded generation with the prompt and the settings that it was decoded with."""
     names = ("target", "drafter", "policy", "verifier", "temperature", "seed")
     details = {"prompt": prompt} | {name: f"{getattr(settings, name)}" for name in names}
-    policy = choose("policy", settings.policy)
     save_page(path, result, tokenizer, title=one_line(prompt), details=details, policy=policy)
 
 
@@ -86,6 +207,18 @@ def page(
         }
         for token in tokens
     ]
+    tips = []
+    for token in tokens:
+        rows = [
+            ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
+            ("kind", "end of sequence, " * token.ends + KINDS[token.kind]),
+            ("entropy H", _figure(token.entropy, " nats")),
+            ("max probability", _figure(token.max_prob)),
+            ("threshold", _figure(token.threshold)),
+            *(("round", f"{token.round + 1}"), ("drafter", f"{token.drafter}"), ("phase", PHASES[min(token.phase, 1)])),
+        ]
+        rejected = shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")
+        tips.append(rows + [("rejected here", rejected)] * bool(token.rejected))
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         title=title,
@@ -96,7 +229,7 @@ def page(
         chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
         factor=factor,
         figures=[*(details or {}).items(), *_figures(generation, tokens)],
-        tips=[_tip(token, tokenizer) for token in tokens],
+        tips=tips,
         style=style,
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -105,22 +238,6 @@ def page(
 
 def _name(token: Token, tokenizer: Tokenizer) -> str:
     return token.text or tokenizer.decode([token.id], skip_special=False)
-
-
-def _tip(token: Token, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    rows = [
-        ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
-        ("kind", "end of sequence, " + KINDS[token.kind] if token.ends else KINDS[token.kind]),
-        ("entropy H", _figure(token.entropy, " nats")),
-        ("max probability", _figure(token.max_prob)),
-        ("threshold", _figure(token.threshold)),
-        ("round", f"{token.round + 1}"),
-        ("drafter", f"{token.drafter}"),
-        ("phase", PHASES[min(token.phase, 1)]),
-    ]
-    if token.rejected:
-        rows.append(("rejected here", shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")))
-    return rows
 
 
 def _figure(value: float, unit: str = "") -> str:

@@ -1,20 +1,31 @@
-"""The output of the `generate` command: streamed text, coloured on a terminal, or one JSON object; progress bars."""
+"""The output of commands: text by kind of token, coloured on a terminal, or one JSON object; tables, progress bars."""
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.color import ColorSystem
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
 from specdec_jax.app.views.escapes import printed, shown
-from specdec_jax.app.views.terminal import error_console, legend, shows_colours, streamed, wrapping_on
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.json_lines import json_text
-from specdec_jax.text.streaming import Stream
+from specdec_jax.text.streaming import Piece, Stream
+
+KINDS = {
+    "accepted": ("green", "accepted draft"),
+    "branch": ("bold magenta", "accepted in place of a rejected draft"),
+    "recovered": ("bold yellow", "recovered by the target"),
+    "bonus": ("bold cyan", "bonus of the target"),
+    "rejected": ("strike dim red", "rejected draft"),
+}
+"""Style and meaning of each kind of token on a terminal."""
 
 ENDS = {
     "stop": "ended",
@@ -24,16 +35,43 @@ ENDS = {
 }
 
 
+def shows_colours(console: Console) -> bool:
+    """Whether the console supports escape codes: a terminal, not a dumb one, and NO_COLOR not set."""
+    return console.is_terminal and not console.no_color and console.color_system is not None
+
+
+def error_console() -> Console:
+    """Standard error; on a terminal lines break between words, elsewhere not at all."""
+    return Console(stderr=True, highlight=False, soft_wrap=not Console(stderr=True).is_terminal)
+
+
+def streamed(pieces: Sequence[Piece], text: str, styled: bool) -> str:
+    """What to write for the next part of an answer: its pieces with escape codes if `styled`, else its `text`.
+
+    Line breaks in rejected drafts are replaced. To be written directly: `Console.print` would expand tabs.
+    """
+    if not styled:
+        return printed(text)
+    parts = ((shown(text).replace("\n", "↵") if kind == "rejected" else shown(text), kind) for text, kind in pieces)
+    return "".join(Style.parse(KINDS[kind][0]).render(part, color_system=ColorSystem.STANDARD) for part, kind in parts)
+
+
+def legend(branches: bool = False) -> Text:
+    """The colours with their meanings, on one line; `branches`: for policies whose drafts are trees."""
+    return Text("   ").join(
+        Text(meaning, style) for kind, (style, meaning) in KINDS.items() if branches or kind != "branch"
+    )
+
+
 def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
     """Prints the text to standard output while it is decoded, then a line of statistics to standard error.
 
     Returns whether it finished; False after Ctrl-C, with the text so far printed.
     """
-    terminal, finished = Console(), False
-    colours, wrapping = shows_colours(terminal), wrapping_on(terminal)
+    colours, finished = shows_colours(Console()), False
     with contextlib.suppress(KeyboardInterrupt):
         for chunk in chunks:
-            print(streamed(chunk.pieces, chunk.text, colours, wrapping), end="", flush=True)
+            print(streamed(chunk.pieces, chunk.text, colours), end="", flush=True)
         finished = True
     print(flush=True)
     console = error_console()

@@ -57,11 +57,8 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
 
     `apply` returns logits of the whole vocabulary, -inf for tokens that are not shared; `head` those of the N shared
     ones. If the text's spelling exceeds the drafter's cache, `ROOM` tokens for each of the target's, further pieces are
-    dropped: drafts become worse but stay lossless.
-
-    Raises:
-        ValueError: the model does not expose its head, reads its target, or has a draft vocabulary. Passes raise it for
-            `positions` or a `mask`.
+    dropped: drafts become worse but stay lossless. Raises ValueError: the model does not expose its head, reads its
+    target, or has a draft vocabulary. Passes raise it for `positions` or a `mask`.
     """
     head, drafts, last_states = model.hidden, DraftModel.of(model), model.hidden.last
     if last_states is None or drafts.reading is not None or drafts.head is not None:

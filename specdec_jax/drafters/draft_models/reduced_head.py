@@ -62,10 +62,8 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftMod
     """The same model with `ReducedParams` as its parameters.
 
     `apply` returns logits of the whole vocabulary, -inf for tokens that are not proposed; `head` those of N + M tokens,
-    the last M = `most_local` of them local ones, -inf for unused entries.
-
-    Raises:
-        ValueError: the model does not expose its head, or has a reduced one; most_local below 1.
+    the last M = `most_local` of them local ones, -inf for unused entries. Raises ValueError: the model does not expose
+    its head, or has a reduced one; most_local below 1.
     """
     head, last = model.hidden, model.hidden.last
     reading: Any = DraftModel.of(model).reading
@@ -166,8 +164,7 @@ def spread_to_all(tokens: Array, values: Array, vocab_size: int) -> Array:
 def reduce_params(model: LanguageModel, params: Params, tokens: Sequence[int] | np.ndarray) -> ReducedParams:
     """Weights for `with_reduced_head(model)`: the head's rows of these tokens, in any order.
 
-    Raises:
-        ValueError: no tokens, duplicates, tokens outside the vocabulary, or a model that does not expose its head.
+    Raises ValueError: no tokens, duplicates, tokens outside the vocabulary, or a model that does not expose its head.
     """
     kernel = model.hidden.kernel
     if kernel is None:

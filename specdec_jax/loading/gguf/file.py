@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.loading.checkpoint import Checkpoint
 from specdec_jax.loading.families import config_class, family
 from specdec_jax.loading.gguf.architectures import (
     EVERY,
@@ -20,6 +19,7 @@ from specdec_jax.loading.gguf.architectures import (
 )
 from specdec_jax.loading.gguf.reader import GGUF, architecture_name, dequantise, number, read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
+from specdec_jax.loading.hf_folder import Checkpoint
 from specdec_jax.models.config import FULL, SLIDING
 from specdec_jax.models.rope import inverse_frequencies
 
@@ -79,7 +79,13 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
                 raise ValueError(f"{file.path}: {full} is {other} but a head has {head_dim} dimensions")
         fields["rope_scaling"] = _rope_scaling(file, fields["head_dim"], fields["rope_theta"])
     if name in GLOBAL_EVERY:
-        fields |= {"query_pre_attn_scalar": query_scale(name, fields), "layer_types": _layer_types(file, name, fields)}
+        layers, pattern = fields["num_hidden_layers"], file.metadata.get(f"{name}.{PATTERN}", GLOBAL_EVERY[name])
+        local = pattern.astype(bool).tolist() if isinstance(pattern, np.ndarray) else has_window(layers, int(pattern))
+        if len(local) != layers:
+            raise ValueError(f"{file.path}: {name}.{PATTERN} has {len(local)} entries for {layers} layers")
+        windows = fields["sliding_window"] is not None  # without a window every layer is global
+        fields["layer_types"] = [SLIDING if window and windows else FULL for window in local]
+        fields["query_pre_attn_scalar"] = query_scale(name, fields)
     key = config_class(family(architecture.model_type)).key
     return {"model_type": architecture.model_type} | {key(name): value for name, value in fields.items()}
 
@@ -118,15 +124,6 @@ def _value(file: GGUF, entry: Number) -> Any:
 def _shortest(value: float) -> float:
     """The shortest decimal for a float32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
-
-
-def _layer_types(file: GGUF, name: str, fields: dict[str, Any]) -> list[str]:
-    """Gemma's kinds of layers; without a window every layer is global."""
-    layers, pattern = fields["num_hidden_layers"], file.metadata.get(f"{name}.{PATTERN}", GLOBAL_EVERY[name])
-    local = pattern.astype(bool).tolist() if isinstance(pattern, np.ndarray) else has_window(layers, int(pattern))
-    if len(local) != layers:
-        raise ValueError(f"{file.path}: {name}.{PATTERN} has {len(local)} entries for {layers} layers")
-    return [SLIDING if window and fields["sliding_window"] is not None else FULL for window in local]
 
 
 def _rope_scaling(file: GGUF, head_dim: int, theta: float) -> dict[str, Any] | None:

@@ -63,9 +63,11 @@ def read_gguf(path: str | Path) -> GGUF:
         raise ValueError(f"{path} is GGUF version {version}; versions 2 and 3, little-endian, are served")
     try:
         metadata, tensors = _header(buffer)
-    except (struct.error, _EndOfFile):
+    except struct.error:
         raise ValueError(f"{path} is truncated: its header is incomplete ({size} bytes)") from None
-    except (UnicodeDecodeError, KeyError, _Damaged) as error:
+    except KeyError as error:
+        raise ValueError(f"{path} is damaged: unknown metadata type {error}, or a nested array") from None
+    except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     for name, tensor in tensors.items():
         if tensor.offset + tensor.size > size:
@@ -113,14 +115,6 @@ def number(file: GGUF, name: str, default: Any = None) -> Any:
     return value
 
 
-class _EndOfFile(Exception):
-    pass
-
-
-class _Damaged(Exception):
-    pass
-
-
 class _Cursor:
     """Reads values one after another."""
 
@@ -134,7 +128,7 @@ class _Cursor:
 
     def raw(self, size: int) -> bytes:
         if self.offset + size > self.end:
-            raise _EndOfFile
+            raise struct.error
         self.offset += size
         return self.buffer[self.offset - size : self.offset]
 
@@ -145,20 +139,14 @@ class _Cursor:
         if kind == STRING:
             return self.string()
         if kind != ARRAY:
-            return self.number(_code(kind))
+            return self.number(SCALARS[kind])
         inner, count = self.number("I"), self.number("Q")
         if count > self.end:
-            raise _EndOfFile
+            raise struct.error
         if inner == STRING:
             return [self.string() for _ in range(count)]
-        dtype = np.dtype("<" + _code(inner))
+        dtype = np.dtype("<" + SCALARS[inner])
         return np.frombuffer(self.raw(count * dtype.itemsize), dtype)
-
-
-def _code(kind: int) -> str:
-    if kind not in SCALARS:
-        raise _Damaged(f"unknown metadata type {kind}, or a nested array")
-    return SCALARS[kind]
 
 
 def _header(buffer: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
@@ -172,22 +160,22 @@ def _header(buffer: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     for _ in range(tensor_count):
         name, axes = cursor.string(), cursor.number("I")
         if axes > 8:
-            raise _Damaged(f"tensor {name} has {axes} axes")
+            raise ValueError(f"tensor {name} has {axes} axes")
         shape = tuple(cursor.number("Q") for _ in range(axes))[::-1]
         number, offset = cursor.number("I"), cursor.number("Q")
         try:
             kind = gguf.GGMLQuantizationType(number)
         except ValueError:
-            raise _Damaged(f"tensor {name} has unknown type {number}") from None
+            raise ValueError(f"tensor {name} has unknown type {number}") from None
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         if not shape or shape[-1] % block:
-            raise _Damaged(f"tensor {name} of shape {shape} does not divide into {kind.name} blocks of {block}")
+            raise ValueError(f"tensor {name} of shape {shape} does not divide into {kind.name} blocks of {block}")
         stored.append((name, TensorInfo(shape, kind, offset, math.prod(shape) // block * block_bytes)))
     alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
-        raise _Damaged(f"general.alignment is {alignment!r}")
+        raise ValueError(f"general.alignment is {alignment!r}")
     start = cursor.offset + -cursor.offset % alignment
     tensors = {name: info._replace(offset=start + info.offset) for name, info in stored}
     if len(tensors) != len(stored):
-        raise _Damaged("a tensor name comes twice")
+        raise ValueError("a tensor name comes twice")
     return metadata, tensors
