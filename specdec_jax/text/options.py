@@ -58,7 +58,7 @@ def parse_options(kind: Any, **options: Any) -> Any:
         if ended.code != 2:
             raise
     box = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue()).splitlines()  # coloured if standard output is a terminal
-    rows = [row[1:-1].strip() for row in box[1:-1]]
+    rows = [row.strip("│ ") for row in box[1:-1]]
     problem, _, rest = "\n".join(row if row.strip("─-") else "" for row in rows).partition("\n\n")
     problem = " ".join(problem.replace("(required)", "").split()).removeprefix("Error ")
     unknown = re.match(r"Unrecognized.*?(--[\w-]+)", problem)
