@@ -50,7 +50,7 @@ class TraceFiles(Output, Smoke):
     are compared side by side."""
     seed: int = 0  # Seed of the halves of the prompts.
     tokens: Annotated[int | None, Between(1)] = None
-    """Only the first tokens of every text, as if generation had ended there."""
+    """Only the first tokens of every text, as a request for that many would decode."""
     max_draft_length: Annotated[int, Between(1)] = 16  # Longest draft.
 
     def check(self, named: bool = False) -> None:
@@ -214,8 +214,8 @@ def load_traces(
                     f"{file} holds drafts of up to {longest} tokens, {least} are asked for: give --max-draft-length "
                     f"{longest}, or record longer ones (python -m experiments.record --max-draft-length {least})"
                 )
-            length = trace.length if tokens is None else np.minimum(trace.length, tokens)
-            traces[temperatures[0]] = trace._replace(length=length)
+            ends = {name: np.minimum(getattr(trace, name), tokens or 2**30) for name in ("length", "limit")}
+            traces[temperatures[0]] = trace._replace(**ends)
     return {name: dict(sorted(traces.items())) for name, traces in groups.items()}
 
 
