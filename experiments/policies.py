@@ -18,9 +18,8 @@ tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME
 every combination is then a line of its own, of every rule that has such a hyperparameter, and with several values of
 two of them settings.png is a heat map. Head-room is what lies between the best static length, chosen likewise, and
 foresight; the oracle never drafts a token that will be rejected. Foresight drafts the best length for distributions
-that are known before the draft, with unknown coins: a reference for rules that read these distributions, no bound
-(specdec_jax/metrics/foresight.py). Of SpecDecode-Bench's logs, which hold accepted lengths alone, rules that read
-distributions are left out.
+that are known before the draft, with unknown coins: a reference for rules that read these distributions, no bound. Of
+SpecDecode-Bench's logs, which hold accepted lengths alone, rules that read distributions are left out.
 
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
 text, and `measured`, with the target's time by width of --costs. --groups: NAME:TRACES:COSTS each, traces of one target

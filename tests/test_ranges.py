@@ -108,6 +108,7 @@ def test_ranges_are_read_from_text_too():
 
 
 test_what_else_stopping_rules_refuse = refusals(
+    (lambda: stopping.survival(signal="ods"), "no signal 'ods'; did you mean 'odds'"),
     (lambda: stopping.survival().init(2, greedy=[1.0, 2.0, 3.0]), r"greedy.*2 numbers.*\(3,\)"),
     (lambda: stopping.goodput(most=4).init(2, least=5), r"least.*\[0, 4\].*5"),
     (lambda: stopping.accepted_length_ema(tiers=(3, 1)), r"\(3, 1\)"),

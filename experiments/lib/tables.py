@@ -119,8 +119,7 @@ def setting(settings: Sequence[Mapping[str, Any]], name: str) -> str:
     return " / ".join(dict.fromkeys(number(chosen[name]) for chosen in settings))
 
 
-def at_temperature(temperature: float) -> str:
-    """How a title calls a temperature."""
+def at_temperature(temperature: float) -> str:  # in a title
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
@@ -131,18 +130,20 @@ class WholeTable(TableElement):
         heads = [] if self.header is None or self.header.row is None else [c.content for c in self.header.row.cells]
         rows = [] if self.body is None else [[cell.content for cell in row.cells] for row in self.body.rows]
         columns = [[Text(head.plain, "bold"), *(row[at] for row in rows)] for at, head in enumerate(heads)]
-        least = [max(Text(word).cell_len for cell in cells for word in cell.plain.split() or [""]) for cells in columns]
-        least[:1] = [max(cell.cell_len for cell in cells) for cells in columns[:1]]  # names never wrap
+        words = lambda cell: [cell.plain] if cell.cell_len < 10 else cell.plain.split()  # noqa: E731
+        least = [max(Text(word).cell_len for cell in cells for word in words(cell)) for cells in columns]
+        whole = [max(cell.cell_len for cell in cells) for cells in columns]
+        least[:1] = whole[:1]  # names never wrap
         groups: list[list[int]] = [[0]]
         for at in range(1, len(columns)):
             if len(groups[-1]) > 1 and sum(least[i] + GAP for i in [*groups[-1], at]) > options.max_width + GAP:
                 groups.append([0])
             groups[-1].append(at)
         for group in groups:
+            widths = whole if sum(whole[at] + GAP for at in group) <= options.max_width + GAP else least
             shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
             for at in group:
-                side = "right" if at else "left"
-                shown.add_column(columns[at][0], min_width=least[at], no_wrap=at == 0, justify=side)
+                shown.add_column(columns[at][0], width=widths[at], justify="right" if at else "left")
             for cells in zip(*(columns[at][1:] for at in group), strict=True):
                 shown.add_row(*cells)
             yield shown

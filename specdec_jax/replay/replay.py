@@ -1,11 +1,10 @@
 """Replay of stopping policies over a trace, without a model, for many settings at once.
 
 With `rejection` (and in greedy decoding) the rounds of a replay have the distribution of a live run's for every policy,
-because a policy sees only the drafter's distributions and the results of its verifications. In greedy decoding they
-equal the live rounds of the same batch, if a policy that weighs costs gets those of the live run with its widths
-(`choices.widths_for`), up to ties between the two programs. Limits: block and lossy verifiers accept other tokens; a
-policy that reads more of a distribution than its statistics and the drafted token's probability is refused (rounds.py);
-drafts cannot exceed the trace's tails; times are those of a cost model.
+because a policy sees only the drafter's distributions and the results of its verifications. Greedy rounds equal the
+live ones of the same batch, if a policy that weighs costs gets those of the live run's widths, up to ties between the
+programs. Limits: block and lossy verifiers accept other tokens; a policy that reads more of a distribution than its
+statistics and the drafted token's probability is refused; drafts end with the trace's tails; costs are a model's.
 """
 
 import functools

@@ -1,12 +1,15 @@
 """Figures by task, tables, intervals and repeated text, each recomputed by hand or in a simulation."""
 
+import io
+
 import numpy as np
 import pytest
 from refusals import refusals
+from rich.console import Console
 
 from experiments.compare import picture
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.tables import doubts_of_rows, methods_tables, speedup, speedups, summarise
+from experiments.lib.tables import Whole, doubts_of_rows, methods_tables, speedup, speedups, summarise
 from specdec_jax.metrics import acceptance as figures_of
 from specdec_jax.metrics.acceptance import best_draft_length, by_draft, by_task, expected_speedup, expected_tokens
 from specdec_jax.metrics.intervals import RESAMPLES, mean_interval, ratio_of_totals, total_speedup
@@ -119,6 +122,10 @@ def test_every_figure(stored):
     assert speedups(fast) == pytest.approx([2.0, 4.0]) and speedups(fast, clean=True) == pytest.approx([2.0])
     assert speedup(fast).estimate == pytest.approx(8 / 2.5)
     stored("methods.md", methods_tables([plain, fast])[1])
+    for width in (60, 80, 81, 200):  # words are never cut
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(Whole(methods_tables([plain, fast])[1]))
+        assert {"acceptance", "prompts", "discarded", "repeats"} <= set(console.export_text().split())
 
 
 def test_repeats_loops_and_temperatures():

@@ -197,11 +197,6 @@ def test_other_signals_are_probabilities_of_acceptance(signal, largest, entropy,
         assert drafted_by(policy, wide, seen).tolist() == [1]  # 0.4: the next one would survive with 0.16
 
 
-def test_an_unknown_signal_is_refused():
-    with pytest.raises(ValueError, match="no signal 'ods'; did you mean 'odds'"):
-        survival(signal="ods")
-
-
 def test_a_row_that_loses_by_drafting_does_not_find_time_cheap():
     """Three of ten first drafts accepted at c = 0.4: whatever its rate fell to, a pass costs 0.4 tokens at least."""
     state = ONE.init(1, drafter_cost=0.4, verification_times=[1.0], initial_rate=0.6, rate_weight=100.0)

@@ -229,8 +229,7 @@ def test_rules_know_that_only_the_first_draft_costs_a_pass():
         lost = net_by_row(state, drafted, cheap) - net_by_row(state, drafted, paired)
         np.testing.assert_allclose(lost[:, : SIZE - 1], opening * rate_of(state)[0], atol=1e-6)
     seen = distribution(jnp.zeros((1, 5)), plain.warp)
-    first = [policy.proceed(state, seen, none, drafted, paired)[1] for drafted in (once, once + 1)]
-    passes = [float(state.passes[0]) for state in first]
+    passes = [float(policy.proceed(state, seen, none, drafted, paired)[1].passes[0]) for drafted in (once, once + 1)]
     np.testing.assert_allclose(passes, [1.0, 0.01], atol=1e-6)
 
 
