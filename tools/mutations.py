@@ -60,6 +60,7 @@ BUGS = (
         "jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)",
         "jnp.take_along_axis(uniforms[..., DRAFT], accepted[:, None], axis=1)",
         "tests/decoding/test_decoding.py::test_the_loop_is_the_twin",
+        folder="decoding",
     ),
     Bug(
         "the verification is too narrow for the longest draft",
@@ -126,8 +127,8 @@ BUGS = (
     ),
     Bug(
         "AdaEDL's bound has the entropy factor outside of the root",
-        "1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32))",
-        "1.0 - state.entropy_factor * jnp.sqrt(entropy.astype(jnp.float32))",
+        "return 1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32))",
+        "return 1.0 - state.entropy_factor * jnp.sqrt(entropy.astype(jnp.float32))",
         "tests/stopping/test_stopping_twins.py",
         folder="stopping",
     ),
