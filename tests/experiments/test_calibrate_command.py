@@ -78,7 +78,7 @@ def test_the_command_writes_every_part(calibrated):
     assert set(found["hyperparameters"]) == {"greedy", "sampled"} and (out / "curves.png").stat().st_size > 10_000
     for kind, hyperparameters in found["hyperparameters"].items():
         policy, phases = hyperparameters["policy"], hyperparameters["monitor"]["phases"]
-        assert {"static", "adaedl", "survival", "phase_length"} <= set(policy) and len(policy["survival"][kind]) == 3
+        assert {"static", "adaedl", "survival", "phase_length"} <= set(policy) and len(policy["survival"][kind]) == 2
         assert hyperparameters["verifier"].keys() == {"lenience", "by_phase", "easd"}
         assert phases["leave"] <= phases["enter"]
         figures = found["figures"][kind]

@@ -76,7 +76,7 @@ def test_candidates_reconstructed_from_texts_have_the_law_of_drawn_ones(p, q):
 
 def test_candidates_drawn_with_replacement_are_detected(monkeypatch):
     """The negative control: a drafter that keeps the rejected token among those it draws from."""
-    monkeypatch.setattr(chains, "without", lambda q, token, instead: q)
+    monkeypatch.setattr(chains.sampling, "without", lambda q, token, instead: q)
     counts, expected = observed(P, Q, 3), by_enumeration(P, Q)
     assert p_value(counts, expected) < 1e-12
 
