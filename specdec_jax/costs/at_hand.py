@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,6 @@ def measured(
 def look_at(costs: CostModel, counts: Statistics, seconds: float) -> None:
     """Compares the time of a row's rounds with the measured costs; if they disagree, the cached costs become doubtful.
 
-    Said once per process, which keeps to them; the next one measures them again.
-
     Args:
         costs: those of `measured`, with any widths.
         counts: counts of the row, which was decoded alone in `seconds`.
@@ -108,8 +107,9 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> None:
     doubt = disagreement(costs, counts, seconds)
     same = lambda table: (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)  # noqa: E731
     for path in [path for path, table in tables.items() if doubt is not None and same(table)]:
-        if path not in _disagreed:
+        if path not in _disagreed:  # said once per process, which keeps to them; the next one measures them again
             _disagreed.add(path)
+            print(end="\n" * sys.stdout.isatty(), file=sys.stderr)  # a text may stand in this line
             say(f"the cached costs are doubtful ({doubt})")
             with contextlib.suppress(OSError, ValueError):
                 if same(table := load_cost_model(path)):  # else another process has measured again
