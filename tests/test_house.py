@@ -315,7 +315,7 @@ def test_names_say_what_a_thing_is():
 
 def test_every_seeded_bug_has_a_test_in_make_test(request):
     tests = [item.nodeid for item in request.session.items if not item.get_closest_marker("long")]
-    if "not slow" in request.config.option.markexpr or len({test.split(":")[0] for test in tests}) < 80:
+    if "not slow" in (option := request.config.option).markexpr or option.keyword or request.config.args != ["tests"]:
         pytest.skip("not all of make test was collected")
     named = {test for bug in BUGS for test in bug.tests.split()}
     assert [name for name in named if not any(test.split("[")[0].startswith(name) for test in tests)] == []

@@ -117,7 +117,7 @@ def prove(
     siblings = 0.0  # by depth, the sum of the probabilities that a sibling is accepted
     while not failed and (passes == 0 or time.perf_counter() - began < 60 * minutes):
         drawn = int(np.random.SeedSequence([seed, passes]).generate_state(1)[0])
-        drawing, apart = Drawing(drawn, constants[0]), Drawing(drawn, constants[1])
+        drawing, apart = (Drawing(drawn, numbers) for numbers in constants)
         with ThreadPoolExecutor(1) as thread:  # half of the time is compilation, on one core
             swept = None if drafter is None else thread.submit(_drafter, drafter, apart)
             for shape, _ in zip(drawing.shapes(max_draft_length), range(shapes), strict=False):
@@ -185,10 +185,10 @@ def _drafter(drafter: Callable[[int, int], Drafter], drawing: Drawing) -> list[t
     cases = [(rng.choice([4, 6, 9, 13]), 16, rng.integers(3, 9), 4), (rng.choice(VOCABULARIES), 4, 3, 6)]
     cases += [(rng.choice([3, 5, 8]), rng.integers(2, 9), rng.integers(1, 9), 4)]
     for vocab, batch, longest, played in (map(int, case) for case in cases):
-        options: dict[str, Any] = {"vocab_size": vocab, "batch": batch, "rounds": played, "exactly": vocab < 99}
+        options, exactly = {"vocab_size": vocab, "batch": batch, "rounds": played}, vocab not in VOCABULARIES
         with jax.default_matmul_precision("highest"):  # a thread has its own
-            result = prove_law(drafter(longest, vocab), None, drawing, **options)
-        name = "the drafter's distribution" if vocab < 99 else f"the drafter with {vocab:,} tokens"
+            result = prove_law(drafter(longest, vocab), None, drawing, exactly=exactly, **options)
+        name = "the drafter's distribution" if exactly else f"the drafter with {vocab:,} tokens"
         results.append((name, result, law.TOLERANCE))
         if result.wrong:
             break
