@@ -33,7 +33,6 @@ from experiments.lib.plots import Point, dots_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.tables import NONE, Row, at_temperature, interval, markdown, speedups, summarise
-from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
@@ -46,6 +45,7 @@ from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.repetition import repeated_share
+from specdec_jax.text.escapes import shown
 from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, encode, prepare
 from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from specdec_jax import drafters as drafters
     from specdec_jax import stopping as stopping
     from specdec_jax import verification as verification
+    from specdec_jax.contrib.beam_search import Hypothesis as Hypothesis
+    from specdec_jax.contrib.beam_search import beam_search as beam_search
     from specdec_jax.decoding import LossyVerification as LossyVerification
     from specdec_jax.decoding import build_decoder as build_decoder
     from specdec_jax.decoding.rounds import ModelParams as ModelParams
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from specdec_jax.decoding.summaries import summarise as summarise
     from specdec_jax.loading import load_model as load_model
     from specdec_jax.strategy import strategy as strategy
-    from specdec_jax.text.beam_search import Hypothesis as Hypothesis
-    from specdec_jax.text.beam_search import beam_search as beam_search
     from specdec_jax.text.citations import citations as citations
     from specdec_jax.text.generation import Generation as Generation
     from specdec_jax.text.generation import build_pair as build_pair
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "contrib.beam_search": ("Hypothesis", "beam_search"),
     "decoding": ("build_decoder", "LossyVerification"),
     "decoding.rounds": ("ModelParams",),
     "decoding.sampling": ("make_warp",),
     "decoding.summaries": ("summarise",),
     "loading": ("load_model",),
     "strategy": ("strategy",),
-    "text.beam_search": ("Hypothesis", "beam_search"),
     "text.citations": ("citations",),
     "text.generation": ("Generation", "build_pair", "generate"),
     "text.pair": ("measure_costs",),

@@ -11,21 +11,6 @@ from jax.core import Tracer
 from specdec_jax.ranges import Between
 
 
-def per_row(
-    batch: int,
-    value: Any,
-    name: str,
-    *,
-    low: float = -np.inf,
-    high: float = np.inf,
-    open_low: bool = False,
-    dtype: Any = np.float32,
-) -> Array:
-    """`value` (a scalar or [B]) as `in_rows`, in [low, high] or (low, high]; hyperparameters declare it (ranges.py)."""
-    whole = bool(np.issubdtype(dtype, np.integer))
-    return in_rows(batch, value, name, Between(low, high, "low" if open_low else "", whole), dtype)
-
-
 def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = None) -> Array:
     """`value` as [B] on the host, or [B, N] if its range has `entries`; one for all rows, or one per row.
 
@@ -57,6 +42,11 @@ def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = Non
     if not np.all(within.contains(numbers)):
         raise within.error(name, value)
     return host(np.broadcast_to(numbers.astype(dtype), (batch, *row)).copy())
+
+
+def full(batch: int, value: Any, dtype: Any = np.float32) -> Array:
+    """`value` in every row, [B] on the host."""
+    return host(np.full(batch, value, dtype))
 
 
 def host(values: np.ndarray) -> Array:

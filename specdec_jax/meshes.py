@@ -1,4 +1,4 @@
-"""Meshes of devices from words such as `data=2,model=4`; how weights and rows are divided over them."""
+"""Meshes of devices from words such as `data=2,model=4`; how weights, caches and rows are divided over them."""
 
 import math
 import re
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from specdec_jax.sharding import DATA, MODEL, are_shared, caches_laid, mesh_here, sharding
+from specdec_jax.sharding import DATA, MODEL, mesh_here, put, sharding
+
+CACHES = ("keys", "values", "cross_keys", "cross_values")  # names of caches [rows, heads, slots, width]
 
 
 def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
@@ -109,3 +111,49 @@ def check_rows(batch: int) -> None:
     groups = row_groups()
     if batch % groups:
         raise ValueError(f"a batch of {batch} rows cannot be divided over {DATA}={groups}: give a multiple of {groups}")
+
+
+def caches_laid(mesh: Mesh, caches: Any, shared: bool) -> Any:
+    """The sharding of a model's state [B, ...]: rows over `data`, and heads over `model` if the weights are sharded."""
+
+    def where(path: Any, leaf: Any) -> NamedSharding:
+        heads = shared and any(getattr(key, "name", None) in CACHES for key in path)
+        return sharding(mesh, leaf.shape, *((DATA, MODEL) if heads else (DATA,)))
+
+    return jax.tree.map_with_path(where, caches)
+
+
+def are_shared(params: Any) -> bool:
+    """Whether a model's weights are sharded."""
+    return any(isinstance(leaf, jax.Array) and not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
+
+
+def spans_processes() -> bool:
+    """Whether the current mesh has devices of other processes."""
+    mesh = mesh_here()
+    return mesh is not None and mesh.is_multi_process
+
+
+def everywhere(tree: Any) -> Any:
+    """Arrays replicated on every device of the current mesh; unchanged without a mesh."""
+    mesh = mesh_here()
+    if mesh is None:
+        return tree
+    return jax.tree.map(lambda leaf: put(leaf, NamedSharding(mesh, PartitionSpec())), tree)
+
+
+def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
+    """The function applied to each device's rows, with its results summed over devices, on the current mesh.
+
+    Args:
+        by_row: for each argument, whether it has rows: True, False, or a tree of them. Rows must divide evenly.
+    """
+    mesh = mesh_here()
+    if mesh is None:
+        return function
+    specs = jax.tree.map(lambda rows: PartitionSpec(DATA) if rows else PartitionSpec(), by_row)
+
+    def rows_here(*arguments: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.lax.psum(leaf, DATA), function(*arguments))
+
+    return jax.shard_map(rows_here, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)

@@ -5,7 +5,7 @@ no devices: models constrain intermediate values by `constrain`, and the compile
 per layer as in Megatron-LM (arXiv 1909.08053, section 3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
-CACHES = ("keys", "values", "cross_keys", "cross_values")  # names of caches [rows, heads, slots, width]
 ANY = PartitionSpec.UNCONSTRAINED
 """The sharding of an axis that is left to the compiler."""
 
@@ -33,21 +32,6 @@ def mesh_here() -> Mesh | None:
 def sharding(mesh: Mesh, shape: Sequence[int], *axes: Any) -> NamedSharding:
     """The sharding of an array with this shape, by names of mesh axes; further axes are not sharded."""
     return NamedSharding(mesh, _spec(mesh, shape, axes))
-
-
-def caches_laid(mesh: Mesh, caches: Any, shared: bool) -> Any:
-    """The sharding of a model's state [B, ...]: rows over `data`, and heads over `model` if the weights are sharded."""
-
-    def where(path: Any, leaf: Any) -> NamedSharding:
-        heads = shared and any(getattr(key, "name", None) in CACHES for key in path)
-        return sharding(mesh, leaf.shape, *((DATA, MODEL) if heads else (DATA,)))
-
-    return jax.tree.map_with_path(where, caches)
-
-
-def are_shared(params: Any) -> bool:
-    """Whether a model's weights are sharded."""
-    return any(isinstance(leaf, jax.Array) and not leaf.is_fully_replicated for leaf in jax.tree.leaves(params))
 
 
 def committed(tree: Any) -> Any:
@@ -69,7 +53,7 @@ def placed(tree: Any, where: Any = None) -> Any:
     tree = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
     if (mesh := mesh_here()) is None:
         return jax.device_put(tree, where, may_alias=False)
-    return jax.tree.map(lambda leaf: _put(leaf, sharding(mesh, leaf.shape, DATA)), tree)
+    return jax.tree.map(lambda leaf: put(leaf, sharding(mesh, leaf.shape, DATA)), tree)
 
 
 def on_host(tree: Any) -> Any:
@@ -81,37 +65,6 @@ def on_host(tree: Any) -> Any:
         return np.asarray(leaf)
 
     return jax.tree.map(read, tree)
-
-
-def spans_processes() -> bool:
-    """Whether the current mesh has devices of other processes."""
-    mesh = mesh_here()
-    return mesh is not None and mesh.is_multi_process
-
-
-def everywhere(tree: Any) -> Any:
-    """Arrays replicated on every device of the current mesh; unchanged without a mesh."""
-    mesh = mesh_here()
-    if mesh is None:
-        return tree
-    return jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, PartitionSpec())), tree)
-
-
-def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
-    """The function applied to each device's rows, with its results summed over devices, on the current mesh.
-
-    Args:
-        by_row: for each argument, whether it has rows: True, False, or a tree of them. Rows must divide evenly.
-    """
-    mesh = mesh_here()
-    if mesh is None:
-        return function
-    specs = jax.tree.map(lambda rows: PartitionSpec(DATA) if rows else PartitionSpec(), by_row)
-
-    def rows_here(*arguments: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.lax.psum(leaf, DATA), function(*arguments))
-
-    return jax.shard_map(rows_here, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
 
 
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:
@@ -127,7 +80,7 @@ def by_rows(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: constrain(leaf, DATA, *[ANY] * (leaf.ndim - 1)), tree)
 
 
-def _put(leaf: Any, where: NamedSharding) -> jax.Array:
+def put(leaf: Any, where: NamedSharding) -> jax.Array:
     """Copies an array, which all processes of a launch have, to the devices of a sharding."""
     if where.is_fully_addressable:
         return jax.device_put(leaf, where, may_alias=False)

@@ -21,6 +21,7 @@ import numpy as np
 from specdec_jax.ranges import ranges_of
 
 S = TypeVar("S", bound="Strategy")
+T = TypeVar("T")
 
 
 class Call(NamedTuple):
@@ -45,8 +46,8 @@ class Strategy:
     def __post_init__(self) -> None:
         if self.hyperparameters is None:
             object.__setattr__(self, "hyperparameters", defaults_of(self.init))
-        if self.hyperparameters and not hasattr(self.init, "by_row"):
-            object.__setattr__(self, "init", _by_row(self.init))
+        if self.hyperparameters and not hasattr(self.init, "in_rows"):
+            object.__setattr__(self, "init", by_row(self.init))
 
     @property
     def name(self) -> str:
@@ -168,21 +169,22 @@ def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[...
     return build
 
 
-def _by_row(init: Callable[..., Any]) -> Callable[..., Any]:
-    """`init`, given every hyperparameter that declares a range as [B]; a default of None stays None."""
+def by_row(init: Callable[..., T]) -> Callable[..., T]:
+    """A function of (batch, ...), given every argument that declares a range as [B]; a default of None stays None."""
     ranges, defaults = ranges_of(init), defaults_of(init)
 
     @functools.wraps(init)
-    def begin(batch: int, **named: Any) -> Any:
+    def begin(batch: int, *values: Any, **named: Any) -> T:
         from specdec_jax.hyperparameters import in_rows  # imports JAX
 
+        named |= dict(zip(defaults, values, strict=False))
         for name, within in ranges.items():
             value = named.get(name, defaults[name])
             if value is not inspect.Parameter.empty and (value is not None or defaults[name] is not None):
                 named[name] = in_rows(batch, value, name, within)
         return init(batch, **named)
 
-    vars(begin)["by_row"] = True
+    vars(begin)["in_rows"] = True
     return begin
 
 
@@ -197,11 +199,6 @@ def with_parameters_of(inner: Callable[..., Any]) -> Callable[[Callable[..., Any
     return extended
 
 
-def renamed(factory: Callable[..., S], name: str) -> Callable[..., S]:
-    """A factory, decorated or not, whose values have the name `name`."""
-    return strategy(getattr(factory, "__wrapped__", factory), name)
-
-
 def defaults_of(init: Callable[..., Any]) -> dict[str, Any]:
     """The hyperparameters of an `init(batch, ...)`, with their defaults."""
     parameters = list(inspect.signature(init).parameters.values())[1:]
@@ -214,20 +211,6 @@ def nearest(word: str, names: Iterable[str]) -> str:
     names = sorted(names)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(names) or 'none'})"
-
-
-def named_call(name: str, function: Callable[..., Any], *inner: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose **options go to `inner`; a TypeError for any other keyword names the call and lists them."""
-    every = [each for call in (function, *inner) for each in inspect.signature(call).parameters.values()]
-    words = {each.name for each in every if each.kind is each.KEYWORD_ONLY} | {*inspect.signature(function).parameters}
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        for key in options.keys() - words:
-            raise TypeError(f"{name} has no option {key!r}{nearest(key, words - {'options'})}")
-        return function(*arguments, **options)
-
-    return call
 
 
 def _bare(value: Any) -> Any:

@@ -48,15 +48,16 @@ CORE = {
     "meshes": {"sharding"},
     "locks": set(),
     "processes": {"locks"},
-    "decoding.sampling": {"types", "hyperparameters"},
+    "decoding.sampling": BASE,
     "decoding.phase": {"types"},
     "decoding.statistics": {"types", "hyperparameters"},
     "decoding.draft_loop": {"types", "hyperparameters"},
     "decoding.cache_feed": {"types"},
+    "decoding.teacher_forcing": {"types", "decoding.cache_feed"},
     "stopping": READS,
     "verification": READS,
     "monitors": READS,
-    "drafters": {*READS, "decoding.cache_feed"},
+    "drafters": {*READS, "decoding.cache_feed", "decoding.teacher_forcing"},
     "kernels": {"compilation_cache"},
     "models": {"types", "sharding", "kernels"},
     "drafters.draft_models": {"types", "models"},
@@ -70,6 +71,7 @@ CORE = {
         *READS,
         "sharding",
         *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds", "decoding.prefill"),
+        "decoding.teacher_forcing",
     },
 }
 ABOVE = ["lossless", "costs", "text", "replay", "metrics", "app", "__main__"]  # the layers above the core, in order
@@ -231,13 +233,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (24_853, 23_000),
-    "contrib": (3_396, 4_200),
+    "the package without contrib and distillation": (23_969, 23_000),
+    "contrib": (4_180, 4_200),
     "distillation": (2_298, 2_300),
     "experiments": (6_995, 7_000),
-    "tests": (22_747, 21_500),
-    "ten central files": (1_568, 1_700),
-    "plain AdaEDL, with all it imports": (3_351, 3_100),
+    "tests": (22_745, 21_500),
+    "ten central files": (1_562, 1_700),
+    "plain AdaEDL, with all it imports": (3_147, 3_100),
 }
 
 
@@ -328,10 +330,7 @@ def test_seams_have_at_most_eight_fields():
         **{kind.__name__: len(kind.__dataclass_fields__) for kind in kinds},  # ClassVars are among them
         **{kind.__name__: len(kind._fields) for kind in records},
     }
-    most = {
-        "StoppingPolicy": 9,
-        "Drafter": 10,
-    }  # with variables that subclasses set: of trees, and of contrib's drafters
+    most = {"StoppingPolicy": 9, "Drafter": 10}  # with variables that subclasses set: of trees, of contrib's drafters
     assert fields["LanguageModel"] == 5
     assert {name: count for name, count in fields.items() if count > most.get(name, 8)} == {}
 
@@ -354,8 +353,8 @@ def test_files_and_functions_stay_short():
 
 
 CALLED_ONCE = {  # private functions that are called once, by folder, as a ceiling: most belong inside their caller
-    **{"app": 15, "contrib": 28, "decoding": 11, "distillation": 18, "lossless": 27, "loading": 8, "models": 3},
-    **{"metrics": 3, "replay": 8, "drafters": 4, "kernels": 2, "text": 8, "strategy.py": 1},
+    **{"app": 15, "contrib": 31, "decoding": 11, "distillation": 18, "lossless": 26, "loading": 8, "models": 2},
+    **{"metrics": 3, "replay": 8, "drafters": 4, "kernels": 2, "text": 6},
 }
 
 

@@ -127,8 +127,8 @@ BUGS = (
     ),
     Bug(
         "AdaEDL's bound has the entropy factor outside of the root",
-        "return 1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32))",
-        "return 1.0 - state.entropy_factor * jnp.sqrt(entropy.astype(jnp.float32))",
+        "return 1.0 - jnp.sqrt(entropy_factor * entropy.astype(jnp.float32))",
+        "return 1.0 - entropy_factor * jnp.sqrt(entropy.astype(jnp.float32))",
         "tests/stopping/test_stopping_twins.py",
         folder="stopping",
     ),

@@ -40,10 +40,10 @@ from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_r
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER
-from specdec_jax.meshes import make_mesh, mesh_sizes, weight_sharding
+from specdec_jax.meshes import caches_laid, make_mesh, mesh_sizes, weight_sharding
 from specdec_jax.models import llama
 from specdec_jax.models.weights import placed_shapes
-from specdec_jax.sharding import DATA, MODEL, caches_laid, sharding
+from specdec_jax.sharding import DATA, MODEL, sharding
 
 TARGETS = Path(__file__).resolve().parents[2] / "configs" / "chips"
 

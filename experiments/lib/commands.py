@@ -19,13 +19,13 @@ from rich.console import Console
 
 from configs.base import load_config
 from experiments.lib.run_folder import opened
-from specdec_jax.app.views.escapes import error_line
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
 from specdec_jax.meshes import use_mesh
+from specdec_jax.text.escapes import error_line
 from specdec_jax.text.options import OPTIONAL, ModelNames, parse_options
 
 P = ParamSpec("P")

@@ -13,9 +13,19 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from specdec_jax.app.commands import ENGINE_LOGS, Advise, Chat, Doctor, Generate, GenerateFile, VerifyLossless
-from specdec_jax.app.views.escapes import ERROR_WIDTH, error_line, one_line
+from specdec_jax.app.commands import (
+    BEAM_SEARCH,
+    ENGINE_LOGS,
+    Advise,
+    Chat,
+    Doctor,
+    Generate,
+    GenerateFile,
+    VerifyLossless,
+)
+from specdec_jax.ranges import check_fields
 from specdec_jax.strategy import nearest
+from specdec_jax.text.escapes import ERROR_WIDTH, error_line, one_line
 from specdec_jax.text.options import Rules, parse_options
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
@@ -91,10 +101,9 @@ def _parsed(arguments: list[str]) -> Any:
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
         command = parse_options(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        check_fields(command)
         if isinstance(command, Generate):
-            from specdec_jax.app.views.searching import check_beams
-
-            check_beams(command, arguments[1:])
+            import_module(f"{BEAM_SEARCH}.command").check_beams(command, arguments[1:])
         by_hand = any(word.partition("=")[0] == "--policy" for word in arguments)  # even the default one
         if by_hand and isinstance(command, (Generate, GenerateFile, Chat)) and command.models.drafter == "none":
             raise ValueError(f"--drafter none drafts nothing: --policy {command.rules.policy} has no use")
@@ -113,17 +122,16 @@ def run_generate(command: Generate) -> int:
     """The `generate` command."""
     prompt = _prompt(command.prompt)
     output = command.output
-    settings, policy, verifier = _checked(command)
+    settings = _checked(command)
     from specdec_jax.app.views.interrupts import interrupts_end_here
+    from specdec_jax.app.views.printing import print_json, print_stream, status
 
     if command.beams.beams is not None:
-        from specdec_jax.app.views.searching import print_beams, search
-
+        searching = import_module(f"{BEAM_SEARCH}.command")
         with interrupts_end_here():
-            beams = search(command, prompt)
-        print_beams(beams, output.json, output.statistics)
+            beams = searching.search(command, prompt, status)
+        searching.print_beams(beams, output.json, output.statistics)
         return 0
-    from specdec_jax.app.views.printing import print_json, print_stream, status
     from specdec_jax.loading.new_folder import check_file
 
     if (output.record or output.log_probs) and not output.json:
@@ -132,12 +140,12 @@ def run_generate(command: Generate) -> int:
     if output.page is not None:
         check_file(output.page, (".html", ".htm"))
     with interrupts_end_here():
-        chunks = _begin(command, prompt, settings, policy, verifier)
+        chunks = _begin(command, prompt, settings)
     finished = print_json(chunks, output.record) if output.json else print_stream(chunks, statistics=output.statistics)
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 
-        save_drawing(output.page, chunks.result(), chunks.pair.target.tokenizer, prompt, settings, policy)
+        save_drawing(output.page, chunks.result(), chunks.pair.target.tokenizer, prompt, settings)
         print("page:", output.page, file=sys.stderr)
     if command.cite:
         from specdec_jax.text.citations import citations
@@ -155,10 +163,10 @@ def run_generate(command: Generate) -> int:
 def run_file(command: GenerateFile) -> int:
     """The `generate-file` command; returns 1 if lines of the input were refused."""
     options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
-    settings, policy, verifier = _checked(command)
+    settings = _checked(command)
     from specdec_jax.app.file_command import generate_file
 
-    refused = generate_file(command.input, command.output, settings, policy, verifier, cite=command.cite, **options)
+    refused = generate_file(command.input, command.output, settings, cite=command.cite, **options)
     return FAILED if refused else 0
 
 
@@ -173,7 +181,7 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
         from specdec_jax.app.views.printing import status
 
         return 0 if import_module(f"{ENGINE_LOGS}.command").advise_on(command, status) else FAILED
-    settings, *rules = _checked(command)
+    settings = _checked(command)
     if isinstance(command, Chat):
         from specdec_jax.app.chat.terminal import talk
 
@@ -181,10 +189,10 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
     from specdec_jax.app.doctor import examine
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
-    return 0 if examine(settings, *rules, **options).pays else FAILED
+    return 0 if examine(settings, **options).pays else FAILED
 
 
-def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier: Any) -> Any:
+def _begin(command: Generate, prompt: str, settings: Any) -> Any:
     """The Stream of the command's models and options, compiled and prefilled."""
     from specdec_jax.app.settings import build, download_models
     from specdec_jax.app.views.printing import status
@@ -194,7 +202,7 @@ def _begin(command: Generate, prompt: str, settings: Any, policy: Any, verifier:
     folder = enable()
     download_models(settings)
     with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
-        pair = build(settings, policy, verifier)
+        pair = build(settings)
     with status(f"Compiling once; {describe_cache(folder)}"):
         rounds = 8 if command.output.json and not command.decoding.stop else 1
         options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
@@ -219,8 +227,8 @@ def _prompt(prompt: str) -> str:
     return text
 
 
-def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any, Any]:
-    """Settings, policy and verifier, after the checks that need no weights."""
+def _checked(command: Generate | GenerateFile | Chat | Doctor) -> Any:
+    """The settings, after the checks that need no weights."""
     from specdec_jax.app.settings import Settings, check
 
     rules = Rules() if isinstance(command, Doctor) else command.rules
@@ -228,4 +236,5 @@ def _checked(command: Generate | GenerateFile | Chat | Doctor) -> tuple[Any, Any
     output = command.output if isinstance(command, Generate) else command
     options |= {name: getattr(output, name, False) for name in ("phases", "log_probs")}
     settings = Settings(**options, max_draft_length=command.max_draft_length)
-    return settings, *check(settings)
+    check(settings)
+    return settings

@@ -6,15 +6,18 @@ from typing import Annotated, Any
 
 import tyro
 
+from specdec_jax.ranges import Between
 from specdec_jax.text.options import Decoding, Drafting, Maybe, Models, Rules, Switch
 
-ENGINE_LOGS = "specdec_jax.contrib.engine_logs"
-"""The package of `advise`, imported on use."""
+ENGINE_LOGS, BEAM_SEARCH = "specdec_jax.contrib.engine_logs", "specdec_jax.contrib.beam_search"
+"""The packages of `advise` and `--beams`, imported on use."""
 
 
 @dataclass(frozen=True)
 class Beams:
-    beams: Annotated[int | None, tyro.conf.arg(aliases=["--num-beams"], metavar="INT", help_behavior_hint="")] = None
+    beams: Annotated[
+        int | None, Between(1), tyro.conf.arg(aliases=["--num-beams"], metavar="INT", help_behavior_hint="")
+    ] = None
     """Beam search with this many beams instead of drafting; a table of all beams follows the text."""
     length_penalty: float = 1.0
     """With --beams: the score is the log-probability over length to this power; above 0 favours long texts."""
@@ -106,7 +109,7 @@ class GenerateFile(Citing):
     """A JSONL file."""
     output: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUTPUT")]
     """Results are appended to it; what they depend on is in OUTPUT.settings.json."""
-    batch: Annotated[int, tyro.conf.arg(metavar="INT")] = 8
+    batch: Annotated[int, Between(1), tyro.conf.arg(metavar="INT")] = 8
     """Rows decoded at once, or as many as fit. Costs are measured for it, and draft lengths go by them (--costs)."""
     tokens: Switch = False
     """Write every result's token ids too."""
@@ -172,9 +175,9 @@ class Advise:
     """What passes cost: `c` or `c,slope` in passes of plain decoding (a drafter step, one more verified token),
     cost_model.json of experiments.step_cost (one a batch size), or a name of contrib/engine_logs/published.py; by
     default Llama-3.1-8B with an EAGLE head on an H100."""
-    batch_sizes: tuple[int, ...] = ()
+    batch_sizes: Annotated[tuple[int, ...], Between(1)] = ()
     """Rows decoded at once, where the costs hold for any; by default 1, and 1, 4, 16 and 64 for the H100."""
-    max_draft_length: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
+    max_draft_length: Annotated[int, Between(1), tyro.conf.arg(metavar="INT")] = 16
     """The longest draft considered; costs that were measured for shorter ones end it earlier."""
     drafter: Annotated[str | None, Maybe] = None
     """Drafter in SpecDecode-Bench logs: acc_eagle or acc_ngram."""
@@ -202,9 +205,9 @@ class VerifyLossless:
     monitor: Annotated[str | None, Maybe] = None
     """What watches the text for rules that read it: phases, or a path to your own .py. By default phases, where a rule
     needs them."""
-    max_draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    max_draft_length: Annotated[int | None, Between(1, 8), tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """The longest draft tested, at most 8; by default 8 on toys and 7 on a pair."""
-    minutes: float = 0.0
+    minutes: Annotated[float, Between(0, 1e5)] = 0.0
     """Draw for this many minutes; by default once, in about one minute."""
     target: Annotated[str | None, Maybe] = None
     """A real target for the sampled test."""
@@ -216,10 +219,10 @@ class VerifyLossless:
     """The prompt of the sampled test on a real pair."""
     temperature: float = 1.0
     """The temperature of the sampled test on a real pair."""
-    pair_sequences: int = 512
+    pair_sequences: Annotated[int, Between(1)] = 512
     """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores; Ctrl-C stops with the
     results so far."""
-    seed: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    seed: Annotated[int | None, Between(0), tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """Draws the cases; by default others every time, and the report says which seed."""
     json: Switch = False
     """Print the report as one line of JSON."""

@@ -36,6 +36,7 @@ from specdec_jax.metrics.acceptance import by_draft
 from specdec_jax.metrics.judging import answers
 from specdec_jax.metrics.predicted import Predicted, as_fast, costs_counted, every_rule, predicted
 from specdec_jax.models.weights import num_weights
+from specdec_jax.ranges import Between
 from specdec_jax.replay.trace import Trace
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.sharding import mesh_here
@@ -45,7 +46,7 @@ from specdec_jax.text.generation import encode
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import Pair, check_pair, split_drafters, without_model
 from specdec_jax.text.prompt_file import read_prompts
-from specdec_jax.types import DraftModel, StoppingPolicy, Verifier
+from specdec_jax.types import DraftModel, StoppingPolicy
 
 PROMPT = "Why is the sky blue?"  # prompt of the recommended command
 DEFAULT_CONTEXT = 2048  # tokens per row for the memory of caches
@@ -82,13 +83,7 @@ class Page:
 
 
 def examine(
-    settings: Settings,
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    *,
-    prompts: Path | None = None,
-    context: int | None = None,
-    report: Path | None = None,
+    settings: Settings, *, prompts: Path | None = None, context: int | None = None, report: Path | None = None
 ) -> Conclusion:
     """Prints the page to standard output, section by section; `report` is a file for its numbers.
 
@@ -103,7 +98,7 @@ def examine(
     enable()
     page = Page(Console(highlight=False))
     with interrupts_end_here():
-        conclusion = _sections(page, settings, (policy, verifier), texts, context)
+        conclusion = _sections(page, settings, texts, context)
     page.console.print()
     why = conclusion.why if conclusion.works else f"This pair does not work here: {conclusion.why}."
     page.console.print(Text(why, "bold green" if conclusion.pays else "bold red"))
@@ -115,9 +110,7 @@ def examine(
     return conclusion
 
 
-def _sections(
-    page: Page, settings: Settings, rules: tuple[StoppingPolicy, Verifier], texts: Sequence[str], context: int | None
-) -> Conclusion:
+def _sections(page: Page, settings: Settings, texts: Sequence[str], context: int | None) -> Conclusion:
     """The sections, up to the first one that fails."""
     refuse_encoders("doctor", settings.target)
     target, drafter = outline(settings.target), outline(settings.drafter)
@@ -126,13 +119,12 @@ def _sections(
     longest, new, context_size = max(map(len, prompts)), settings.max_new_tokens, target.model.spec.context
     if longest + new > context_size:
         raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {context_size}")
-    if context is not None and not 1 <= context <= context_size:
-        raise ValueError(f"context must lie in 1 to the target's, {context_size}, got {context}")
-    context = context or min(DEFAULT_CONTEXT, context_size)
+    context = min(DEFAULT_CONTEXT, context_size) if context is None else context
+    Between(1, context_size, whole=True).check("context", context)
     if refusal := show_pair(page, target, drafter) or _weights(page, settings, target, drafter):
         return Conclusion(False, False, refusal)
     with status(f"Loading {settings.target} and {settings.drafter}"):
-        pair = build(settings, *rules)
+        pair = build(settings)
     page.report["products"] = kernels.products()
     page.console.print(f"Products of few rows are computed by: {kernels.products()}.")
     # the memory of caches with `context` slots per row

@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from specdec_jax import __version__, kernels
 from specdec_jax.app.settings import Settings, build, download_models
-from specdec_jax.app.views.escapes import ERROR_WIDTH, one_line
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
@@ -25,13 +24,13 @@ from specdec_jax.meshes import check_rows
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.citations import citations
 from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, size_of
+from specdec_jax.text.escapes import ERROR_WIDTH, one_line
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
 from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, digest, numbered, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
-from specdec_jax.types import StoppingPolicy, Verifier
 
 MEANS = 1e-4  # relative tolerance for means, whose order of summation may differ
 PRINTED = 10  # refused lines that are printed; the output has all
@@ -43,8 +42,6 @@ class _Run:
     """The options common to all lines."""
 
     settings: Settings
-    policy: StoppingPolicy
-    verifier: Verifier
     batch: int
     with_tokens: bool
     console: Console
@@ -67,8 +64,6 @@ def generate_file(
     source: Path,
     output: Path,
     settings: Settings,
-    policy: StoppingPolicy,
-    verifier: Verifier,
     *,
     batch: int,
     with_tokens: bool = False,
@@ -82,8 +77,6 @@ def generate_file(
     Raises:
         ValueError, OSError: invalid options, an input that cannot be read, an output that cannot be written.
     """
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
     check_rows(batch)
     output = output.resolve()  # one lock for all names of a file
     if source.resolve() in (output, output.with_name(output.name + SETTINGS)):
@@ -91,14 +84,14 @@ def generate_file(
     content = source.read_bytes()
     check_file(output)
     # the settings that determine the output, including the contents of files of rules and settings
-    wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(settings).items()}
+    wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
     for name in ("policy", "verifier", "drafter", "calibration", "costs"):
         path = Path(name_in(getattr(settings, name) or ""))
         if path.suffix in (".py", ".json") and path.is_file():
             wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
     wanted |= {"with_tokens": with_tokens, "version": __version__}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    run = _Run(settings, policy, verifier, batch, with_tokens, console, cite)
+    run = _Run(settings, batch, with_tokens, console, cite)
     with opened(output, wanted, content, overwrite) as results:
         return _complete(run, _Lines(numbered(content)), results)
 
@@ -155,7 +148,7 @@ def _pair(run: _Run, results: ResultFile) -> Pair:
     names = [settings.target] + ([] if settings.drafter == "none" else [settings.drafter])
     download_models(settings)
     with run.console.status(Text(f"Loading {' and '.join(names)}")):
-        pair = build(settings, run.policy, run.verifier, **more)
+        pair = build(settings, **more)
     weights = [fingerprint(params) for params in (pair.params.target, pair.first_drafter) if params is not None]
     if decided is not None:
         stored = decided.get("weights") or []

@@ -1,5 +1,6 @@
 """The settings of a session, and their check without weights."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +27,20 @@ class Settings(Decoding, Drafting, Rules, Models):
     def __post_init__(self) -> None:
         SamplingParams.__post_init__(self)  # all ranges, those of other fields too
 
+    @functools.cached_property
+    def rules(self) -> tuple[StoppingPolicy, Verifier]:
+        """The policy and the verifier, parsed once. Raises ValueError: an unknown name or option."""
+        return choose("policy", self.policy), choose("verifier", self.verifier)
 
-def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
-    """The policy and the verifier, after the checks that need no weights.
+
+def check(settings: Settings) -> None:
+    """The checks that need no weights.
 
     Raises:
         ValueError: an unknown name or option, a number out of range, or a file that is not a calibration.
         FileNotFoundError: there is no such calibration.
     """
-    policy, verifier = choose("policy", settings.policy), choose("verifier", settings.verifier)
+    _, verifier = settings.rules
     check_drafter(_drafters(settings))
     if settings.dtype != "auto":
         precision(settings.dtype)
@@ -43,7 +49,6 @@ def check(settings: Settings) -> tuple[StoppingPolicy, Verifier]:
         check_calibration(settings.calibration)
     if verifier.greedy_only and settings.temperature > 0:
         raise ValueError(f"{verifier.name} verification needs temperature 0, got {settings.temperature:g}")
-    return policy, verifier
 
 
 def download_models(settings: Settings) -> None:
@@ -54,14 +59,15 @@ def download_models(settings: Settings) -> None:
     download(settings.target, *split_drafters(settings.drafter))
 
 
-def build(settings: Settings, policy: StoppingPolicy, verifier: Verifier, **more: Any) -> Pair:
+def build(settings: Settings, **more: Any) -> Pair:
     """Loads models and builds the pair. Decoders are shared for equal static options, for any hyperparameters.
 
     `more` are further arguments of `measured_pair`, which override the settings. Raises ValueError, OSError: a model
     that is missing or damaged, or vocabularies that differ.
     """
     options: dict[str, Any] = {name: getattr(settings, name) for name in ("max_draft_length", "dtype", "costs")}
-    options |= {"monitor": PHASES if settings.phases else None, "policy": policy, "verifier": verifier, **more}
+    options |= dict(zip(("policy", "verifier"), settings.rules, strict=True))
+    options |= {"monitor": PHASES if settings.phases else None, **more}
     pair = measured_pair(settings.target, _drafters(settings), **options)
     return pair.with_log_probs() if settings.log_probs else pair
 

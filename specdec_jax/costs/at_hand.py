@@ -28,7 +28,8 @@ from specdec_jax.costs.step_cost import alternate, busy_doubts, draft_round, spr
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel
-from specdec_jax.sharding import are_shared, mesh_here
+from specdec_jax.meshes import are_shared
+from specdec_jax.sharding import mesh_here
 from specdec_jax.stopping.static import static
 from specdec_jax.types import Drafter, LanguageModel, Statistics
 

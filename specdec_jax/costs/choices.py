@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec_jax.costs.cost_model import CostModel, between, load_cost_model
 from specdec_jax.decoding import default_widths
-from specdec_jax.sharding import spans_processes
+from specdec_jax.meshes import spans_processes
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.types import StoppingPolicy
 

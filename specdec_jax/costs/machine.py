@@ -13,7 +13,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from specdec_jax.kernels.compiled import cpu_info
-from specdec_jax.sharding import mesh_here, spans_processes
+from specdec_jax.meshes import spans_processes
+from specdec_jax.sharding import mesh_here
 
 GROUPS = {  # memory limits of control groups, versions 2 and 1
     Path("/sys/fs/cgroup"): ("memory.max", "memory.current"),

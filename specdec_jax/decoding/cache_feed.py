@@ -1,7 +1,4 @@
-"""Feeding text to a language model's cache, many tokens per pass: prompts, and the backlog of idle drafters.
-
-Also the features that drafters read from their target, stored by position.
-"""
+"""Feeding text to a language model's cache, many tokens per pass: prompts, and the backlog of idle drafters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,22 +58,6 @@ def window(tokens: Array, start: Array, size: int) -> Array:
     """tokens[b, start[b] : start[b] + size] for every row, [B, size]; past the end the last token is repeated."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1, mode="clip")
-
-
-def store_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> Array:
-    """reads [B, S, P] with the features [B, T, P] of positions start[b] ... start[b] + count[b] - 1 written.
-
-    The features of a position are stored in the slot of the next position. Entries beyond `count` are dropped.
-    """
-    rows, slots = jnp.arange(new_reads.shape[0])[:, None], start[:, None] + 1 + jnp.arange(new_reads.shape[1])[None, :]
-    slots = jnp.where(slots <= (start + count)[:, None], slots, reads.shape[1])
-    return reads.at[rows, slots].set(new_reads.astype(reads.dtype), mode="drop")
-
-
-def reads_at(reads: Array, start: Array, size: int) -> Array:
-    """reads[b, start[b] : start[b] + size], [B, size, P] float32: the features fed with those tokens."""
-    slots = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
 
 
 def check_reads(target: LanguageModel, drafter: LanguageModel | Observer | None) -> None:

@@ -17,12 +17,10 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.cache_feed import check_reads
-from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, num_programs, target_prefill
+from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, Run, decode_round, with_buffer
-from specdec_jax.decoding.rows import check_same_shapes, common_prefix, place_row, repeat_row
 from specdec_jax.decoding.state import fresh_request, fresh_state, refuse_encoder
 from specdec_jax.sharding import by_rows, committed, mesh_here, placed
-from specdec_jax.strategy import named_call
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier
 
 ALL_ROUNDS = np.iinfo(np.int32).max
@@ -39,7 +37,8 @@ class Decoder(NamedTuple):
     """The result of build_decoder. `jitted` has the jitted functions, for lowering, exporting and cost analysis."""
 
     prefill: Callable[..., DecodeState]  # (params, prompts, sources=, source_slots=, **options of `fresh_state`)
-    compile: Callable[..., None]  # arguments of prefill; compiles `prefill` and, without a mesh, `run`
+    compile: Callable[..., Callable[[], DecodeState]]  # arguments of prefill; compiles it and, without a mesh, `run`,
+    # and returns the function that prefills this request, to be called once
     extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
@@ -50,7 +49,7 @@ class Decoder(NamedTuple):
 
     def num_programs(self, *names: str) -> int:
         """Number of programs traced so far for these functions: prefill, prefill_drafter, extend, run or step."""
-        return sum(num_programs(self.jitted[name]) for name in names)
+        return sum(self.jitted[name].__wrapped__.programs for name in names)
 
 
 def no_monitor() -> Monitor:
@@ -119,7 +118,9 @@ def build_decoder(
         return by_rows(play(parts, params, with_buffer(parts, params, state)).state)
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
-        same = common_prefix(state, fresh)
+        slot = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None, :]
+        equal = (state.tokens == fresh.tokens) & (slot < jnp.minimum(state.length, fresh.length)[:, None])
+        same = jnp.sum(jnp.cumprod(equal.astype(jnp.int32), axis=1), axis=1)  # [B], leading tokens that both have
         drafter_state = drafter.commit(params.drafter, state.drafter, state.tokens, same)
         shared = target.with_length(state.target_cache, jnp.minimum(same, state.length - 1))  # without the last token
         cache, reads = fill(
@@ -130,6 +131,12 @@ def build_decoder(
         )
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
+    def repeat(state: DecodeState, rows: int) -> DecodeState:
+        return by_rows(jax.tree.map(lambda leaf: jnp.repeat(leaf, rows, axis=0), state))
+
+    def place(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState:
+        return by_rows(jax.tree.map(lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, new, row, 0), state, fresh))
+
     options = dict(compiler_options or {})
     jit = partial(jax.jit, compiler_options=options or None)
     jitted = {
@@ -138,18 +145,14 @@ def build_decoder(
         "prefill": target_prefill(target, drafter.observe, prefill_chunk, tuple(options.items())),
         "prefill_drafter": drafter_prefill(drafter, tuple(options.items())),
         "extend": jit(counted(continue_from), donate_argnums=1),
-        "repeat": jit(repeat_row, static_argnums=1),
-        "place": jit(place_row, donate_argnums=0),
+        "repeat": jit(repeat, static_argnums=1),
+        "place": jit(place, donate_argnums=0),
     }
     return _wrap(parts, jitted)
 
 
-def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """The functions (prefill, compile)."""
-
-    def shapes_of(*trees: Any) -> tuple[Any, ...]:
-        leaves, structure = jax.tree.flatten(trees)
-        return structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
+    """The Decoder around the jitted functions; arguments are checked here, before compilation."""
 
     compiled = set()  # shapes that were compiled in advance
 
@@ -161,20 +164,25 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
         return *placed((state, source), committed(params)), params.drafter if parts.drafter.layers else None
 
     def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        state, source, reader = begin(params, prompts, options)
+        return filled(params, *begin(params, prompts, options))
+
+    def filled(params: ModelParams, state: DecodeState, source: Any, reader: Any) -> DecodeState:
         cache, reads = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
         drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, reads, source)
         return state._replace(target_cache=cache, drafter=drafter)
 
-    def compile_all(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> None:
+    def compile_all(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> Callable[[], DecodeState]:
         state, source, reader = begin(params, prompts, options)
-        if (shapes := shapes_of(params, state, source)) in compiled:
-            return
+        filling = partial(filled, params, state, source, reader)
+        leaves, structure = jax.tree.flatten((params, state, source))
+        shapes = structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        if shapes in compiled:
+            return filling
         compiled.add(shapes)
         with ThreadPoolExecutor() as pool:  # a program compiles while the next one is traced
-            filled = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
-            compiling = [pool.submit(filled.compile)]
-            cache, reads = filled.out_info
+            lowered = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
+            compiling = [pool.submit(lowered.compile)]
+            cache, reads = lowered.out_info
             drafter = jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source)
             compiling.append(pool.submit(drafter.compile))
             if mesh_here() is None:  # else `run` depends on how the caches are sharded
@@ -184,13 +192,7 @@ def _prefilling(parts: Parts, jitted: Mapping[str, Any]) -> tuple[Callable[..., 
                 compiling.append(pool.submit(run.compile))
         for program in compiling:
             program.result()
-
-    return prefill, compile_all
-
-
-def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
-    """The Decoder around the jitted functions; arguments are checked here, before compilation."""
-    prefill, compile_all = _prefilling(parts, jitted)
+        return filling
 
     def extend(
         params: ModelParams, state: DecodeState, prompts: Sequence[Sequence[int]], **options: Any
@@ -219,7 +221,11 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         ends, present = fresh.stop_ids.shape[1], state.stop_ids.shape[1]
         if ends != present:
             raise ValueError(f"this state has room for {present} stop_ids a row, the prompt's take {ends}")
-        check_same_shapes(state, fresh)
+        held, new = (jax.tree.leaves((each.target_cache, each.drafter)) for each in (state, fresh))
+        if [leaf.shape[1:] for leaf in held] != [leaf.shape[1:] for leaf in new]:  # its source has another bucket
+            raise ValueError(
+                "caches of this prompt have other shapes than the state's: give it the state's source_slots"
+            )
         return jitted["place"](state, fresh, np.int32(row))
 
     def run(
@@ -231,9 +237,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         rounds = ALL_ROUNDS if rounds is None else rounds
         return jitted["run"](params, state, np.int32(rounds), np.int32(min(leave or batch, batch)))
 
-    calls = {"prefill": prefill, "compile": compile_all, "extend": extend, "idle": idle, "refill": refill}
-    named = {name: named_call(f"Decoder.{name}", call, fresh_request, fresh_state) for name, call in calls.items()}
-    return Decoder(**named, step=jitted["step"], run=run, parts=parts, jitted=jitted)
+    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, parts, jitted)
 
 
 def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:

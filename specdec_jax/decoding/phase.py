@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from specdec_jax.types import Array, MonitorState, RoundContext
+from specdec_jax.types import Array, RoundContext
 
 ROUTINE, REASONING = 0, 1  # running entropy below or above the calibrated threshold
 
@@ -13,9 +13,5 @@ def phase_of(context: RoundContext) -> Array:
     `build_decoder` refuses a policy or verifier that needs phases without such a monitor. Multi-drafters,
     enumerations and contract tests work without one and see a single phase.
     """
-    return recorded_phase(context.monitor, context.length)
-
-
-def recorded_phase(monitor: MonitorState, like: Array) -> Array:
-    """The phase in a monitor's state, or ROUTINE if it has none."""
-    return monitor.phase if hasattr(monitor, "phase") else jnp.full_like(like, ROUTINE)
+    monitor = context.monitor
+    return monitor.phase if hasattr(monitor, "phase") else jnp.full_like(context.length, ROUTINE)

@@ -17,7 +17,7 @@ from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Pa
 
 
 def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function for `jax.jit` to count its traces, one per program; `num_programs` returns the count."""
+    """Wraps a function for `jax.jit` to count its traces, one per program, in its attribute `programs`."""
 
     @functools.wraps(function)
     def traced(*arguments: Any) -> Any:
@@ -26,11 +26,6 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
     traced.programs = 0  # type: ignore[attr-defined]
     return traced
-
-
-def num_programs(jitted: Any) -> int:
-    """Number of programs of a jitted `counted` function so far, one for every set of shapes and static values."""
-    return jitted.__wrapped__.programs
 
 
 WIDE = 8  # tokens per pass for long prompts, in chunks

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding import draft_loop
-from specdec_jax.decoding.phase import recorded_phase
+from specdec_jax.decoding.phase import phase_of
 from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, round_uniforms
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
@@ -131,7 +131,7 @@ def commit(
             matching = jnp.minimum(length, state.length + result.length)
             drafter = parts.drafter.commit(params.drafter, drafter, tokens, matching)
         seen = () if parts.drafter.observe is None else (Seen(verified.taken, state.length - 1, emitted),)
-        width, phase = jnp.array(parts.widths, jnp.int32)[choice], recorded_phase(state.monitor, length)
+        width, phase = jnp.array(parts.widths, jnp.int32)[choice], phase_of(context)
         accepted = result.length - 1
         measured = RoundInfo(
             proposed=draft.tokens,

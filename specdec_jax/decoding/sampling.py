@@ -1,4 +1,4 @@
-"""Sampling: warping of logits, entropy, total variation, and drawing a token from one uniform.
+"""Sampling: warping of logits, entropy, and drawing a token from one uniform.
 
 Warps follow Hugging Face's order (temperature, top-k, top-p, min-p) with every number traced and per row. The top-k and
 top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts, not a sort
@@ -7,7 +7,7 @@ top-p thresholds are found by bisection over the ordered bit patterns of the log
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.ranges import Between, Count, NotNegative, Share
+from specdec_jax.strategy import by_row
 from specdec_jax.types import Array, Distribution, RoundContext, Warp
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2  # roles of a uniform
@@ -25,23 +26,21 @@ BY_CANDIDATE = 4096
 _BLOCK = 128  # block size when drawing; summing blocks first keeps the cumulative sums short
 
 
-def make_warp(batch: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0) -> Warp:
+@by_row
+def make_warp(
+    batch: int,
+    temperature: NotNegative = 0.0,
+    top_k: Count = 0,
+    top_p: Annotated[Any, Between(0, 1, "low")] = 1.0,
+    min_p: Share = 0.0,
+) -> Warp:
     """A Warp for `batch` rows from scalars or per-row values.
 
     Raises:
         ValueError: negative temperature or top-k, top-p outside (0, 1], min-p outside [0, 1].
     """
-    return Warp(
-        temperature=per_row(batch, temperature, "temperature", low=0.0),
-        top_k=per_row(batch, top_k, "top_k", low=0, dtype=np.int32),
-        top_p=per_row(batch, top_p, "top_p", low=0.0, high=1.0, open_low=True),
-        min_p=per_row(batch, min_p, "min_p", low=0.0, high=1.0),
-    )
-
-
-def log_probabilities(logits: Array, warp: Warp) -> Array:
-    """The warped distribution of [B, V] logits, as log-probabilities; at temperature 0 one-hot (the first maximum)."""
-    return distribution(logits, warp).log_prob
+    del batch
+    return Warp(temperature, top_k, top_p, min_p)
 
 
 def distribution(logits: Array, warp: Warp) -> Distribution:
@@ -95,11 +94,6 @@ def log_prob_of(distribution: Distribution, token: Array) -> Array:
     if distribution.token_log_prob is not None:
         return distribution.token_log_prob
     return jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0]
-
-
-def total_variation(log_p: Array, log_q: Array) -> Array:
-    """Half the L1 distance of two [..., V] distributions; 1 minus it is the acceptance rate of rejection sampling."""
-    return 0.5 * _sum(jnp.abs(jnp.exp(log_p) - jnp.exp(log_q)))
 
 
 def argmax(values: Array) -> Array:

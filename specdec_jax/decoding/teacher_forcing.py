@@ -1,6 +1,7 @@
 """Teacher forcing: next-token logits of target and drafter at every position of a known text.
 
-A drafter that reads its target's hidden states reads them at every position, as in the first pass of a round.
+A drafter that reads its target's hidden states reads them at every position, as in the first pass of a round; its
+features are stored by position.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.cache_feed import check_reads, note_tokens, reads_at, store_reads
+from specdec_jax.decoding.cache_feed import check_reads, note_tokens
 from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Params
 
 PREFILL = 64  # prompt tokens per pass
@@ -22,6 +23,22 @@ class PairCache(NamedTuple):
     target: Cache
     drafter: Cache
     reads: Array | None  # [B, S, P], slot t: the drafter's features of position t - 1; None: it reads none
+
+
+def store_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> Array:
+    """reads [B, S, P] with the features [B, T, P] of positions start[b] ... start[b] + count[b] - 1 written.
+
+    The features of a position are stored in the slot of the next position. Entries beyond `count` are dropped.
+    """
+    rows, slots = jnp.arange(new_reads.shape[0])[:, None], start[:, None] + 1 + jnp.arange(new_reads.shape[1])[None, :]
+    slots = jnp.where(slots <= (start + count)[:, None], slots, reads.shape[1])
+    return reads.at[rows, slots].set(new_reads.astype(reads.dtype), mode="drop")
+
+
+def reads_at(reads: Array, start: Array, size: int) -> Array:
+    """reads[b, start[b] : start[b] + size], [B, size, P] float32: the features fed with those tokens."""
+    slots = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
 
 
 def init_caches(

@@ -12,7 +12,8 @@ import numpy as np
 
 from specdec_jax.distillation.shards import Shard, token_dtype
 from specdec_jax.distillation.writing import check_layers, top_labels, with_hidden
-from specdec_jax.sharding import DATA, mesh_here, placed
+from specdec_jax.meshes import row_groups
+from specdec_jax.sharding import placed
 from specdec_jax.types import Array, LanguageModel, Params
 
 STEP = 64  # texts are padded to multiples of it, so that few programs are compiled
@@ -35,8 +36,7 @@ def build_labeller(
     `layers` (F) are those whose hidden states are kept. Raises ValueError for layers that the model does not provide.
     """
     check_layers(model, layers)
-    apply, mesh = with_hidden(model, layers), mesh_here()
-    shares = 1 if mesh is None else mesh.shape[DATA]  # number of devices that share a pass
+    apply, shares = with_hidden(model, layers), row_groups()
 
     @jax.jit
     def top_tokens(params: Params, tokens: Array) -> Labels:

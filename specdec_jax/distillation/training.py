@@ -17,9 +17,10 @@ from specdec_jax.distillation.unrolled import Texts, Unroll, unrolled
 from specdec_jax.distillation.writing import check_layers, with_hidden
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading.families import family_of
+from specdec_jax.meshes import everywhere, over_rows, row_groups
 from specdec_jax.models.decoder_only import Decoder
 from specdec_jax.ranges import Between, check_fields
-from specdec_jax.sharding import DATA, everywhere, mesh_here, over_rows
+from specdec_jax.sharding import DATA, mesh_here
 from specdec_jax.types import Array, LanguageModel, Params
 
 WHOLE = ("candidates", "correction")  # fields of a batch that are replicated on a mesh; rows are sharded
@@ -87,8 +88,7 @@ class Metrics(NamedTuple):
 
 def check_rows(packing: Packing) -> None:
     """Raises ValueError if a batch's rows cannot be divided evenly over the devices of the current mesh."""
-    mesh = mesh_here()
-    shares = 1 if mesh is None else mesh.shape[DATA]
+    shares = row_groups()
     for slots in packing.slots:
         rows = packing.tokens // slots
         if rows % shares:

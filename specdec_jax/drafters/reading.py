@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens, reads_at, store_reads
+from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens
+from specdec_jax.decoding.teacher_forcing import reads_at, store_reads
 from specdec_jax.drafters.model import FED, WIDE, CatchUp, at_end, first_pass, model, next_of, still_valid, with_token
 from specdec_jax.ranges import DraftLength
 from specdec_jax.strategy import strategy

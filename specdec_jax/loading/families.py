@@ -8,13 +8,14 @@ from typing import Any
 
 from specdec_jax.strategy import nearest
 
-FOLDERS = "specdec_jax.models", "specdec_jax.drafters.draft_models", "specdec_jax.contrib.block"
-"""The packages that are searched; that of contrib is imported on lookup."""
+CONTRIB = "specdec_jax.contrib.encoder", "specdec_jax.contrib.block"
+FOLDERS = "specdec_jax.models", "specdec_jax.drafters.draft_models", *CONTRIB
+"""The packages that are searched; those of contrib are imported on lookup."""
 NEEDED = ("language_model", "parameter_table", "params_from_named", "named_from_params", "init_params")
 
 
 def family(model_type: Any) -> ModuleType:
-    """`specdec_jax.models.<model_type>`. Raises ValueError naming the type and the supported ones."""
+    """The file `<model_type>` of these packages. Raises ValueError naming the type and the supported ones."""
     name = str(model_type).replace("-", "_")
     files = [f"{folder}.{name}" for folder in FOLDERS] if name.isidentifier() else []
     module = next((importlib.import_module(file) for file in files if importlib.util.find_spec(file)), None)

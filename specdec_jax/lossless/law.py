@@ -87,9 +87,10 @@ def prove_law(
         wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
         for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
             at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position), draft)
-            worst, count, wrong, more = _swept(at, batch, int(position), None if exactly else rng)
-            error, sweeps, places = max(error, worst), sweeps + batch, np.concatenate([places, more], axis=1)
-            drafted, drawn = drafted + count[0], drawn + count[1]
+            swept = _swept(at, batch, int(position), None if exactly else rng)
+            error, sweeps, wrong = max(error, swept.error), sweeps + batch, swept.wrong
+            places = np.concatenate([places, swept.places], axis=1)
+            drafted, drawn = drafted + swept.drafted, drawn + swept.drawn
             if wrong:
                 break
         if wrong:
@@ -157,13 +158,18 @@ def _functions(drafter: Drafter, vocab_size: int) -> _Functions:
     return _Functions(jax.jit(fill), jax.jit(draft), jax.jit(sweep), jax.jit(drafter.commit))
 
 
-def _swept(
-    at: Callable[[np.ndarray], Any], batch: int, position: int, rng: np.random.Generator | None
-) -> tuple[float, tuple[int, int], str, np.ndarray]:
-    """(largest total variation, (rows that drafted, rows that drew), what is wrong, `_places`) of one sweep of rows.
+class _Swept(NamedTuple):
+    """A sweep of the rows' uniforms of one position."""
 
-    With `rng` the uniforms are random, without bisection.
-    """
+    drafted: int  # rows that drafted the position
+    drawn: int  # rows that drew its token
+    error: float = 0.0  # largest total variation
+    wrong: str = ""  # a sentence
+    places: np.ndarray = np.zeros((2, 0))  # `_places`
+
+
+def _swept(at: Callable[[np.ndarray], Any], batch: int, position: int, rng: np.random.Generator | None) -> _Swept:
+    """One sweep; with `rng` the uniforms are random, without bisection."""
     points = np.tile(np.linspace(0, 1 - 2**-24, POINTS, dtype=np.float32)[:, None], (1, batch))
     if rng is not None:
         points[1:-1] = rng.random((POINTS - 2, batch), np.float32)
@@ -179,21 +185,23 @@ def _swept(
         return ""
 
     wrong = wrong_with(is_drafted, one_hot, changed)
-    drew, none = is_drafted[0] & ~one_hot[0], np.zeros((2, 0))
-    counts = int(is_drafted[0].sum()), int(drew.sum())
+    drew = is_drafted[0] & ~one_hot[0]
+    swept = _Swept(int(is_drafted[0].sum()), int(drew.sum()), wrong=wrong)
     if wrong or not np.any(drew):
-        return 0.0, counts, wrong, none
+        return swept
     total = np.abs(q[drew].sum(axis=1) - 1.0).max()
     if not total < TOLERANCE:
-        return float(total), counts, f"the reported distribution of draft {position + 1} sums to 1 + {total:.1e}", none
+        wrong = f"the reported distribution of draft {position + 1} sums to 1 + {total:.1e}"
+        return swept._replace(error=float(total), wrong=wrong)
     impossible = drew & np.any(np.take_along_axis(q, tokens.T, axis=1) == 0, axis=1)
     if np.any(impossible):
         row = int(np.flatnonzero(impossible)[0])
         token = next(int(t) for t in tokens[:, row] if q[row, t] == 0)
-        return 1.0, counts, f"draft {position + 1} can be token {token}, whose reported probability is 0", none
+        wrong = f"draft {position + 1} can be token {token}, whose reported probability is 0"
+        return swept._replace(error=1.0, wrong=wrong)
     if rng is not None:
         each_places = [_places(tokens[1:-1, row], q[row], rng) for row in np.flatnonzero(drew)]
-        return 0.0, counts, "", np.concatenate(each_places, axis=1)
+        return swept._replace(places=np.concatenate(each_places, axis=1))
     for _ in range(STEPS):
         gaps = [_gaps(*each[row]) if drew[row] else np.zeros(0) for row in range(batch)]
         if not any(map(len, gaps)):
@@ -203,16 +211,15 @@ def _swept(
             points[: len(middles), row] = middles
         tokens, is_drafted, one_hot, changed, _ = map(np.asarray, at(points))
         if wrong := wrong_with(is_drafted, one_hot, np.zeros(0)):
-            return 0.0, counts, wrong, none
+            return swept._replace(wrong=wrong)
         for row, middles in enumerate(gaps):
             new = points[: len(middles), row], tokens[: len(middles), row]
             places, drawn = (np.concatenate(pair) for pair in zip(each[row], new, strict=True))
             order = np.argsort(places, kind="stable")
             each[row] = places[order], drawn[order]
     error = max(_distance(each[row][0], each[row][1], q[row]) for row in np.flatnonzero(drew))
-    if error < TOLERANCE:
-        return error, counts, "", none
-    return error, counts, f"draft {position + 1} is drawn from another distribution than the reported one", none
+    wrong = f"draft {position + 1} is drawn from another distribution than the reported one"
+    return swept._replace(error=error, wrong="" if error < TOLERANCE else wrong)
 
 
 def _places(tokens: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> np.ndarray:

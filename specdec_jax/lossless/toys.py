@@ -8,7 +8,7 @@ import numpy as np
 
 from specdec_jax.decoding.phase import REASONING, ROUTINE
 from specdec_jax.models.adapters import TokenCache, from_function
-from specdec_jax.monitors.phases import phases
+from specdec_jax.monitors.phases import Phases, phases
 from specdec_jax.types import (
     Array,
     DraftModel,
@@ -17,7 +17,6 @@ from specdec_jax.types import (
     ModelSpec,
     Monitor,
     Params,
-    Phases,
     Reading,
     RoundContext,
     VerificationResult,

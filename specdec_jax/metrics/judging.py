@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.cache_feed import window
-from specdec_jax.decoding.sampling import argmax, log_probabilities, make_warp
+from specdec_jax.decoding.sampling import argmax, distribution, make_warp
 from specdec_jax.decoding.state import refuse_encoder, slots_for
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
@@ -153,7 +153,7 @@ def _programs(
         flat = [logits.reshape(-1, logits.shape[-1]) for logits in both]
 
         def mass(warp: Warp) -> Array:
-            p, q = (jnp.exp(log_probabilities(logits, warp)) for logits in flat)
+            p, q = (jnp.exp(distribution(logits, warp).log_prob) for logits in flat)
             return jnp.sum(jnp.minimum(p, q), axis=-1).reshape(fed.shape)
 
         same = (argmax(flat[0]) == argmax(flat[1])).reshape(fed.shape)

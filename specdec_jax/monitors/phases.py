@@ -9,7 +9,7 @@ Therefore the phase never depends on the current draft, and decoding stays lossl
 a trace independently of rounds.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +19,23 @@ from jax.core import Tracer
 from specdec_jax.decoding.phase import REASONING, ROUTINE
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.decoding.sampling import raw_entropy as raw_entropy_of
-from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.hyperparameters import full, select_rows
 from specdec_jax.ranges import Between, Length, NotNegative
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Monitor, Phases, RoundContext, VerificationResult
+from specdec_jax.types import Array, Monitor, RoundContext, VerificationResult
+
+
+class Phases(NamedTuple):
+    """The state of the monitor; policies, drafters and verifiers read `phase`."""
+
+    phase: Array  # [B] int32, 0 routine, 1 reasoning
+    entropy: Array  # [B] float32, nats, running mean of the target's over the emitted tokens
+    seen: Array  # [B] int32, tokens observed
+    lasted: Array  # [B] int32, tokens since the phase began
+    enter: Array  # [B] float32, nats
+    leave: Array  # [B] float32, nats
+    minimum_length: Array  # [B] int32, tokens
+    decay: Array  # [B] float32
 
 
 @strategy
@@ -53,10 +66,10 @@ def phases(raw_entropy: bool = True) -> Monitor:
             low, high = (float(values[np.argmax(wrong)]) for values in (leave, enter))
             raise ValueError(f"leave must not exceed enter, got leave={low:g} and enter={high:g}")
         return Phases(
-            phase=per_row(batch, ROUTINE, "phase", dtype=jnp.int32),
-            entropy=per_row(batch, 0.0, "entropy"),
-            seen=per_row(batch, 0, "seen", dtype=jnp.int32),
-            lasted=per_row(batch, 0, "lasted", dtype=jnp.int32),
+            phase=full(batch, ROUTINE, dtype=jnp.int32),
+            entropy=full(batch, 0.0),
+            seen=full(batch, 0, dtype=jnp.int32),
+            lasted=full(batch, 0, dtype=jnp.int32),
             enter=enter,
             leave=leave,
             minimum_length=minimum_length,

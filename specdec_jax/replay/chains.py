@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding import sampling
-from specdec_jax.decoding.cache_feed import reads_at
-from specdec_jax.decoding.teacher_forcing import PairCache
+from specdec_jax.decoding.teacher_forcing import PairCache, reads_at
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
 from specdec_jax.replay.trace import FEATURES

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.monitors.phases import observe_token, phases
+from specdec_jax.monitors.phases import Phases, observe_token, phases
 from specdec_jax.replay.trace import Trace
-from specdec_jax.types import Array, Phases
+from specdec_jax.types import Array
 
 ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, used without a calibration
 

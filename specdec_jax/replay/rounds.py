@@ -9,12 +9,12 @@ import numpy as np
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.sampling import policy_seeds
 from specdec_jax.hyperparameters import select_rows
+from specdec_jax.monitors.phases import Phases
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
 from specdec_jax.types import (
     Array,
     Distribution,
     Draft,
-    Phases,
     PolicyState,
     RoundContext,
     StoppingPolicy,

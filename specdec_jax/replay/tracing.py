@@ -19,7 +19,7 @@ from specdec_jax.decoding.state import laid
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import in_rows
 from specdec_jax.ranges import Between
 from specdec_jax.replay.chains import Rejected, Written, chains, features, right_candidate
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
@@ -61,7 +61,7 @@ def trace_texts(
     tokens = laid([[*prompt, *answer] for prompt, answer in texts], slots + -slots % PREFILL)
     device = Written(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes))
     device_warp = jax.tree.map(jnp.asarray, sampling.make_warp(batch, **(warp or {})))
-    seeds = jnp.asarray(per_row(batch, seed, "seed", low=0, dtype=np.uint32))
+    seeds = jnp.asarray(in_rows(batch, seed, "seed", Between(0, whole=True), np.uint32))
     fill, along, continue_from, chains_of = _programs(
         target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.hyperparameters import full, host
 from specdec_jax.types import Array
 
 
@@ -26,7 +26,7 @@ class Arms(NamedTuple):
 def begin_arms(batch: int, count: int, drafter_cost: Array, verification_cost: Array, exploration: Array) -> Arms:
     """The initial state of `count` arms."""
     return Arms(
-        arm=per_row(batch, 0, "arm", dtype=np.int32),
+        arm=full(batch, 0, dtype=np.int32),
         pulls=host(np.zeros((batch, count), np.int32)),
         rewards=host(np.zeros((batch, count), np.float32)),
         drafter_cost=drafter_cost,

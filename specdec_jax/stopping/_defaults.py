@@ -1,9 +1,8 @@
-"""Functions shared by several policies."""
-
-from collections.abc import Callable
+"""Functions of policies that decide a draft length, and the `threshold` of those that compare a probability."""
 
 import jax.numpy as jnp
 
+from specdec_jax.stopping._thresholded import in_unit
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
 
 
@@ -19,12 +18,6 @@ def proceed_to_length(
     """Draft up to `state.draft_length` tokens; stops before the next drafter pass."""
     del distribution, token, context
     return drafted < state.draft_length, state
-
-
-def in_unit(unit: str, threshold: Callable[[PolicyState], Array]) -> Callable[[PolicyState], Array]:
-    """`threshold` with its unit for charts, which draw all but a "probability" on an axis of its own."""
-    vars(threshold)["unit"] = unit
-    return threshold
 
 
 # The `threshold` of policies for draft lengths, and of those that compare a probability with `state.threshold`.

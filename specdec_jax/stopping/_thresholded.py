@@ -10,12 +10,32 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax.stopping._algorithm_1 import algorithm_1
-from specdec_jax.stopping._defaults import in_unit
-from specdec_jax.types import Array, Distribution, Draft, Init, RoundContext, StoppingPolicy, Update, VerificationResult
+from specdec_jax.types import (
+    Array,
+    Distribution,
+    Draft,
+    Init,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+    Update,
+    VerificationResult,
+)
 from specdec_jax.types.defaults import no_update
 
 Score = Callable[[Any, Distribution, Array], tuple[Array, Any]]
 """(state, distribution, drafted) -> (score [B] float32, state); below the threshold the next token is not drafted."""
+
+
+def entropy_bound(entropy_factor: Array, entropy: Array) -> Array:
+    """AdaEDL's bound of the acceptance rate, 1 - sqrt(entropy_factor * H) [B] float32 (arXiv 2410.18351, section 3)."""
+    return 1.0 - jnp.sqrt(entropy_factor * entropy.astype(jnp.float32))
+
+
+def in_unit(unit: str, threshold: Callable[[PolicyState], Array]) -> Callable[[PolicyState], Array]:
+    """`threshold` with its unit for charts, which draw all but a "probability" on an axis of its own."""
+    vars(threshold)["unit"] = unit
+    return threshold
 
 
 def thresholded(

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Between, Count, Length, Share
 from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
@@ -49,7 +49,7 @@ def accepted_length_ema(tiers: Annotated[Sequence[int], Between(1)] = ()) -> Sto
     def init(
         batch: int, draft_length: Length = 3, weight: Share = 0.2, interval: Length = 5, warmup: Count = 10
     ) -> AcceptedLengthEMAState:
-        average, rounds = draft_length.astype(np.float32) - np.float32(1), per_row(batch, 0, "rounds", dtype=np.int32)
+        average, rounds = draft_length.astype(np.float32) - np.float32(1), full(batch, 0, dtype=np.int32)
         return AcceptedLengthEMAState(draft_length, average, rounds, weight, interval, warmup)
 
     def update(state: AcceptedLengthEMAState, draft: Draft, result: VerificationResult) -> AcceptedLengthEMAState:

@@ -11,12 +11,10 @@ below lambda (`_thresholded.py`), which adapts to the acceptance rate (`_algorit
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Positive
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
-from specdec_jax.stopping._thresholded import thresholded
+from specdec_jax.stopping._thresholded import entropy_bound, thresholded
 from specdec_jax.strategy import strategy, with_parameters_of
 from specdec_jax.types import Array, Distribution, StoppingPolicy
 
@@ -44,12 +42,12 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
 
     @with_parameters_of(begin_algorithm_1)
     def init(batch: int, entropy_factor: Positive = 0.2, **control: Array) -> AdaEDLState:
-        failed = per_row(batch, False, "failed", dtype=bool)
+        failed = full(batch, False, dtype=bool)
         return AdaEDLState(begin_algorithm_1(batch, **control), failed, entropy_factor)
 
     def bound(state: AdaEDLState, distribution: Distribution, drafted: Array) -> tuple[Array, AdaEDLState]:
         del drafted
         entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
-        return 1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)), state
+        return entropy_bound(state.entropy_factor, entropy), state
 
     return thresholded(init, bound, keep_checked_token=keep_checked_token)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.hyperparameters import full, host
 from specdec_jax.ranges import Between, Positive, Share
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
 from specdec_jax.stopping._readings import evaluated_positions, remember
@@ -59,10 +59,10 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: Annotated[int, B
     ) -> AdaptiveGammaState:
         return AdaptiveGammaState(
             control=begin_algorithm_1(batch, **control),
-            failed=per_row(batch, False, "failed", dtype=bool),
+            failed=full(batch, False, dtype=bool),
             root_entropy=host(np.zeros((batch, positions), np.float32)),
-            rejected=per_row(batch, 0.0, "rejected"),
-            roots=per_row(batch, 0.0, "roots"),
+            rejected=full(batch, 0.0),
+            roots=full(batch, 0.0),
             entropy_factor=entropy_factor,
             prior_weight=prior_weight,
             decay=decay,

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Between, Count, NotNegative
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, rounds, upper_bounds
 from specdec_jax.stopping._defaults import proceed_to_length, show_length
@@ -54,7 +54,7 @@ def bandit(lengths: Annotated[Sequence[int], Between(1)] = (1, 2, 3, 4)) -> Stop
         verification_cost: NotNegative = 0.02,
     ) -> BanditState:
         arms = begin_arms(batch, len(choices), drafter_cost, verification_cost, exploration)
-        return BanditState(arms, per_row(batch, choices[0], "draft_length", dtype=np.int32), warmup)
+        return BanditState(arms, full(batch, choices[0], dtype=np.int32), warmup)
 
     def begin(state: BanditState, context: RoundContext) -> tuple[Array, BanditState]:
         played = rounds(state.arms)

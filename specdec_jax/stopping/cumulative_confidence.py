@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Share
 from specdec_jax.stopping._defaults import show_probability
 from specdec_jax.stopping._readings import token_probability
@@ -31,7 +31,7 @@ def cumulative_confidence() -> StoppingPolicy:
     """
 
     def init(batch: int, threshold: Share = 0.2) -> CumulativeConfidenceState:
-        return CumulativeConfidenceState(threshold, per_row(batch, 1.0, "confidence"))
+        return CumulativeConfidenceState(threshold, full(batch, 1.0))
 
     def begin(state: CumulativeConfidenceState, context: RoundContext) -> tuple[Array, CumulativeConfidenceState]:
         return jnp.ones_like(context.alive), state._replace(confidence=jnp.ones_like(state.confidence))

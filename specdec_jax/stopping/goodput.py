@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Between, NotNegative, Positive, Share
 from specdec_jax.stopping._defaults import proceed_to_length, show_length
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
@@ -56,8 +56,8 @@ def goodput(most: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
     ) -> GoodputState:
         return GoodputState(
             draft_length=least,
-            accepted=per_row(batch, 0.0, "accepted"),
-            evaluated=per_row(batch, 0.0, "evaluated"),
+            accepted=full(batch, 0.0),
+            evaluated=full(batch, 0.0),
             least=least,
             drafter_cost=drafter_cost,
             verification_cost=verification_cost,

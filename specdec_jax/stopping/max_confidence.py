@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, begin_algorithm_1
 from specdec_jax.stopping._thresholded import thresholded
 from specdec_jax.stopping._wrapped import threshold_only
@@ -38,7 +38,7 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
 
     @with_parameters_of(begin_algorithm_1)
     def init(batch: int, **control: Array) -> MaxConfidenceState:
-        return MaxConfidenceState(begin_algorithm_1(batch, **control), per_row(batch, False, "failed", dtype=bool))
+        return MaxConfidenceState(begin_algorithm_1(batch, **control), full(batch, False, dtype=bool))
 
     def confidence(
         state: MaxConfidenceState, distribution: Distribution, drafted: Array

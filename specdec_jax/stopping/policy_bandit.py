@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
 from specdec_jax.decoding.sampling import policy_uniforms
-from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.hyperparameters import full, select_rows
 from specdec_jax.ranges import NotNegative
 from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
-from specdec_jax.stopping._defaults import in_unit
+from specdec_jax.stopping._thresholded import in_unit
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
@@ -72,10 +72,10 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         drafter_cost: NotNegative = 0.1,
         verification_cost: NotNegative = 0.02,
     ) -> PolicyBanditState:
-        scale = per_row(batch, EXPLORATION[method], "exploration") if exploration is None else exploration
+        scale = full(batch, EXPLORATION[method]) if exploration is None else exploration
         return PolicyBanditState(
             arms=begin_arms(batch, len(rules), drafter_cost, verification_cost, scale),
-            passes=per_row(batch, 0, "passes", dtype=jnp.int32),
+            passes=full(batch, 0, dtype=jnp.int32),
             policies=tuple(rule.init(batch) for rule in rules),
         )
 

@@ -27,9 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.hyperparameters import full, host
 from specdec_jax.ranges import Between, Positive
-from specdec_jax.stopping._defaults import in_unit
 from specdec_jax.stopping._readings import (
     evaluated_positions,
     opening_cost,
@@ -37,6 +36,7 @@ from specdec_jax.stopping._readings import (
     remember,
     token_probability,
 )
+from specdec_jax.stopping._thresholded import entropy_bound, in_unit
 from specdec_jax.strategy import nearest, strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult
 
@@ -137,18 +137,18 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
             rate = (tokens / (verification + drafts * drafter_cost[:, None])).max(axis=1)
         verified = host(np.full((batch, 2), HOPED_WEIGHT, np.float32))
         return SurvivalState(
-            survival=per_row(batch, 1.0, "survival"),
-            chance=per_row(batch, HOPED, "chance"),
+            survival=full(batch, 1.0),
+            chance=full(batch, HOPED),
             chances=host(np.zeros((batch, positions), np.float32)),
-            passes=per_row(batch, 0.0, "passes"),
+            passes=full(batch, 0.0),
             accepted=verified * HOPED,
             verified=verified,
-            lapse=per_row(batch, LAPSE, "lapse"),
+            lapse=full(batch, LAPSE),
             tokens=rate * rate_weight,
             time=rate_weight,
             drafter_cost=drafter_cost,
             verification=verification,
-            widest=per_row(batch, last, "widest", dtype=np.int32),
+            widest=full(batch, last, dtype=np.int32),
             initial_rate=rate,
             rate_weight=rate_weight,
             greedy=greedy,
@@ -174,7 +174,7 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
             chance = token_probability(distribution, token, context)
         else:
             entropy = jnp.where(context.warp.temperature > 0, distribution.entropy, distribution.raw_entropy)
-            chance = jnp.maximum(1.0 - jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)), 0.0)
+            chance = jnp.maximum(entropy_bound(state.entropy_factor, entropy), 0.0)
         more = relative_drafter_cost(context) + jnp.where(drafted == 1, opening_cost(context), 0.0)
         chance = chance * (1.0 - state.lapse)
         state = state._replace(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.ranges import NotNegative, Positive
-from specdec_jax.stopping._defaults import in_unit
+from specdec_jax.stopping._thresholded import in_unit
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row, select_rows
+from specdec_jax.hyperparameters import full, select_rows
 from specdec_jax.ranges import Length
 from specdec_jax.stopping._wrapped import wrapped
 from specdec_jax.stopping.adaedl import adaedl
@@ -37,9 +37,7 @@ def update_every(policy: StoppingPolicy = adaedl()) -> StoppingPolicy:
 
     def init(batch: int, rounds: Length = 4, **hyperparameters: Any) -> UpdateEveryState:
         return UpdateEveryState(
-            policy=policy.init(batch, **hyperparameters),
-            rounds=rounds,
-            since=per_row(batch, 0, "since", dtype=jnp.int32),
+            policy=policy.init(batch, **hyperparameters), rounds=rounds, since=full(batch, 0, dtype=jnp.int32)
         )
 
     def update(state: UpdateEveryState, draft: Draft, result: VerificationResult) -> UpdateEveryState:

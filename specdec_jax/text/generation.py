@@ -240,9 +240,9 @@ def start(pair: Pair, request: Request) -> Prefilled:
     """Compile if necessary, and prefill. `run` with zero rounds compiles what `compile` has not."""
     decoder, watch = pair.decoder, time.perf_counter()
     programs = decoder.num_programs(*PROGRAMS)
-    decoder.compile(pair.params, request.prompts, **request.options)
+    prefill = decoder.compile(pair.params, request.prompts, **request.options)
     compiled = time.perf_counter()
-    state = jax.block_until_ready(decoder.prefill(pair.params, request.prompts, **request.options))
+    state = jax.block_until_ready(prefill())
     filled = time.perf_counter()
     state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
     compiling = compiled - watch + time.perf_counter() - filled

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec_jax.ranges import shortened
+from specdec_jax.ranges import Between, shortened
 from specdec_jax.text.json_lines import json_lines
 
 ID_KEYS = ("id", "question_id", "prompt_id")
@@ -42,8 +42,8 @@ def read_prompts(path: str | Path, limit: int | None = None, split: str | None =
 
 def check_limit(limit: int | None) -> None:
     """Raises ValueError for a number of prompts below 1."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"the number of prompts must be 1 or more, got {limit}")
+    if limit is not None:
+        Between(1).check("the number of prompts", limit)
 
 
 def of_split(prompts: list[Prompt], split: str | None, where: str) -> list[Prompt]:

@@ -13,7 +13,6 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.models.weights import check_finite
 from specdec_jax.monitors.log_probs import LogProbs, log_probs
 from specdec_jax.stopping.survival import survival
-from specdec_jax.strategy import named_call
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Array, Drafter, LanguageModel, Params, Statistics, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
@@ -56,7 +55,7 @@ def sampler(
         raise ValueError(f"a sampler decodes no text: give stop_ids in place of stop={sampling.stop!r}")
     size = sampling.max_new_tokens
     options["monitor"] = log_probs(size, options.get("monitor"))
-    decoder = named_call("sampler", build_decoder)(target, drafter, policy, verifier, **options)
+    decoder = build_decoder(target, drafter, policy, verifier, **options)
 
     @jax.jit
     def sampled(params: ModelParams, prompts: Sequence[Array], seed: Any) -> Samples:
@@ -76,4 +75,4 @@ def sampler(
         rows = [jnp.asarray(prompt, jnp.int32) for prompt in prompts]
         return sampled(ModelParams(params, drafter_params), rows, seed)
 
-    return named_call("the sampler", sample)
+    return sample

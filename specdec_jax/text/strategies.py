@@ -20,7 +20,7 @@ from typing import Any
 from specdec_jax.decoding.answers import Sizes, check_monitor, check_policy, check_verifier
 from specdec_jax.decoding.user_code import Refused, definition, describe_error, described, is_users, location
 from specdec_jax.monitors.phases import phases
-from specdec_jax.strategy import nearest, renamed
+from specdec_jax.strategy import nearest, strategy
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
 PACKAGES = {
@@ -211,4 +211,5 @@ def _factory_of_file(kind: str, name: str, edited: int) -> Callable[..., Any]:
         raise ValueError(f"{kind} file {where}{describe_error(error)}") from error
     if not callable(getattr(module, factory, None)):
         raise ValueError(f"{kind} file {name} must define a function {factory}()")
-    return renamed(getattr(module, factory), name)
+    made = getattr(module, factory)
+    return strategy(getattr(made, "__wrapped__", made), name)  # its values have the name of the file

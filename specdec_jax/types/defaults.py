@@ -5,28 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.types.values import Array, Distribution, Draft, PolicyState, RoundContext, VerificationResult
+from specdec_jax.types.values import Array, Draft, PolicyState, VerificationResult
 
 
-def always_begin(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
-    """Begin every round with a drafter pass."""
-    return jnp.ones_like(context.alive), state
-
-
-def always_draw(
-    state: PolicyState, distribution: Distribution, drafted: Array, context: RoundContext
-) -> tuple[Array, PolicyState]:
-    """Draft a token from every predicted distribution."""
-    del distribution, drafted
-    return jnp.ones_like(context.alive), state
-
-
-def always_proceed(
-    state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-) -> tuple[Array, PolicyState]:
-    """Continue after every drafted token, up to the budget."""
-    del distribution, token, drafted
-    return jnp.ones_like(context.alive), state
+def always(state: PolicyState, *arguments: Any) -> tuple[Array, PolicyState]:
+    """Begin, draft or proceed in every row; the last argument is the context."""
+    return jnp.ones_like(arguments[-1].alive), state
 
 
 def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:

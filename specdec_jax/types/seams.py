@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Concatenate, NamedTuple, Self
 
 from specdec_jax.strategy import Strategy
-from specdec_jax.types.defaults import always_begin, always_draw, always_proceed, no_threshold, no_update
+from specdec_jax.types.defaults import always, no_threshold, no_update
 from specdec_jax.types.values import (
     Array,
     Cache,
@@ -26,9 +26,6 @@ from specdec_jax.types.values import (
     VerificationResult,
     VerifierState,
 )
-
-READ: Any = None  # hyperparameters are taken from the signature of `init`
-
 
 Init = Callable[Concatenate[int, ...], Any]
 """(batch, **hyperparameters) -> the state of a policy, verifier or monitor before round one, every leaf [B, ...].
@@ -124,14 +121,14 @@ class StoppingPolicy(Strategy):
 
     tree_hooks: ClassVar[Any] = None  # for drafts that are not chains: a module of functions, `contrib.trees.hooks`
     init: Init
-    begin: Begin = always_begin
-    check: Check = always_draw
-    proceed: Proceed = always_proceed
+    begin: Begin = always
+    check: Check = always
+    proceed: Proceed = always
     update: Update = no_update
     threshold: Callable[[PolicyState], Array] = no_threshold  # [B] float32, for charts (NaN: nothing)
     reads: frozenset[str] = frozenset()
     # "phases": the decoder needs a monitor of phases; "rows": a row's drafts depend on other rows of the batch
-    hyperparameters: Mapping[str, Any] = READ  # arguments of `init` with their defaults
+    hyperparameters: Any = None  # a Mapping: arguments of `init` with their defaults; None: from its signature
 
     @property
     def needs_phases(self) -> bool:
@@ -174,7 +171,7 @@ class Verifier(Strategy):
     needs_log_q: bool = True
     greedy_only: bool = False  # True: temperatures above 0 are refused
     needs_phases: bool = False  # True: a decoder with this verifier needs a monitor of phases
-    hyperparameters: Mapping[str, Any] = READ
+    hyperparameters: Any = None
 
 
 class Observer(NamedTuple):
@@ -282,4 +279,4 @@ class Monitor(Strategy):
 
     init: Init
     observe: Observe
-    hyperparameters: Mapping[str, Any] = READ
+    hyperparameters: Any = None

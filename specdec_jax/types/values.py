@@ -100,26 +100,6 @@ class RoundContext(NamedTuple):
     monitor: MonitorState  # as of the round before
     relative_drafter_cost: Array | None = None  # [B] float32, the source's `cost`; [B, 2] for a pair
 
-    @property
-    def seed(self) -> Array:
-        """Raises ValueError: a policy with the uniforms of drafting and verification can bias the output."""
-        raise ValueError(
-            "context.seed: rules get no request's seed; sampling.policy_uniforms(context, n) has numbers for them"
-        )
-
-
-class Phases(NamedTuple):
-    """The state of the monitor `phases`; policies, drafters and verifiers read `phase`."""
-
-    phase: Array  # [B] int32, 0 routine, 1 reasoning
-    entropy: Array  # [B] float32, nats, running mean of the target's over the emitted tokens
-    seen: Array  # [B] int32, tokens observed
-    lasted: Array  # [B] int32, tokens since the phase began
-    enter: Array  # [B] float32, nats
-    leave: Array  # [B] float32, nats
-    minimum_length: Array  # [B] int32, tokens
-    decay: Array  # [B] float32
-
 
 class Statistics(NamedTuple):
     """Counts per row since its prompt, after the end-of-sequence cut. Named as in vLLM where it has the same count."""

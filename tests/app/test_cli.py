@@ -22,9 +22,9 @@ from tiny_weights import weights, write_folder
 from specdec_jax.app import cli
 from specdec_jax.app.views.interrupts import PATIENCE, interrupts_watched
 from specdec_jax.app.views.printing import print_json, print_stream
+from specdec_jax.contrib.beam_search import beam_search
 from specdec_jax.loading import load_model
 from specdec_jax.stopping import static
-from specdec_jax.text.beam_search import beam_search
 from specdec_jax.text.citations import citations
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams

@@ -190,7 +190,7 @@ def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path,
             (beside, out, [], "would overwrite the input"),
             (source, tmp_path / "new.jsonl", ["--system", "brief"], "messages need the chat template; it is off"),
             (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
-            (source, out, ["--batch", "0"], "batch must be at least 1, got 0"),
+            (source, out, ["--batch", "0"], "batch must lie in [1, inf), got 0"),
             (source, tmp_path / "locked.jsonl", [], "is being written by another process"),
         ):
             assert run(models, given, output, *more) == 2

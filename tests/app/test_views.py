@@ -23,19 +23,19 @@ from specdec_jax.app import cli
 from specdec_jax.app.chat.commands import Chat
 from specdec_jax.app.chat.terminal import Terminal
 from specdec_jax.app.views import printing, proof
-from specdec_jax.app.views.escapes import CONTROL
 from specdec_jax.app.views.page import bound, page, phases_of, save_page
 from specdec_jax.app.views.page import tokens_of as tokens_shown
 from specdec_jax.app.views.printing import print_json, print_stream, summary
-from specdec_jax.app.views.searching import print_beams
+from specdec_jax.contrib.beam_search import Hypothesis
+from specdec_jax.contrib.beam_search.command import print_beams
 from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.decoding.summaries import kinds_of, summarise
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
 from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row
 from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, static, survival, svip, update_every
-from specdec_jax.text.beam_search import Hypothesis
 from specdec_jax.text.calibration import fingerprint
+from specdec_jax.text.escapes import CONTROL
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.sampling_params import SamplingParams

@@ -10,6 +10,7 @@ import tiny_llama
 from tiny_llama import one_pass
 from tiny_t5 import SMALL, padded, pair, random_sources, variant
 
+from specdec_jax.contrib.encoder import t5
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.scoring import score
@@ -17,7 +18,7 @@ from specdec_jax.drafters import model, multi_drafter, ngram, no_drafter, prompt
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.lossless.sampled import test_by_sampling as by_sampling
-from specdec_jax.models import llama, t5
+from specdec_jax.models import llama
 from specdec_jax.monitors import phases
 from specdec_jax.stopping import adaedl, static, survival
 from specdec_jax.types import Drafter

@@ -14,6 +14,7 @@ from refusals import assert_says, refusal
 from tiny_pair import ONE_LAYER, write_pair
 
 from specdec_jax import models
+from specdec_jax.contrib.encoder import t5
 from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.distillation.exporting import export
 from specdec_jax.distillation.initial import Shape, initial_params
@@ -30,7 +31,7 @@ from specdec_jax.loading import (
 from specdec_jax.loading.families import config_class, family
 from specdec_jax.loading.gguf.reader import dequantise, read_gguf
 from specdec_jax.loading.load import weight_bytes
-from specdec_jax.models import llama, t5
+from specdec_jax.models import llama
 from specdec_jax.models.int8 import as_float32, is_matrix
 from specdec_jax.models.weights import num_weights
 from specdec_jax.stopping import static

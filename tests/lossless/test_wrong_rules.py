@@ -8,7 +8,7 @@ import pytest
 from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.decoding.sampling import DRAFT, draw, policy_uniforms, uniforms
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, token_by_token
@@ -50,7 +50,7 @@ def policy(where, says_no):
     """Drafts to the end, but says no where it may and `says_no`(distribution, drafted, context, token) is true."""
 
     def init(batch):
-        return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
+        return Rounds(full(batch, 0, dtype=jnp.int32))
 
     def begin(state, context):
         return jnp.ones_like(context.alive), Rounds(state.played + 1)
@@ -106,7 +106,7 @@ def test_a_policy_that_asks_for_the_seed_is_refused(tmp_path, capsys):
     (tmp_path / "peeks.py").write_text(PEEKS)
     assert cli.main(["verify-lossless", "--policy", str(tmp_path / "peeks.py")]) == 2
     said = capsys.readouterr()
-    assert "context.seed: rules get no request's seed" in said.err and said.err.count("\n") == 1 and not said.out
+    assert "'RoundContext' object has no attribute 'seed'" in said.err and said.err.count("\n") == 1 and not said.out
 
 
 def sampled(rule):
@@ -160,7 +160,7 @@ def verifier(where, fair):
     """Accepts half of what it could there; a fair one gives the rest to the next token, a cheat does not."""
 
     def init(batch):
-        return Rounds(per_row(batch, 0, "played", dtype=jnp.int32))
+        return Rounds(full(batch, 0, dtype=jnp.int32))
 
     def verify(state, draft, distributions, context):
         log_p = distributions.log_prob

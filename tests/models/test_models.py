@@ -31,11 +31,11 @@ from specdec_jax.verification import rejection
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 SHARED = {"adapters", "attention", "config", "decoder_only", "layer_norm_decoder", "layers", "mixture"}
-SHARED |= {"int8", "rope", "rotary_decoder", "weights", "encoder_decoder", "relative_attention"}
+SHARED |= {"int8", "rope", "rotary_decoder", "weights"}
 """Parts of families; the other files are families."""
 FAMILIES = [name for _, name, _ in pkgutil.iter_modules(models.__path__) if name not in SHARED]
 READING = ["llama_reading", "llama_block"]
-FAMILIES += READING
+FAMILIES += ["t5", "mt5", *READING]
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import specdec_jax as sd
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import log_probabilities, make_warp
+from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.decoding.scoring import score
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
@@ -119,7 +119,7 @@ def test_an_encoders_answers(tmp_path):
         source = padded([result.prompt_tokens], 64)
         logits, _ = model.apply(params, text, model.init_cache(params, 1, text.shape[1], source))
         for warp, found in ({"temperature": 1.0}, result.log_probs), (WARPS[1], result.warped_log_probs):
-            said = log_probabilities(logits[0, :-1], make_warp(len(result.tokens), **warp))
+            said = distribution(logits[0, :-1], make_warp(len(result.tokens), **warp)).log_prob
             np.testing.assert_allclose(found, said[np.arange(len(found)), result.tokens], atol=CLOSE)
 
 

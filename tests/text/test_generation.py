@@ -11,11 +11,11 @@ from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
 from tiny_pair import write_pair
 from tiny_t5 import write_pair as write_t5
 
+from specdec_jax.contrib.beam_search import beam_search
 from specdec_jax.loading import load_model
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.text import generation
-from specdec_jax.text.beam_search import beam_search
 from specdec_jax.text.continuous_batching import cache_bytes, complete, size_of
 from specdec_jax.text.generation import build_pair, decode, encode, generate, prepare
 from specdec_jax.text.pair import SMOLLM2_DRAFTER, measured_pair

@@ -14,8 +14,8 @@ from rich.text import Text
 from specdec_jax.app import comparing
 from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
-from specdec_jax.app.views.escapes import shown
 from specdec_jax.ranges import Between
+from specdec_jax.text.escapes import shown
 from specdec_jax.text.options import LONGEST
 from specdec_jax.text.strategies import parse_call
 

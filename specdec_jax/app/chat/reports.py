@@ -9,8 +9,8 @@ from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
-from specdec_jax.app.views.escapes import shown
 from specdec_jax.app.views.page import save_drawing
+from specdec_jax.text.escapes import shown
 
 PHASES = {0: "routine", 1: "reasoning"}
 
@@ -93,7 +93,7 @@ def save(session: Session, name: str) -> RenderableType:
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     turn = _last(session)
     question = next((m["content"] for m in reversed(session.messages) if m["role"] == "user"), "")
-    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings, turn.policy)
+    save_drawing(path, turn.result, turn.tokenizer, question, turn.settings)
     return Text(f"saved {path}")
 
 

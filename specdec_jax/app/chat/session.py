@@ -8,10 +8,11 @@ from specdec_jax.app.settings import Settings, build, check
 from specdec_jax.costs.choices import DRAFTS
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import Tokenizer, refuse_encoders
+from specdec_jax.ranges import Between
 from specdec_jax.stopping.static import static
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
-from specdec_jax.types import DecodeState, StoppingPolicy
+from specdec_jax.types import DecodeState
 
 SPARE = 3  # new caches have slots for this many answers
 LEAST_SLOTS = 256
@@ -28,7 +29,6 @@ class Turn(NamedTuple):
     prefilled: int  # tokens of the prompt that were prefilled
     why: str  # the reason for prefilling them
     settings: Settings  # those of the answer
-    policy: StoppingPolicy
     tokenizer: Tokenizer
 
 
@@ -66,8 +66,7 @@ class Session:
         """
         if self.last is None or not self.last.ids:
             raise ValueError("there is no prompt to compare on yet: ask something first")
-        if not 1 <= length <= (longest := self.longest):
-            raise ValueError(f"the static length must lie in 1 to max_draft_length, {longest}, got {length}")
+        Between(1, self.longest, whole=True).check("the static length", length)
         ids, plain = self.last.ids, build_pair(self.pair.target, None)
         methods = [("plain", plain, self.request(ids, plain))]
         if self.settings.drafter == "none":
@@ -166,8 +165,9 @@ class Session:
                     if result.tokens:
                         self.messages = [*messages, {"role": "assistant", "content": result.text}]
                         sizes = request.options["slots"], chunks.reused, len(ids) - chunks.reused
-                        rules = self.settings, chunks.pair.policy, chunks.pair.target.tokenizer
-                        self.last = Turn(ids, rendered, result, *sizes, why, *rules)
+                        self.last = Turn(
+                            ids, rendered, result, *sizes, why, self.settings, chunks.pair.target.tokenizer
+                        )
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings
@@ -175,10 +175,10 @@ class Session:
 
 
 def _built(settings: Settings) -> Pair:
-    policy, verifier = check(settings)
+    check(settings)
     if settings.system is not None and not settings.chat:
         raise ValueError("a system prompt needs the chat template; it is off")
-    pair = build(settings, policy, verifier)
+    pair = build(settings)
     if settings.chat and pair.target.tokenizer.chat_template is None:
         raise ValueError(f"{settings.target} has no chat template: it can only continue plain text (--no-chat)")
     return pair

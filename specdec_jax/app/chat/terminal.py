@@ -22,7 +22,6 @@ from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
-from specdec_jax.app.views.escapes import error_line
 from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
 from specdec_jax.app.views.printing import error_console, legend, shows_colours, status, streamed, summary
 from specdec_jax.compilation_cache import describe_cache, enable
@@ -30,6 +29,7 @@ from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
 from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.text.citations import citations
+from specdec_jax.text.escapes import error_line
 from specdec_jax.text.pair import MODEL_DRAFTERS, split_drafters
 from specdec_jax.text.strategies import choose, find_factory, names
 from specdec_jax.text.streaming import Piece

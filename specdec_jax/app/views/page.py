@@ -11,11 +11,11 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from specdec_jax.app.settings import Settings
-from specdec_jax.app.views.escapes import one_line, shown
 from specdec_jax.app.views.printing import ENDS
 from specdec_jax.decoding.summaries import kinds_of
 from specdec_jax.loading import StreamDecoder, Tokenizer
 from specdec_jax.loading.new_folder import check_file, write_text
+from specdec_jax.text.escapes import one_line, shown
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.streaming import CONTEXT, text_after
 from specdec_jax.types import StoppingPolicy
@@ -150,13 +150,11 @@ def _float(value: Any) -> float:
     return math.nan if value is None else float(np.float32(value))
 
 
-def save_drawing(
-    path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings, policy: StoppingPolicy
-) -> None:
+def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings) -> None:
     """Writes the page of a recorded generation with the prompt and the settings that it was decoded with."""
     names = ("target", "drafter", "policy", "verifier", "temperature", "seed")
     details = {"prompt": prompt} | {name: f"{getattr(settings, name)}" for name in names}
-    save_page(path, result, tokenizer, title=one_line(prompt), details=details, policy=policy)
+    save_page(path, result, tokenizer, title=one_line(prompt), details=details, policy=settings.rules[0])
 
 
 def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **options: Any) -> Path:

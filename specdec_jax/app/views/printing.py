@@ -13,7 +13,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
-from specdec_jax.app.views.escapes import printed, shown
+from specdec_jax.text.escapes import printed, shown
 from specdec_jax.text.generation import Generation
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.streaming import Piece, Stream

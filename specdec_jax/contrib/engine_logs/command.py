@@ -31,8 +31,6 @@ def advise_on(command: Any, status: Callable[[str], AbstractContextManager[Any]]
     Raises:
         FileNotFoundError, ValueError: invalid input.
     """
-    if command.max_draft_length < 1:
-        raise ValueError(f"max_draft_length must be at least 1, got {command.max_draft_length}")
     if command.json is not None:
         check_file(command.json)
     costs = costs_of(command)
@@ -69,8 +67,6 @@ def advise_on(command: Any, status: Callable[[str], AbstractContextManager[Any]]
 def costs_of(command: Any) -> list[CostModel]:
     """The costs by batch size, ascending. Raises ValueError for duplicate batch sizes, and as `costs_named`."""
     models: list[CostModel] = []
-    if any(size < 1 for size in command.batch_sizes):
-        raise ValueError(f"batch sizes must be 1 or more, got {command.batch_sizes}")
     for words in command.costs or (H100,):
         batches: Sequence[int | None] = command.batch_sizes or (BATCHES if words == H100 else (None,))
         models += [costs_named(words, batch, command.max_draft_length) for batch in batches]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Between, NotNegative, Positive
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
 from specdec_jax.stopping.survival import verification_per_row
@@ -51,12 +51,12 @@ def dspark() -> StoppingPolicy:
         verification_times: Annotated[Any, Between(1e-3, entries=0)] = None,
         exponent: Positive = 1.0,
     ) -> DSparkState:
-        certain = per_row(batch, 1.0, "certain")
+        certain = full(batch, 1.0)
         return DSparkState(
             survival=certain,
             confidence=certain,
             tokens=certain,
-            time=per_row(batch, 0.0, "time"),
+            time=full(batch, 0.0),
             drafter_cost=drafter_cost,
             verification=verification_per_row(batch, verification_times, POSITIONS),
             exponent=exponent,

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.hyperparameters import host, per_row
+from specdec_jax.hyperparameters import full, host
 from specdec_jax.ranges import Between, Count, NotNegative, Positive, Share
 from specdec_jax.stopping._readings import evaluated_positions, relative_drafter_cost, remember
 from specdec_jax.strategy import strategy
@@ -66,7 +66,7 @@ def hazard_cost(bins: Annotated[int, Between(1)] = 10, positions: Annotated[int,
             confidence=host(np.zeros((batch, positions), np.float32)),
             accepted=counts,
             rejected=counts,
-            token_time=per_row(batch, 1.0, "token_time"),
+            token_time=full(batch, 1.0),
             drafter_cost=drafter_cost,
             prior_accepted=prior_accepted,
             prior_rejected=prior_rejected,

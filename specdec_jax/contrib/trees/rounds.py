@@ -80,7 +80,7 @@ def draft(
     loop, siblings = lax.while_loop(lambda loop: jnp.any(loop[0].going), one_position, (start, none))
     if source.otherwise is None:
         return loop.drafted, siblings
-    rows = draft_loop.left_over(loop.drafted, context)
+    rows = context.alive & (context.budget > 0) & (loop.drafted.length == 0)
     others, other = context._replace(alive=rows), source.otherwise(rows)
     second, further = draft(other, policy, state, others, key, longest, log_q)
     siblings = select_rows(loop.drafted.length > 0, siblings, further)

@@ -15,10 +15,11 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.models import encoder_decoder, layers
+from specdec_jax.contrib.encoder import encoder_decoder
+from specdec_jax.contrib.encoder.encoder_decoder import DECODER, ENCODER, Family
+from specdec_jax.models import layers
 from specdec_jax.models.attention import Attention, Scoring, attend, attention_table
 from specdec_jax.models.config import HFConfig
-from specdec_jax.models.encoder_decoder import DECODER, ENCODER, Family
 from specdec_jax.models.layers import WEIGHT_INIT, Projection, RMSNorm, in_table, out_table
 from specdec_jax.models.weights import Fused, Parameter
 from specdec_jax.types import Array

@@ -1,7 +1,8 @@
 """`generate --beams N`: option checks, the search, and printing of hypotheses."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from rich import box
@@ -9,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_jax.app.views.escapes import printed, shown
-from specdec_jax.app.views.printing import status
+from specdec_jax.contrib.beam_search.search import Hypothesis, beam_search
 from specdec_jax.loading import download
-from specdec_jax.text.beam_search import Hypothesis, beam_search
+from specdec_jax.ranges import check_fields
+from specdec_jax.text.escapes import printed, shown
 from specdec_jax.text.json_lines import json_text
 
 # What a search neither drafts with nor writes. Looked for by name, since a default given by hand is as mistaken.
@@ -39,8 +40,7 @@ def check_beams(command: Any, words: Sequence[str]) -> None:
             if option in used:
                 raise ValueError(f"{option} needs --beams: only a search has a use for it")
         return
-    if beams < 1:
-        raise ValueError(f"beams must be at least 1, got {beams}")
+    check_fields(command.beams)
     useless = [option for option in NO_USE if option in used]
     if "--drafter" in used and command.models.drafter != "none":
         useless.append(f"--drafter {command.models.drafter}")
@@ -52,8 +52,8 @@ def check_beams(command: Any, words: Sequence[str]) -> None:
         raise ValueError(f"--beams looks for the most probable text, without drafts or draws: {useless[0]} has no use")
 
 
-def search(command: Any, prompt: str) -> list[Hypothesis]:
-    """The hypotheses of the command's target, best first."""
+def search(command: Any, prompt: str, status: Callable[[str], AbstractContextManager[Any]]) -> list[Hypothesis]:
+    """The hypotheses of the command's target, best first; `status` shows a message while the block runs."""
     from specdec_jax.compilation_cache import enable
 
     enable()

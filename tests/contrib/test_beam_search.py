@@ -12,10 +12,9 @@ from refusals import refusals
 from tiny_pair import write_pair
 
 import specdec_jax
-from specdec_jax.decoding.prefill import num_programs
+from specdec_jax.contrib.beam_search.search import Hypothesis, _Numbers, _program, beam_search
 from specdec_jax.decoding.scoring import score
 from specdec_jax.models.adapters import from_logits_function
-from specdec_jax.text.beam_search import Hypothesis, _Numbers, _program, beam_search
 from specdec_jax.text.generation import build_pair, encode, generate
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import ModelSpec
@@ -157,9 +156,9 @@ def test_equal_candidates_go_by_beam_then_token():
 def test_numbers_compile_nothing_new():
     table = random_table(5, 1)
     small_search(table, 3, (2,))
-    compiled = num_programs(_program(toy(5), 3))
+    compiled = _program(toy(5), 3).__wrapped__.programs
     small_search(table, 3, (3,), penalty=-0.5, minimum=2, most=7)
-    assert num_programs(_program(toy(5), 3)) == compiled
+    assert _program(toy(5), 3).__wrapped__.programs == compiled
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ import numpy as np
 from jax import lax
 
 from specdec_jax.decoding.prefill import counted
-from specdec_jax.hyperparameters import per_row
+from specdec_jax.hyperparameters import in_rows
 from specdec_jax.loading import LoadedModel
+from specdec_jax.ranges import Between
 from specdec_jax.text.generation import Conversation, prepare
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import SamplingParams
@@ -96,9 +97,9 @@ def beam_search(
         ValueError: a number out of range or a prompt that does not fit, before anything compiles.
     """
     for name, value in (("width", width), ("max_new_tokens", max_new_tokens)):
-        per_row(1, value, name, low=1, dtype=np.int32)
-    penalty = per_row(1, length_penalty, "length_penalty", low=-MOST_PENALTY, high=MOST_PENALTY)[0]
-    least = per_row(1, min_new_tokens, "min_new_tokens", low=0, high=max_new_tokens, dtype=np.int32)[0]
+        in_rows(1, value, name, Between(1, whole=True))
+    penalty = in_rows(1, length_penalty, "length_penalty", Between(-MOST_PENALTY, MOST_PENALTY))[0]
+    least = in_rows(1, min_new_tokens, "min_new_tokens", Between(0, max_new_tokens, whole=True))[0]
     numbers = _Numbers(penalty, least, np.int32(max_new_tokens))
     pair = measured_pair(target, None, dtype=dtype)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_ids=stop_ids)

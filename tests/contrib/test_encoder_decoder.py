@@ -10,9 +10,9 @@ from refusals import refusals
 from tiny_llama import one_pass, random_tokens
 from tiny_t5 import CONFIG, SMALL, TIED, padded, pair, random_named, random_sources, variant
 
-from specdec_jax.models import mt5, t5
+from specdec_jax.contrib.encoder import mt5, t5
+from specdec_jax.contrib.encoder.t5 import buckets
 from specdec_jax.models.adapters import with_source
-from specdec_jax.models.t5 import buckets
 
 pytestmark = pytest.mark.usefixtures("exact_products")
 

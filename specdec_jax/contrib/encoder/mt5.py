@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
-from specdec_jax.models import encoder_decoder
-from specdec_jax.models.t5 import FAMILY, T5Config
+from specdec_jax.contrib.encoder import encoder_decoder
+from specdec_jax.contrib.encoder.t5 import FAMILY, T5Config
 
 
 @dataclass(frozen=True)
