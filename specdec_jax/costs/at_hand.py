@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,8 +109,7 @@ def look_at(costs: CostModel, counts: Statistics, seconds: float) -> None:
     for path in [path for path, table in tables.items() if doubt is not None and same(table)]:
         if path not in _disagreed:  # said once per process, which keeps to them; the next one measures them again
             _disagreed.add(path)
-            print(end="\n" * sys.stdout.isatty(), file=sys.stderr)  # a text may stand in this line
-            say(f"the cached costs are doubtful ({doubt})")
+            say(f"the cached costs are doubtful ({doubt})", amid_text=True)
             with contextlib.suppress(OSError, ValueError):
                 if same(table := load_cost_model(path)):  # else another process has measured again
                     save_cost_model(path, table._replace(doubts=(str(doubt),)))

@@ -102,8 +102,12 @@ def _stored(folder: Path, name: str) -> ctypes.CDLL | None:
     return None
 
 
-def say(line: str) -> None:
-    """Prints a line to standard error, because the first pass waits for the compiler, or a call for measurements."""
+def say(line: str, amid_text: bool = False) -> None:
+    """Prints a line to standard error, because the first pass waits for the compiler, or a call for measurements.
+
+    `amid_text`: a text may stand in the terminal's line, so a new one is begun.
+    """
+    print(end="\n" * (amid_text and sys.stdout.isatty()), file=sys.stderr)
     lines = [f"specdec_jax: {line}"]
     if sys.stderr.isatty():  # which would break words
         lines = textwrap.wrap(lines[0], shutil.get_terminal_size().columns, break_on_hyphens=False)
