@@ -63,6 +63,13 @@ RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seco
 KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
 LONG = 2.0  # of tests that `make test` leaves out; `make check` leaves out all that are recorded
 SECONDS = {}  # of this run
+COLLECTED = set()  # tests, also those that options leave out
+
+
+@pytest.fixture
+def stale():
+    """Tests that `seconds.json` names and that were not collected."""
+    return sorted(KNOWN.keys() - COLLECTED)
 
 
 def pytest_addoption(parser):
@@ -79,6 +86,7 @@ def pytest_collection_modifyitems(items):
     quickest cases are never long.
     """
     seconds = {item.nodeid: KNOWN.get(item.nodeid, 0.0) for item in items}
+    COLLECTED.update(seconds)
     cases, quickest = Counter(), Counter()
     named = {test for bug in BUGS for test in bug.tests.split()}
     for item in sorted(items, key=lambda item: seconds[item.nodeid]):
@@ -98,8 +106,14 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """Tiny models run as fast without LLVM's optimisations, and their programs compile in two thirds of the time."""
-    jax.config.update("jax_disable_most_optimizations", item.get_closest_marker("optimised") is None)
+    """Tiny models run as fast without LLVM's optimisations, and their programs compile in two thirds of the time.
+
+    What is to be optimised is compiled again where models of other tests share the program.
+    """
+    optimised = item.get_closest_marker("optimised") is not None
+    if optimised and jax.config.read("jax_disable_most_optimizations"):
+        jax.clear_caches()
+    jax.config.update("jax_disable_most_optimizations", not optimised)
     item.user_properties.append(("began", sum(os.times()[:4])))
 
 

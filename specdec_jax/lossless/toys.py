@@ -1,5 +1,6 @@
 """Toy models whose distributions can be enumerated: tables of logits by the last two tokens."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -81,6 +82,7 @@ def drawn_pair(rng: np.random.Generator, vocab_size: int, choices: float, reads:
     return Toy(target.astype(np.float32), drafter.astype(np.float32), read)
 
 
+@functools.lru_cache(maxsize=64)
 def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4096) -> LanguageModel:
     """The language model of a table; its parameters are the table [V, V, V]. Token 0 precedes a text."""
 

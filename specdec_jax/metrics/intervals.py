@@ -1,14 +1,13 @@
-"""Spread over prompts: bootstrap intervals. numpy and scipy, never inside a generation.
+"""Spread over prompts: bootstrap intervals, in numpy.
 
-Prompts are resampled, because rounds and tokens of one prompt are dependent, and an interval over them would be far too
-narrow.
+Prompts are resampled: rounds and tokens of one prompt are dependent, and an interval over them would be too narrow.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 RESAMPLES, LEVEL = 4999, 0.95  # resamples, and confidence level of all intervals
 
@@ -23,8 +22,7 @@ class Interval(NamedTuple):
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
     """Mean and its bootstrap interval of one value per prompt. Raises ValueError: no values, or one not finite."""
-    numbers = _checked("values", values)
-    return bootstrap((numbers,), lambda x, axis=-1: np.mean(x, axis=axis))
+    return bootstrap((_checked("values", values),), lambda x, axis=-1: np.mean(x, axis=axis))
 
 
 def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray) -> Interval:
@@ -32,8 +30,7 @@ def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequen
 
     Raises ValueError: as `mean_interval`, different lengths, or a denominator that is not positive.
     """
-    top, bottom = _paired(numerator, denominator)
-    return bootstrap((top, bottom), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis))
+    return bootstrap(_paired(numerator, denominator), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis))
 
 
 def total_speedup(
@@ -63,17 +60,11 @@ def bootstrap(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any], *,
     estimate = float(statistic(*samples))
     if min(map(len, samples)) < 2:
         return Interval(estimate, float("nan"), float("nan"))
-    result = stats.bootstrap(
-        samples,
-        statistic,
-        paired=paired and len(samples) > 1,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    return Interval(estimate, float(result.confidence_interval.low), float(result.confidence_interval.high))
+    rng, groups = np.random.default_rng(0), samples[:1] if paired else samples
+    drawn = [rng.integers(0, len(group), (RESAMPLES, len(group))) for group in groups]
+    resampled = [sample[rows] for sample, rows in zip(samples, itertools.cycle(drawn), strict=False)]
+    low, high = np.percentile(statistic(*resampled, axis=-1), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return Interval(estimate, float(low), float(high))
 
 
 def _checked(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -112,8 +112,12 @@ def functions(family: Family) -> tuple[Callable[..., Any], ...]:
     return family.table, *(functools.partial(function, family) for function in every)
 
 
+@functools.lru_cache(maxsize=16)
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
-    """The family's `LanguageModel`. `dtype`: of matmul inputs and cache; other parameters are cast in every pass."""
+    """The family's `LanguageModel`; equal arguments give the same object, so that checkpoints share compiled programs.
+
+    `dtype`: of matmul inputs and cache; other parameters are cast in every pass.
+    """
     module, c = Decoder(family, config, dtype), config
 
     def init_cache(params, batch, slots, source=None):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from tiny_llama import model_and_params
 
 from specdec_jax import kernels
 from specdec_jax.contrib.trees import comb
@@ -26,13 +27,13 @@ pytestmark = pytest.mark.optimised
 
 def tiny_pair(policy, verifier, most=3, dtype=jnp.float32, head_dim=8, **options):
     config = dataclasses.replace(llama.example_config(), head_dim=head_dim)
-    tiny = llama.language_model(config, dtype)
-    params = llama.init_params(config, jax.random.key(0), dtype)
+    tiny, params = model_and_params(config, dtype)
     return build_decoder(tiny, model(tiny, most, catch_up=4), policy, verifier, **options), ModelParams(params, params)
 
 
 def test_a_sweep_over_every_number_compiles_once():
     decoder, params = tiny_pair(adaedl(), block())
+    before = decoder.num_programs("prefill")  # which decoders of other tests share
     sweep = [
         {},
         {"policy_hyperparameters": {"entropy_factor": 0.5}},
@@ -52,7 +53,7 @@ def test_a_sweep_over_every_number_compiles_once():
         decoder.run(params, state)
     state = decoder.prefill(params, [list(range(1, 30)), [4, 5]], max_new_tokens=8)  # other lengths, the same bucket
     decoder.run(params, decoder.run(params, state, rounds=1), rounds=3)
-    assert [decoder.num_programs(name) for name in ("prefill", "run")] == [1, 1]
+    assert decoder.num_programs("run") == 1 and decoder.num_programs("prefill") <= before + 1
 
 
 @pytest.mark.parametrize("commit", [False, True])
@@ -77,9 +78,8 @@ def test_buckets_are_few_and_hold_what_they_must():
 def program_of_layers(count):
     """(StableHLO, optimised HLO) of a prefill of so many layers."""
     config = dataclasses.replace(llama.example_config(), num_hidden_layers=count)
-    tiny = llama.language_model(config, jnp.float32)
+    tiny, params = model_and_params(config)
     decoder = build_decoder(tiny, model(tiny, 3, catch_up=4), static(), rejection())
-    params = llama.init_params(config, jax.random.key(0), jnp.float32)
     lowered = decoder.jitted["prefill"].lower(params, None, np.zeros((1, 64), np.int32), np.full(1, 3, np.int32))
     return lowered.as_text(), lowered.compile().as_text()
 
@@ -96,14 +96,13 @@ def test_layers_are_traced_once_and_share_what_is_alike():
 
 
 def test_decoders_of_one_target_share_what_reads_the_prompt():
-    config = llama.example_config()
-    tiny, params = llama.language_model(config, jnp.float32), llama.init_params(config, jax.random.key(0), jnp.float32)
-    drafter = model(tiny, 3, catch_up=4)
-    decoders = [build_decoder(tiny, drafter, policy, rejection()) for policy in (adaedl(), static())]
-    for decoder in decoders:
-        decoder.prefill(ModelParams(params, params), [[1, 2, 3]], max_new_tokens=8)
+    """Also decoders of checkpoints that were read one by one, if their configurations are equal."""
+    decoders = []
+    for policy in (adaedl(), static()):
+        tiny = llama.language_model(llama.example_config(), jnp.float32)
+        decoders.append(build_decoder(tiny, model(tiny, 3), policy, rejection()))
     for name in ("prefill", "prefill_drafter"):
-        assert [decoder.num_programs(name) for decoder in decoders] == [1, 1]
+        assert decoders[0].jitted[name] is decoders[1].jitted[name]
 
 
 @pytest.mark.often(1)
@@ -178,9 +177,7 @@ PLATFORMS = ("tpu", "cuda", "cpu")
 @pytest.fixture(scope="module")
 def exported():
     """Both programs, lowered once: name -> (Exported, the text of its module)."""
-    config = llama.example_config()
-    tiny = llama.language_model(config, jnp.bfloat16)
-    params = llama.init_params(config, jax.random.key(0), jnp.bfloat16)
+    tiny, params = model_and_params(dtype=jnp.bfloat16)
     decoder = build_decoder(tiny, model(tiny, 3), adaedl(), block())
     weights = ModelParams(params, params)
     state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, warp=make_warp(1, 0.8, 5, 0.9, 0.01))

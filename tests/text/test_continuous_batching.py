@@ -90,9 +90,10 @@ def test_requests_of_one_size_share_a_program(tmp_path):
     long = [prepare(pair, ["a" * 118], SamplingParams(max_new_tokens=new), chat=False) for new in (8, 10, 9)]
     mixed = [long[0], *requests(pair, numbers=(0, 1, 2)), *long[1:], *requests(pair, numbers=(4, 5))]
     assert {slots_of(pair, one) for one in mixed} == {FEWEST_SLOTS, 3 * FEWEST_SLOTS // 2}
+    before = pair.decoder.num_programs("run")  # of other tests' pairs, which share the decoder
     found = by_index(complete(pair, mixed, 2))
     assert sorted(found) == list(range(len(mixed)))
-    assert pair.decoder.num_programs("run") == 2
+    assert pair.decoder.num_programs("run") <= before + 2
 
 
 def test_requests_are_taken_as_rows_fall_free(tiny):

@@ -77,8 +77,8 @@ def test_the_enumerated_distribution_is_that_of_the_paths(name):
 
 def verified(verifier, hyperparameters, draft, target, warp):
     rows = len(draft.length)
-    zeros = jnp.zeros(rows, jnp.int32)
-    context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(jnp.uint32), warp, ())
+    zeros = np.zeros(rows, np.int32)
+    context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(np.uint32), warp, ())
     log_prob_accepted, next_distribution, _ = jax.jit(
         lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
             verifier.verify(state, draft, target, context)
@@ -87,15 +87,17 @@ def verified(verifier, hyperparameters, draft, target, warp):
     return np.asarray(log_prob_accepted), np.asarray(next_distribution)
 
 
+WARPED = jax.jit(distributions)
+
+
 def random_case(rows, temperature, chosen=False, seed=0):
     rng = np.random.default_rng(seed)
     warp = make_warp(rows, temperature)
-    target = distributions(jnp.asarray(rng.normal(size=(rows, 4, 12)), jnp.float32), warp)
-    drafter = distributions(jnp.asarray(rng.normal(size=(rows, 3, 12)), jnp.float32), warp)
+    target, drafter = (WARPED(rng.normal(size=(rows, count, 12)).astype(np.float32), warp) for count in (4, 3))
     tokens = rng.integers(0, 12, (rows, 3)).astype(np.int32) if temperature else np.asarray(drafter.top_token)
-    one_hot = jnp.full((rows, 3), chosen)
     log_q = None if chosen else drafter.log_prob
-    return Draft(jnp.asarray(tokens), log_q, one_hot, jnp.asarray(rng.integers(0, 4, rows))), target, warp
+    length = rng.integers(0, 4, rows).astype(np.int32)
+    return Draft(tokens, log_q, np.full((rows, 3), chosen), length), target, warp
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

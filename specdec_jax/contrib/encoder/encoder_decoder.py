@@ -101,6 +101,7 @@ def functions(family: Family) -> tuple[Callable[..., Any], ...]:
     return family.table, *(functools.partial(function, family) for function in every)
 
 
+@functools.lru_cache(maxsize=16)
 def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> LanguageModel:
     """The family's `LanguageModel`. `dtype`: of matmul inputs and cache; other parameters are cast in every pass."""
     c, decoder = config, Decoder(family, config, dtype)

@@ -9,6 +9,7 @@ addition here.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +128,7 @@ def head_input(params: Params, hidden: Array, tokens: Array, step: int) -> Array
     return hidden
 
 
+@functools.lru_cache(maxsize=16)
 def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> DraftModel:
     """The model. It drafts for its target by `reading`; `apply` raises ValueError."""
     base = llama.language_model(config, dtype)
