@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib.commands import Output, Served, command
+from experiments.lib.commands import LoadedPair, Output, Served, command
 from experiments.lib.plots import panels
 from experiments.lib.prompts import load_prompts
 from experiments.lib.rules import LENGTHS, RULES, Rule
@@ -36,7 +36,7 @@ from specdec_jax import stopping
 from specdec_jax.costs.choices import ESTIMATED, weighs_costs
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.loading import LoadedModel
+from specdec_jax.loading import refuse_encoders
 from specdec_jax.metrics.deviation import deviations
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
@@ -45,6 +45,7 @@ from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, join, load_trace
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode
+from specdec_jax.text.prompt_file import Prompt
 from specdec_jax.text.sampling_params import NewTokens, Seed
 from specdec_jax.text.strategies import build
 
@@ -78,8 +79,8 @@ class Calibrate(Output, Served):
 def calibrate(config: Calibrate, console: Console) -> Path:
     """Records what is missing, learns, and writes the run folder; returns calibration.json's path."""
     costs = costs_or_default(config.costs)
-    for source in config.prompts:
-        load_prompts(source, split=config.split)
+    prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
+    refuse_encoders("this experiment", config.target, config.drafter)
     folder = RunFolder.create("calibrate", config, config.out)
     parts: dict[str, list[Trace]] = {kind: [] for kind in KINDS}
     for index, source in enumerate(config.prompts):  # a file's trace is recorded once
@@ -92,7 +93,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     models = config.load(console)
     with console.status("Learning"):
         figures = {kind: figures_of(trace) for kind, trace in traces.items()}
-        lenience = {kind: _lenience(config, models, trace) for kind, trace in traces.items()}
+        lenience = {kind: _lenience(config, models, prompts, trace) for kind, trace in traces.items()}
         longest, hyperparameters, variants = config.max_draft_length, {}, {}
         for kind, trace in traces.items():
             made = learnt(kind, trace, lenience[kind]["bound"], costs, longest)
@@ -119,11 +120,9 @@ def calibrate(config: Calibrate, console: Console) -> Path:
     return folder.path / FILE
 
 
-def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace: Trace) -> dict[str, Any]:
+def _lenience(config: Calibrate, models: LoadedPair, prompts: list[Prompt], trace: Trace) -> dict[str, Any]:
     """Mean total variation per token by lenience, and the least lenience that keeps it below the given bound."""
     pair = build_pair(*models, costs=ESTIMATED)
-    prompts = [prompt for source in config.prompts for prompt in load_prompts(source, split=config.split)]
-    temperature = float(trace.temperature[0])
     lines = [tokens[:length].tolist() for tokens, length in zip(trace.tokens, trace.length, strict=True)]
     texts = [encode(models[0], prompt.turns[0]) + line for prompt, line in zip(prompts, lines, strict=True)]
     length = np.array([len(text) for text in texts])
@@ -136,7 +135,7 @@ def _lenience(config: Calibrate, models: tuple[LoadedModel, LoadedModel], trace:
         at, last = np.arange(size - 1)[None, :], length[rows, None] - 1
         judged = (at < last) & (at >= last - trace.length[rows, None])
         lenient = {"verifier": "lenience", "hyperparameters": {"lenience": np.float32(LENIENCES)}}
-        warp = make_warp(len(rows), temperature)
+        warp = make_warp(len(rows), float(trace.temperature[0]))
         figures = deviations(pair.decoder, pair.params, padded, **lenient, warp=warp)
         totals += np.sum(np.asarray(figures.total_variation), axis=(1, 2), where=judged[None])
     means = dict(zip(LENIENCES, (totals / trace.num_positions).tolist(), strict=True))

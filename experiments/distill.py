@@ -70,6 +70,7 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
     if share and not config.labels and "train" in stages:
         raise ValueError("with --distributed, training uses stored labels: labels must be more than 0")
     folder = Path(config.out or f"runs/{config.name}")
+    refuse_encoders("distillation", config.target)
     use_mesh(config.mesh)
     with _training_mesh(config, share):
         if "train" in stages:
@@ -77,7 +78,6 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
     first = share is None or share.index == 0
     with locked(folder) if first else nullcontext():
         with together(folder, share) if share else nullcontext():
-            refuse_encoders("distillation", config.target)
             enable()
             download(config.target)
             with console.status("Loading the target"):

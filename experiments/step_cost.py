@@ -85,13 +85,14 @@ class StepCost(Output, Smoke, Models):
 def measure(config: StepCost, console: Console) -> None:
     """Measures, unless the folder holds the figures, and writes what is made of them."""
     config = dataclasses.replace(config, **TINY) if config.smoke else config
+    if not config.smoke:
+        refuse_encoders("step_cost", config.target, config.drafter)
     folder = RunFolder.create("step_cost", config, config.out)
     if not (folder.path / COSTS).exists():
         enable()
         if config.smoke:
             targets, drafter = {"float32": tiny_pair()[0]}, tiny_pair()[1]
         else:
-            refuse_encoders("step_cost", config.target, config.drafter)
             drafter = load_model(config.drafter, dtype=config.dtypes[0])
             targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
             drafter = for_target(targets[config.dtypes[0]], drafter, say)

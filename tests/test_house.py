@@ -323,6 +323,12 @@ def test_every_seeded_bug_has_a_test_in_make_test(request):
     assert [name for name in named if not any(test.split("[")[0].startswith(name) for test in tests)] == []
 
 
+def test_recorded_seconds_are_of_tests_that_exist(request, stale):
+    if request.config.args != ["tests"]:
+        pytest.skip("not all tests were collected")
+    assert stale == []
+
+
 def test_seams_have_at_most_eight_fields():
     records = Hidden, Source, Next, Draft, VerificationResult, Observer, Seen, RoundContext
     kinds = StoppingPolicy, Verifier, Drafter, Monitor, LanguageModel, DraftModel

@@ -1,9 +1,11 @@
 """What commands refuse, each by one line on standard error: tests/data/refusals.txt has every command and its line.
 
-`...` stands for any text. STORE=yes in the environment writes the file anew; read what changed before it is committed.
+`...` stands for any text. STORE=yes in the environment writes what differs; read it before it is committed.
 """
 
 import doctest
+import functools
+import importlib
 import json
 import os
 import shlex
@@ -11,17 +13,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_compare import write_config
 from tiny_pair import write_pair
+from tiny_t5 import SMALL
 
-from experiments import distill
-from experiments.lib import token_ranking
 from experiments.lib.smoke import made_up_trace
 from specdec_jax.app import cli
 from specdec_jax.replay.trace import save_trace
 
 STORED = Path(__file__).parent / "data" / "refusals.txt"
 COMMANDS = dict(part.split("\n", 1) for part in STORED.read_text(encoding="utf-8").split("$ ")[1:])
-MAINS = {"distill": distill.main, "rank_tokens": token_ranking.main}
+EXPERIMENTS = {path.stem: path.stem for path in (Path(__file__).parents[1] / "experiments").glob("*.py")}
+EXPERIMENTS |= {"rank_tokens": "lib.token_ranking"}
+RULE = "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
+ENCODER = "import dataclasses\nfrom configs.{} import config as usual\nconfig = dataclasses.replace(usual, {})\n"
+TARGET = 'target="a_t5"'
 MODELS = ["--target", "pair/target", "--drafter", "pair/drafter"]
 
 
@@ -29,12 +35,25 @@ MODELS = ["--target", "pair/target", "--drafter", "pair/drafter"]
 def folder(tmp_path_factory):
     """What the commands name, and nothing that they do not."""
     folder = tmp_path_factory.mktemp("refusals")
+    for name in ("pair", "compared", "a_t5", "a", "b"):
+        (folder / name).mkdir()
     write_pair(folder / "pair")
+    options = "max_new_tokens=8, max_draft_length=2, verification_widths=(3,)"
+    config = write_config(folder / "compared", 'Method("static-2", static(draft_length=2))', options).read_text()
+    trace = made_up_trace(1.0)
     save_trace(folder / "trace.npz", made_up_trace())
+    for name in ("one", "two"):
+        save_trace(folder / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
     (folder / "configs").symlink_to(Path(__file__).parents[1] / "configs")
-    texts = {"prompts": json.dumps({"prompt": "one two three four"}), "bad": '{"words": 3}', "empty": ""}
+    texts = {"prompts.jsonl": json.dumps({"prompt": "one two three four"}), "bad.jsonl": '{"words": 3}'}
+    texts |= {"empty.jsonl": "", "costs.json": "{}", "a/mine.py": RULE, "b/mine.py": RULE}
+    texts |= {"compared/wrong.py": config.replace("max_new_tokens=", "max_new_token=")}
+    texts |= {"a_t5/config.json": json.dumps(SMALL.to_hf())}  # of a model with an encoder, without its weights
+    texts |= {"t5_config.py": ENCODER.format("distill_smollm2", TARGET)}
+    base = f"base=dataclasses.replace(usual.base, {TARGET})"
+    texts |= {"t5_variants.py": ENCODER.format("distill_variants", base)}
     for name, text in texts.items():
-        (folder / f"{name}.jsonl").write_text(text)
+        (folder / name).write_text(text)
     return folder
 
 
@@ -49,14 +68,20 @@ def test_a_command_is_refused_in_one_line_and_writes_nothing(command, folder, mo
         words += MODELS[: 2 if "--drafter" in words else 4]
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: name not in EXPERIMENTS)  # they show what they load
     monkeypatch.setattr("specdec_jax.app.doctor.build", lambda *_: pytest.fail("weights were read"))
-    before = sorted(folder.iterdir())
-    code = MAINS[name](words) if name in MAINS else cli.main([name, *words] if name else words)
+    monkeypatch.setattr("experiments.compare.decode", lambda *_: pytest.fail("something was compiled"))
+    files = lambda: {path for path in folder.rglob("*") if "__pycache__" not in path.parts}  # noqa: E731
+    before = files()
+    if name in EXPERIMENTS:
+        code = importlib.import_module(f"experiments.{EXPERIMENTS[name]}").main(words)
+    else:
+        code = cli.main([name, *words] if name else words)
     out, err = capsys.readouterr()
-    if os.environ.get("STORE"):
+    says = functools.partial(doctest.OutputChecker().check_output, got=err, optionflags=doctest.ELLIPSIS)
+    if os.environ.get("STORE") and not says(COMMANDS[command]):
         COMMANDS[command] = err
         STORED.write_text("".join(f"$ {each}\n{line}" for each, line in COMMANDS.items()), encoding="utf-8")
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ") and len(err) < 900, err
-    assert doctest.OutputChecker().check_output(COMMANDS[command], err, doctest.ELLIPSIS), err
-    assert sorted(folder.iterdir()) == before
+    assert says(COMMANDS[command]), err
+    assert files() == before

@@ -186,13 +186,9 @@ def test_other_settings_and_a_folder_in_use_are_refused(place, whole, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name a config first"),
-        (["{config}", "--stage", "judgement"], "unknown stage 'judgement'"),
-        (["{config}", "--toknes", "9"], "--toknes"),
         (["{config}", "--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
         (["{config}", "--stage", "train"], "holds no shards"),
         (["{config}", "--stage", "judge"], "no checkpoint"),
-        (["{config}", "--tokens", "0"], "tokens"),
         (["{config}", "--chunk", "7"], "chunk (7)"),
     ],
 )

@@ -1,6 +1,5 @@
 """What experiments share: exit codes, options, and run folders: refused early, whole at any moment, resumable."""
 
-import importlib
 import json
 import shlex
 import subprocess
@@ -17,8 +16,6 @@ from configs.base import CompareConfig, Method, config_hash
 from experiments.lib import run_folder
 from experiments.lib.commands import exit_codes, parsed
 from experiments.lib.run_folder import RunFolder, read_rows
-from experiments.lib.smoke import made_up_trace
-from specdec_jax.replay.trace import save_trace
 
 
 def test_exit_codes(capsys, monkeypatch):
@@ -51,71 +48,6 @@ def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
     assert parsed(Numbers, "Doc.", ["--limit", "none"]).limit is None
     assert parsed(Numbers, "Doc.", ["--limit", "5"]) == Numbers(5)
     assert parsed(Numbers, "Doc.", ["--widths", "2", "4", "--out", "a"]) == Numbers(3, (2, 4), Path("a"))
-
-
-NO_TRACES = "name traces that python -m experiments.record wrote, or give --smoke"
-READING = ("policies", "entropy", "adaedl lambda", "adaedl factor", "adaedl tables")
-REFUSED = [
-    ("record --temperatures nan", "temperatures must lie in [0, inf), got (nan,)"),
-    ("accelerators --batches -1", "batches must lie in [1, inf), got (-1,)"),
-    ("accelerators --chips tpu-v9", "no chip 'tpu-v9'"),
-    ("peers --only lama.cpp", "unknown peer 'lama.cpp'"),
-    ("parity --recorder --models a", "--recorder compares traces of --models TARGET DRAFTER"),
-    ("step_cost --smoke --batch 0", "batch must lie in [1, inf), got 0"),
-    ("step_cost precision --dtypes int8", "there must be two dtypes or more"),
-    ("step_cost precision --dtypes bfloat16 int4", "unknown dtype 'int4'"),
-    ("batches --batches x", "error: parsing --batches: Could not find valid parse for arguments: ['x']"),
-    ("adaedl", NO_TRACES),
-    ("adaedl tabels", "no trace 'tabels'"),
-    ("calibrate --max-deviation 2", "max_deviation must lie in (0, 1), got 2"),
-    ("calibrate --prompts nowhere.jsonl", "nowhere.jsonl"),
-    ("audit --only specdec_jax", "engines to audit are transformers, llama.cpp, vllm, got"),
-    ("audit --url http://localhost:1/v1 --only vllm", "exclude each other"),
-    ("audit --url file:///etc", "begins with http"),
-    ("audit --url http://local%20host/v1", "no completions of abcd"),
-    ("audit --write .", "makes a new folder"),
-    *((command, NO_TRACES) for command in READING),
-    *((f"{command} no/such/trace.npz", "no trace 'no/such/trace.npz'") for command in READING),
-    ("policies --smoke --rules adadl", "no rule 'adadl'; did you mean 'adaedl'"),
-    ("policies --smoke --rules a/mine.py b/mine.py", "is called 'mine', as another rule is"),
-    ("policies --smoke --rules adaedl --set threshold=0.1 threshold=0.2", "names a hyperparameter twice"),
-    ("policies --smoke --set threshold=2", "threshold must lie in"),
-    ("policies --smoke --set treshold=0.5", "--set treshold: none of"),
-    ("policies --smoke --set threshold=1:2", "got 'threshold=1:2'"),
-    ("policies --smoke --ratio 0.1 --costs x.json", "--costs or --ratio, not both"),
-    ("policies --smoke --costs x.json", "no cost model 'x.json'"),
-    ("policies --smoke --slope 0.1", "goes with --ratio"),
-    ("policies --smoke --ratios 0", "ratios"),
-    ("policies --smoke --ratios 0.1 --ratio 0.3", "leave out --ratio 0.3"),
-    ("policies one.npz two.npz --ratios 0.1", "traces of one drafter"),
-    ("policies --groups one", "NAME:TRACES:COSTS"),
-    ("policies --groups one:.:0.1 --tokens 0", "tokens must lie in [1, inf), got 0"),
-    ("policies --groups one:.:-1", "c must lie above 0"),
-    ("policies --groups one:.:none.json", "no cost model"),
-    ("policies --smoke --costs costs.json", "is not a cost model"),
-    ("adaedl tables --smoke --max-draft-length 7", "max_draft_length must lie in [16, inf), got 7"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), REFUSED)
-def test_bad_input_is_one_line_before_anything_is_written(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    trace, rule = (
-        made_up_trace(1.0, texts=2),
-        "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n",
-    )
-    for name in ("one", "two"):
-        save_trace(tmp_path / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
-    for name, text in (("costs.json", "{}"), ("a/mine.py", rule), ("b/mine.py", rule)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    before = sorted(path for path in tmp_path.rglob("*") if path.suffix)
-    experiment, *rest = words.split()
-    assert importlib.import_module(f"experiments.{experiment}").main([word.replace("%20", " ") for word in rest]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and message in said
-    assert sorted(path for path in tmp_path.rglob("*") if path.suffix not in (".pyc", "")) == before
 
 
 CONFIG = CompareConfig(name="tiny", prompts="none.jsonl", methods=(Method("plain", policy=None),))

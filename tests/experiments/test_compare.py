@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 
-DISTILL = Path(compare.__file__).parents[1] / "configs" / "distill_smollm2.py"
 KEYS = ("temperature", "prompt_id", "method")
 
 
@@ -122,33 +120,6 @@ def test_doubtful_costs_are_marked_and_compared_with_plain_decoding(config, tmp_
     load, decoding = json.loads((tmp_path / "out/manifest.json").read_text())["doubts"]
     assert load == "the load average was 9.0 on 2 cores" and decoding.startswith("decoding took 0.")
     assert all(f"{load}; {decoding}." in text for text in (screen, table))
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ("CONFIG --max-new-tokns 3", "unknown option --max-new-tokns; did you mean '--max-new-tokens'"),
-        ("CONFIG --prompts nowhere.jsonl", "no prompt file 'nowhere.jsonl'"),
-        ("CONFIG --target nowhere", "no model 'nowhere'"),
-        ("CONFIG --max-new-tokens 125", "prompt 'two' of 4 tokens and 125 new ones exceed the context of"),
-        ("CONFIG --max-draft-length 5", "widest verification width 3 cannot hold max_draft_length 5"),
-        ("CONFIG --out file/out", "cannot write the run folder"),
-        ("wrong.py", "wrong.py:6: CompareConfig has no 'max_new_token'; did you mean 'max_new_tokens'"),
-        ("", "name a config first"),
-        ("CONFIG --limit x", "parsing --limit: invalid literal for int() with base 10: 'x'"),
-        (f"{DISTILL} --limit 1", "but a DistillConfig: python -m experiments.distill takes it"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing_behind(config, tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare, "decode", lambda *args: pytest.fail("something was compiled"))
-    (tmp_path / "file").write_text("")
-    (tmp_path / "wrong.py").write_text(config.read_text().replace("max_new_tokens=", "max_new_token="))
-    before = sorted(tmp_path.iterdir())
-    assert main(words.replace("CONFIG", str(config)).split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and message in said
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):
