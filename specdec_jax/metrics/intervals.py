@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+Values = Sequence[float] | np.ndarray  # one per prompt
 RESAMPLES, LEVEL = 4999, 0.95  # resamples, and confidence level of all intervals
 
 
@@ -20,12 +21,12 @@ class Interval(NamedTuple):
     high: float
 
 
-def mean_interval(values: Sequence[float] | np.ndarray) -> Interval:
+def mean_interval(values: Values) -> Interval:
     """Mean and its bootstrap interval of one value per prompt. Raises ValueError: no values, or one not finite."""
     return bootstrap((_checked("values", values),), lambda x, axis=-1: np.mean(x, axis=axis))
 
 
-def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray) -> Interval:
+def ratio_of_totals(numerator: Values, denominator: Values) -> Interval:
     """sum(numerator) / sum(denominator) with a bootstrap interval; entry i of both belongs to prompt i.
 
     Raises ValueError: as `mean_interval`, different lengths, or a denominator that is not positive.
@@ -33,12 +34,7 @@ def ratio_of_totals(numerator: Sequence[float] | np.ndarray, denominator: Sequen
     return bootstrap(_paired(numerator, denominator), lambda x, y, axis=-1: np.sum(x, axis=axis) / np.sum(y, axis=axis))
 
 
-def total_speedup(
-    tokens: Sequence[float] | np.ndarray,
-    seconds: Sequence[float] | np.ndarray,
-    baseline_tokens: Sequence[float] | np.ndarray,
-    baseline_seconds: Sequence[float] | np.ndarray,
-) -> Interval:
+def total_speedup(tokens: Values, seconds: Values, baseline_tokens: Values, baseline_seconds: Values) -> Interval:
     """Ratio of total tokens/s to the baseline's; entry i of all four belongs to prompt i. Raises as above."""
     tokens, seconds = _paired(tokens, seconds)
     baseline_tokens, baseline_seconds = _paired(baseline_tokens, baseline_seconds)
@@ -67,16 +63,14 @@ def bootstrap(samples: tuple[np.ndarray, ...], statistic: Callable[..., Any], *,
     return Interval(estimate, float(low), float(high))
 
 
-def _checked(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+def _checked(name: str, values: Values) -> np.ndarray:
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or len(numbers) == 0 or not np.all(np.isfinite(numbers)):
         raise ValueError(f"{name} must be one finite number a prompt and at least one, got {values!r}")
     return numbers
 
 
-def _paired(
-    numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _paired(numerator: Values, denominator: Values) -> tuple[np.ndarray, np.ndarray]:
     top, bottom = _checked("numerator", numerator), _checked("denominator", denominator)
     if len(top) != len(bottom):
         raise ValueError(f"prompts must pair up: {len(top)} numerators, {len(bottom)} denominators")

@@ -131,8 +131,7 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
             logits = constrain(layers.project(x, kernel(params), dtype), DATA, None, ANY)
         return constrain(logits, DATA), cache
 
-    source = SourceSpec(c.decoder_start_token_id, c.context)
-    spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, source)
+    spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, SourceSpec(c.decoder_start_token_id, c.context))
     return LanguageModel(init_cache, apply, with_length, spec, Hidden(hidden, kernel, dtype=dtype))
 
 
