@@ -11,7 +11,7 @@ The thresholds and the static length are those that replays of other prompts cho
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.stopping import adaedl, max_confidence, static, survival
+from specdec_jax.stopping import adaedl, at_least, max_confidence, static, survival
 
 config = CompareConfig(
     name="coder",
@@ -22,6 +22,7 @@ config = CompareConfig(
         Method("plain", policy=None),
         Method("static-3", static(draft_length=3)),
         Method("adaedl", adaedl(threshold=0.5)),
+        Method("adaedl-first", at_least(1, adaedl(threshold=0.5))),
         Method("adaedl-keep", adaedl(threshold=0.65, keep_checked_token=True)),
         Method("max-confidence-keep", max_confidence(threshold=0.65, keep_checked_token=True)),
         Method("survival", survival()),

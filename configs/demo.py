@@ -9,21 +9,22 @@ Expected:  there, total speed-up greedy 1.10, 1.23, 1.43, 1.39 (rows in order), 
 
 Six of the twelve frozen prompts and five methods. The rest is one option away:
 
-  make demo ARGS="--only"                                         all eight methods
+  make demo ARGS="--only"                                         all nine methods
   make demo ARGS="--only static-3 adaedl adaedl-keep"             some of them, plain decoding always
   make demo ARGS="--only --prompts configs/prompts/demo.jsonl"    and all twelve prompts
   make demo ARGS="--temperatures 0 --repeats 3"                   what else can be changed: ARGS=--help
 
 The target is SmolLM2-135M-Instruct, the drafter the one in the package. Lambda starts at 0.3, the least of the paper's
-grid. `adaedl-keep` is our variant, in which the distribution that fails the check still gives its token; `survival` is
-our rule, at its defaults; `survival-8192` the same with a drafter that proposes the 8,192 most frequent tokens and the
-text's own rare ones; `survival-reading` with one that also reads the target's hidden states.
-The prompts are frozen: change a copy. The spread is taken over prompts, from one timed pass each; for a benchmark
-raise --repeats.
+grid. `adaedl-first` drafts the first token unchecked; in `adaedl-keep`, our variant, the distribution that fails the
+check still gives its token; `survival` is our rule, at its defaults; `survival-8192` the same with a drafter that
+proposes the 8,192 most frequent tokens and the text's own rare ones; `survival-reading` with one that also reads the
+target's hidden states.
+The prompts are frozen: change a copy. The spread is taken over prompts, from one timed pass each; for a benchmark raise
+--repeats.
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.stopping import adaedl, static, survival
+from specdec_jax.stopping import adaedl, at_least, static, survival
 
 config = CompareConfig(
     name="demo",
@@ -33,6 +34,7 @@ config = CompareConfig(
         Method("static-3", static(draft_length=3)),
         Method("static-7", static(draft_length=7)),
         Method("adaedl", adaedl(threshold=0.3)),
+        Method("adaedl-first", at_least(1, adaedl(threshold=0.3))),
         Method("adaedl-keep", adaedl(threshold=0.3, keep_checked_token=True)),
         Method("survival", survival()),
         Method("survival-8192", survival(), drafter="smollm2-drafter@8192"),

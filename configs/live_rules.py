@@ -12,7 +12,7 @@ given the costs of the machine it runs on.
 """
 
 from configs.base import CompareConfig, Method
-from specdec_jax.stopping import adaedl, cumulative_confidence, max_confidence, static, survival
+from specdec_jax.stopping import adaedl, at_least, cumulative_confidence, max_confidence, static, survival
 
 LONGEST = 7
 config = CompareConfig(
@@ -23,6 +23,7 @@ config = CompareConfig(
         Method("static-2", static(draft_length=2)),
         Method("static-3", static(draft_length=3)),
         Method("adaedl", adaedl(threshold=0.3)),
+        Method("adaedl-first", at_least(1, adaedl(threshold=0.3))),
         Method("adaedl-keep", adaedl(threshold=0.3, keep_checked_token=True)),
         Method("max-confidence-keep", max_confidence(threshold=0.5, keep_checked_token=True)),
         Method("cumulative-confidence", cumulative_confidence(threshold=0.3)),

@@ -30,22 +30,20 @@ from experiments.lib import plots, tables
 from experiments.lib import trace_runs as runs
 from experiments.lib.commands import command, with_studies
 from experiments.lib.plots import COLOURS, rule_colours
-from experiments.lib.rules import THRESHOLDS, Rule, rule
+from experiments.lib.rules import ADAEDL, THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, compared, gain, interval, markdown, percent_more, speedup
-from experiments.lib.trace_runs import Source, TraceOptions, Variant, variant, write
+from experiments.lib.trace_runs import Source, TraceOptions, variant, write
 from specdec_jax.ranges import Between
-from specdec_jax.stopping.update_every import update_every
 
-LAMBDAS = (0.0, *THRESHOLDS)
 AXES = "speed-up over plain decoding"
 
 LENGTHS = (3, 7, 16)
-METHODS, KEPT = ("static", "max-confidence", "adaedl"), "adaedl-keep"
-OURS = (*METHODS, KEPT)
-TRIED = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9)  # lambdas to start from; the paper's are 0.3 and more
+METHODS = ("static", "max-confidence", "adaedl")  # the paper's
+OURS = (*METHODS, *ADAEDL[1:])
 SETS = {"summarization": "CNN-DM", "instructions": "Dolly", "translation": "WMT"}
-TASKS = {"summarisation": "summarization", "mt_bench": "instructions", "chat": "instructions"}  # what stands for what
+TASKS = {"summarization": ("summarization", "summarisation"), "instructions": ("instructions", "mt_bench", "chat")}
+TASKS |= {"translation": ("translation",)}  # the task of a trace that stands for a set: the first that it has
 RATES = {  # tokens/s of plain decoding, and of METHODS at each of LENGTHS
     ("summarization", 0.7): (25.74, (54.1, 53.1, 55.7), (51.5, 53.5, 56.9), (36.3, 49.5, 54.1)),
     ("instructions", 0.7): (29.02, (54.7, 55.7, 55.8), (47.6, 56.6, 57.1), (32.1, 55.8, 56.1)),
@@ -77,9 +75,9 @@ def paper_tables(options: Tables, console: Console) -> None:
     about = made_up.about | {"tasks": [names[task] for task in made_up.about["tasks"]]}
     sources = runs.read_sources(options, {"made up": {0.7: made_up._replace(about=about)}})
     if not any(map(tasks_of_sets, sources)):
-        raise ValueError(f"no text is of a task that the paper has: {', '.join((*SETS, *TASKS))}")
+        raise ValueError(f"no text is of a task that the paper has: {', '.join(sum(TASKS.values(), ()))}")
     run = runs.open_traces("adaedl-tables", options, console, sources=sources)
-    starts = [{"threshold": start} for start in TRIED]
+    starts = rule("adaedl").settings()[1:]
     rows = runs.sweep(run, {
         f"{method}, {n}": variant(rule(method), [{"draft_length": n}] if method == "static" else starts, n)
         for n in LENGTHS for method in OURS
@@ -89,21 +87,24 @@ def paper_tables(options: Tables, console: Console) -> None:
         table, panels = by_length(source, rows, title)
         blocks += [f"## {title}", table] if panels else []
         lines |= panels
-    head = ["set", "over static, published", "here", "over max-confidence, published", "here", "lambda"]
+    head = ["set", "over static, published", *ADAEDL, "over max-confidence, published", ADAEDL[0]]
+    head += [f"L = {LENGTHS[-1]} over static, published", ADAEDL[0], "lambda"]
     gains = []
     for source, title in runs.sections(run):
         for name, task in tasks_of_sets(source).items():
             here = runs.by_name(rows, source, task)
             at_lengths = {method: [here[f"{method}, {length}"] for length in LENGTHS] for method in OURS}
             best = {method: min(each, key=lambda row: sum(row["seconds"])) for method, each in at_lengths.items()}
+            longest = {method: each[-1] for method, each in at_lengths.items()}
             paper, line = PUBLISHED.get((name, source.temperature)), [f"{task}, {title.lower()}"]
-            for other in ("static", "max-confidence"):
-                fastest = {} if paper is None else dict(zip(METHODS, paper.max(axis=0), strict=True))
-                theirs = f"{100 * (fastest['adaedl'] / fastest[other] - 1):+.1f} %" if fastest else NONE
-                line += [theirs, percent_more(gain(best["adaedl"], best[other]))]
-            line.append(tables.setting(best["adaedl"]["settings"], "threshold"))
-            gains.append([*line, percent_more(gain(best[KEPT], best["static"]))])
-    blocks += ["## What AdaEDL gains", markdown([*head, "keep over static"], gains)]
+            fastest, last = (None, None) if paper is None else (paper.max(axis=0), paper[-1])
+            contrasts = (fastest, best, "static", ADAEDL), (fastest, best, "max-confidence", ADAEDL[:1])
+            for published, played, other, readings in (*contrasts, (last, longest, "static", ADAEDL[:1])):
+                ratio = None if published is None else published[-1] / published[METHODS.index(other)]
+                line += [NONE if ratio is None else f"{100 * (ratio - 1):+.1f} %"]
+                line += [percent_more(gain(played[reading], played[other])) for reading in readings]
+            gains.append([*line, tables.setting(best["adaedl"]["settings"], "threshold")])
+    blocks += ["## What AdaEDL gains", markdown(head, gains)]
     colours = rule_colours(OURS)
     styles = {method: {"color": colours[method], "marker": "o", "ms": 4} for method in OURS}
     styles |= {f"{method}, published": {"color": colours[method], "ls": ":", "marker": "D"} for method in METHODS}
@@ -114,16 +115,14 @@ def paper_tables(options: Tables, console: Console) -> None:
 NOTE_TABLES = (
     "Ratios to plain decoding: published, then replayed here with a 95 % bootstrap interval over prompts and, in "
     "brackets, the share of drafted tokens that were accepted. Gains: the fastest L of either method, in hindsight as "
-    "in the paper, here paired by prompt and bold where the interval excludes 0; lambda: AdaEDL's start, chosen on "
-    f"one half / on the other. {NONE} where the paper has no figure."
+    f"in the paper, or both at L = {LENGTHS[-1]}; here paired by prompt and bold where the interval excludes 0; "
+    f"lambda: adaedl's start, chosen on one half / on the other. {NONE} where the paper has no figure."
 )
 
 
 def tasks_of_sets(source: Source) -> dict[str, str]:
     """The source's tasks that stand for the paper's sets: {'summarization': the task here}."""
-    names = {name: task for task, name in reversed(TASKS.items()) if task in source.tasks}  # the first stands for it
-    names |= {name: name for name in SETS if name in source.tasks}
-    return {name: names[name] for name in SETS if name in names}
+    return {name: task for name, tasks in TASKS.items() for task in [t for t in tasks if t in source.tasks][:1]}
 
 
 def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dict[str, dict[str, plots.Line]]]:
@@ -146,13 +145,13 @@ def by_length(source: Source, rows: Sequence[Row], title: str) -> tuple[str, dic
     return markdown(["L, method", *heads], lines), panels
 
 
-FITTED, PAPER, PAPER_LAMBDA = "fitted", "0.2", 0.7
+FITTED, PAPER = "fitted", "0.2"
 FACTORS = (0.05, 0.1, float(PAPER), 0.5, 1.0)  # the paper's gamma
-KINDS = {"published": (PAPER_LAMBDA,), "chosen": LAMBDAS}
+KINDS = {"0.7": (0.7,), "chosen": THRESHOLDS}  # lambda: our default, as the paper reports its best
 
 
 def factor(options: TraceOptions, console: Console) -> None:
-    """Factors at the published lambda and at the lambda chosen for each, and the factor that is fitted online."""
+    """Factors at the default lambda and at the lambda chosen for each, and the factor that is fitted online."""
     rules = {f"{value:g}": (rule("adaedl"), {"entropy_factor": value}) for value in FACTORS}
     rules[FITTED] = rule("adaptive-gamma"), {}
     two = {f"{n}, made up": {1.0: made_up_trace(1.0, boost=boost)} for n, boost in (("worse", 0.0), ("better", 0.7))}
@@ -176,47 +175,40 @@ def factor(options: TraceOptions, console: Console) -> None:
         for kind in KINDS:
             mine = {name: here[f"{name}, {kind}"] for name in rules}
             blocks += [f"Lambda {kind}:", compared(mine, [PAPER], chosen="threshold", more={"cut-off": cutoffs})]
-    figure = plots.map_figure(maps, ("lambda", LAMBDAS), ("entropy_factor", FACTORS), AXES)
+    figure = plots.map_figure(maps, ("lambda", THRESHOLDS), ("entropy_factor", FACTORS), AXES)
     write(run, "The entropy factor", blocks, NOTE_FACTOR, factor=figure)
 
 
 NOTE_FACTOR = (
-    f"Speed-up over plain decoding, total over total; over {PAPER}: against the published factor at the published "
-    f"lambda ({PAPER_LAMBDA:g}), or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold "
-    "where they exclude 0. Chosen: on one half of the prompts / on the other. Cut-off: the entropy in nats above which "
-    "a draft stops at that lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
+    f"Speed-up over plain decoding, total over total; over {PAPER}: against the published factor at the same lambda, "
+    "or at the lambda chosen for it; 95 % bootstrap intervals over prompts, paired, bold where they exclude 0. Chosen: "
+    "on one half of the prompts / on the other. Cut-off: the entropy in nats above which a draft stops at that "
+    "lambda, before Algorithm 1 moves it; lambda cannot put it above 1 over the factor."
 )
 
 STARTS = (0.3, 0.5, 0.6, 0.7, 0.9)  # the paper's
 FIXED, DYNAMIC, STEEP = "fixed", "Algorithm 1", "Algorithm 1, ten times the step"
 MOVES: dict[str, dict[str, Any]] = {FIXED: {"step": 0.0}, DYNAMIC: {}, STEEP: {"step": 0.1}}
-ROUNDS = {f"updated every {n}th round": {"rounds": n} for n in (4, 16)}
-TUNED = (FIXED, DYNAMIC, *ROUNDS, STEEP)
 
 
 def moving_lambda(options: TraceOptions, console: Console) -> None:
-    """A fixed lambda, Algorithm 1, ten times its step, and updates every 4th and 16th round; chosen, and by start."""
-    entry = rule("adaedl")
-    slow = Rule("update-every", update_every(policy=entry.policy))
-    kinds = {name: (entry, fixed) for name, fixed in MOVES.items()} | {n: (slow, fixed) for n, fixed in ROUNDS.items()}
-    variants: dict[str, Variant] = {
-        name: variant(kinds[name][0], [kinds[name][1] | {"threshold": value} for value in LAMBDAS]) for name in TUNED
-    }
-    for start in STARTS:
-        for name, fixed in MOVES.items():
-            variants[f"{name} from {start:g}"] = variant(entry, [fixed | {"threshold": start}])
+    """A fixed lambda, Algorithm 1, and ten times its step; chosen, and by start."""
+    starts = {"": THRESHOLDS} | {f" from {start:g}": (start,) for start in STARTS}
+    variants = {
+        name + words: variant(rule("adaedl"), [fixed | {"threshold": value} for value in values])
+        for words, values in starts.items() for name, fixed in MOVES.items()
+    }  # fmt: skip
     run = runs.open_traces("adaedl-lambda", options, console)
     rows = runs.sweep(run, variants)
     blocks = [runs.about(run)]
     lines, per_text = {}, lambda row: f"{tables.total(row, 'rounds') / len(row['rounds']):.0f}"
     for source, title in runs.sections(run):
         whole = runs.by_name(rows, source)
-        tuned = {key: whole[key] for key in TUNED}
-        blocks += [f"## {title}", compared(tuned, [FIXED], chosen="threshold")]
+        blocks += [f"## {title}", compared({key: whole[key] for key in MOVES}, [FIXED], chosen="threshold")]
         for start in STARTS:
             mine = {key: whole[f"{key} from {start:g}"] for key in MOVES}
             blocks += [f"From {start:g}:", compared(mine, [FIXED], more={"rounds a text": per_text})]
-        lines[title] = {key: (LAMBDAS, whole[key]["curve"]) for key in MOVES}
+        lines[title] = {key: (THRESHOLDS, whole[key]["curve"]) for key in MOVES}
     dashes = zip(MOVES, COLOURS[1:], ("-", "--", ":"), strict=False)
     styles = {key: {"color": colour, "ls": style, "lw": 2} for key, colour, style in dashes}
     figure = plots.lines_figure(lines, ("lambda, or where it starts", AXES), styles)

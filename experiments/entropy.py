@@ -15,9 +15,9 @@ Output:    runs/entropy-<time>/; results.jsonl has a line a pair, temperature, t
 The expected acceptance of a position is the overlap of the two distributions as sampled, sum of min(p, q); at
 temperature 0 it is whether their first choices agree, a bit, and the entropy is the raw one: there a single position
 can only be judged by its bin. Derivation (arXiv 2410.18351, appendix B): Pinsker bounds acceptance by the drafter's
-cross-entropy against the target less its entropy; that the ratio of the two is a constant, 1 + 2 gamma, is the
-stable-entropy assumption. Traces hold the cross-entropy against the target's raw distribution, so that it is compared
-at temperatures 0 (raw distributions) and 1. All pairs are given the costs of one machine, so that what differs is
+cross-entropy against the target less its entropy (`Pinsker`); that the ratio of the two is a constant, 1 + 2 gamma, is
+the stable-entropy assumption. Traces hold the cross-entropy against the target's raw distribution: both are compared
+at temperature 1, the ratio at 0 too. All pairs are given the costs of one machine, so that what differs is
 acceptance. The factor is fitted to the tokens it is then judged on, which favours it a little: it is one number.
 """
 
@@ -88,8 +88,7 @@ def study(options: Entropy, console: Console) -> None:
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
 
-    nothing = {BOUND: Variant(lambda *_: None)}  # replays nothing
-    comparisons = runs.sweep(run, nothing, lambda source, texts, *_: measured(source, texts, options))
+    comparisons = runs.sweep(run, {BOUND: Variant(lambda *_: None)}, lambda *parts: measured(*parts[:2], options))
     rows = runs.sweep(run, variants())
     lines, bins = [], []
     for source, title in titled(run):  # the fits and their worth; and the share accepted in equally large bins
@@ -105,15 +104,17 @@ def study(options: Entropy, console: Console) -> None:
     blocks = [runs.about(run), markdown(["pair", "shared", "accepted", "factor", *variants(), *words], lines)]
     blocks += ["Mean entropy in nats: the share accepted:", markdown(fine, bins)]
     head = ["task", "positions", "bound", "acceptance", "below", "by", "factor"]
-    head += [f"CE/H ({number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %"]
+    head += [f"CE/H ({number(1 + 2 * FACTOR)} assumed)", "of positions: median", "quartiles", "10–90 %", "Pinsker"]
     for source, title in titled(run):
         lines = []  # by task: bound against acceptance, the factor that fits, and the stable-entropy assumption
         for task in source.tasks:
             row = runs.by_name(comparisons, source, task)[BOUND]
-            whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 4
+            whole, ratio, spread = row["whole"], row["ratio"], [NONE] * 5
             if ratio is not None:
                 q = [f"{value:.2f}" for value in ratio["quantiles"]]
-                spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}"]
+                spread = [interval(ratio["total"]), q[2], f"{q[1]}–{q[3]}", f"{q[0]}–{q[4]}", NONE]
+                if source.temperature:
+                    spread[-1] = "{:.2f} ({:.1%})".format(*ratio["pinsker"])
             cells = [str(row["positions"]), f"{whole['bound']:.2f}", interval(whole["acceptance"])]
             cells += [f"{whole['below']:.0%}", f"{whole['by']:.2f}", interval(row["factor"])]
             lines.append([task, *cells, *spread])
@@ -129,7 +130,9 @@ NOTES = (
     "acceptance is under the bound, and by how much it is there; greedy, where a position's acceptance is 0 or 1, "
     "every rejection where the bound is above 0 counts. Factor: nearest to what was accepted (by squares, the bound "
     "cut at 0). CE/H: cross-entropy over entropy, total over total; each position's has at least "
-    f"{LEAST} nats of entropy; {NONE} where the trace does not know it. Bold where an interval excludes 0."
+    f"{LEAST} nats of entropy; {NONE} where the trace does not know it. Pinsker: 1 - sqrt(KL / 2), KL the "
+    "cross-entropy less the entropy; in brackets the positions whose acceptance is below it. Bold where an interval "
+    "excludes 0."
 )
 
 
@@ -148,7 +151,7 @@ def variants() -> dict[str, Variant]:
         return variant(adaedl, [{"entropy_factor": factor}]).replay(source, longest)
 
     published = variant(adaedl, [{"entropy_factor": FACTOR}])
-    chosen = variant(adaedl, [{"threshold": value} for value in (0.0, *THRESHOLDS)])
+    chosen = variant(adaedl, [{"threshold": value} for value in THRESHOLDS])
     return {PUBLISHED: published, FITTED: Variant(fitted), CHOSEN: chosen} | {
         name: variant(rule(name)) for name in ("static", "survival")
     }
@@ -175,13 +178,15 @@ def measured(source: Source, texts: np.ndarray, options: Entropy) -> Row:
         some = seen.entropy >= LEAST
         quantiles = np.quantile(seen.cross[some] / seen.entropy[some], (0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
         ratio = {"total": list(ratio_of_totals(top[bottom > 0], bottom[bottom > 0])), "quantiles": quantiles}
+        pinsker = np.maximum(1.0 - np.sqrt(np.maximum(seen.cross - seen.entropy, 0.0) / 2.0), 0.0)
+        ratio["pinsker"] = [pinsker.mean(), (seen.acceptance < pinsker - 1e-3).mean()]  # rounding apart
     order = np.array_split(np.argsort(seen.entropy, kind="stable"), min(options.bins, len(seen.text)))
     return {
         "positions": len(seen.text),
         "fine": [described(Positions(*(column[indices] for column in seen))) for indices in order],
         "whole": described(seen),
         "factor": list(entropy_factor_interval(seen.entropy, seen.accepted, seen.text)),
-        "ratio": ratio,  # cross-entropy over entropy: of the totals, and its spread over positions with some entropy
+        "ratio": ratio,  # cross-entropy over entropy: of the totals, its spread over positions; Pinsker's bound
     }
 
 

@@ -242,7 +242,7 @@ def _without_repeats(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 
 NOTES = (
-    "Speed-ups over plain decoding, total over total: at the published setting (a line of --set: at that one), and at "
+    "Speed-ups over plain decoding, total over total: at the default setting (a line of --set: at that one), and at "
     "the setting chosen on other prompts. Over a rule: how many times faster, with the 95 % bootstrap interval over "
     "texts, paired. Head-room: 0 % is the best static length, 100 % foresight (the oracle where there is none), "
     "negative: slower than the best static length. Rank: mean over tasks. Acc.: accepted over drafted tokens. Tokens "
@@ -263,7 +263,7 @@ def rules_table(rows: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]],
     least, limit = fast[STATIC], fast.get(FORESIGHT, fast[ORACLE])
     lines = []
     for name, row in rows.items():
-        published = total(row, "plain_seconds") / total(row, "first_seconds")
+        default = total(row, "plain_seconds") / total(row, "first_seconds")
         gains = [interval(gain(row, rows[other]), ".3f", tables.PARENTHESES) for other in over]
         gains = [NONE if name == other else text for other, text in zip(over, gains, strict=True)]
         gained = f"{(fast[name] - least) / (limit - least):.0%}" if limit > least else NONE
@@ -271,8 +271,8 @@ def rules_table(rows: Mapping[str, Row], tasks: Mapping[str, Mapping[str, Row]],
         rank = f"{np.mean(ranks[name]):.1f}" if name in ranks else NONE
         passes = total(row, "passes")
         unused = [f"{1 - total(row, key) / passes if passes else 0.0:.0%}" for key in ("drafted", "accepted")]
-        lines.append([name, f"{published:.2f}", f"{fast[name]:.3f}", *gains, gained, rank, *drafts, *unused])
-    heads = ["rule", "publ.", "chosen", *(f"over {name} (95 %)" for name in over), "head-room", "rank"]
+        lines.append([name, f"{default:.2f}", f"{fast[name]:.3f}", *gains, gained, rank, *drafts, *unused])
+    heads = ["rule", "default", "chosen", *(f"over {name} (95 %)" for name in over), "head-room", "rank"]
     return markdown([*heads, "acc.", "tokens", "drafted", "discarded", "wasted"], lines)
 
 
@@ -393,14 +393,14 @@ def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]],
 
 LEFT_OUT = "survival, left out"  # its prior fitted on the other pairs
 SAME_PAIR = "survival, prior of the pair"  # fitted on the other half of the prompts
-HEAD_PAIRS = ("rule", "here: over static", "worst", "rank", "bound", "elsewhere: over static", "worst", "rank")
+HEAD_PAIRS = ("rule", "here: over static", "worst", "rank", "head-room", "elsewhere: over static", "worst", "rank")
 NOTE_PAIRS = (
     "Over all pairs and temperatures, by geometric mean over the best static length, whose length is chosen on other "
-    "prompts of the same pair. Worst: the largest loss against a cell's fastest rule. Bound: the share of the way from "
-    "that static length to foresight, both summed over cells. *Here*: settings chosen on other prompts of the pair. "
-    "*Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is all "
-    "that is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, its "
-    "prior is fitted on the other pairs alone; *prior of the pair*: on other prompts of the same pair and temperature."
+    "prompts of the same pair. Worst: the largest loss against a cell's fastest rule. Head-room: the share of the way "
+    "from that static length to foresight, both summed over cells. *Here*: settings chosen on other prompts of the "
+    "pair. *Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is "
+    "all that is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, "
+    "its prior is fitted on the other pairs alone; *prior of the pair*: on its other prompts at that temperature."
 )
 Cells = Sequence[tuple[Source, Mapping[str, Row]]]
 

@@ -22,14 +22,13 @@ from rich.console import Console
 from experiments.lib import trace_runs as runs
 from experiments.lib.commands import command
 from experiments.lib.plots import Point, dots_figure
-from experiments.lib.rules import STATIC, rule
+from experiments.lib.rules import COMPARED, STATIC, rule
 from experiments.lib.tables import Row, at_temperature, gain, markdown, speedup
 from experiments.lib.trace_runs import ALL, ORACLE, REFERENCES, TraceFiles, drafter_of, variant
 from specdec_jax.contrib.engine_logs import costs_named
 from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_exact
 
 LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
-READING_RULES = ("adaedl-keep", "max-confidence-keep", "survival")
 LOOKUP = "n-gram lookup"
 
 
@@ -59,7 +58,7 @@ def headroom(options: Headroom, console: Console) -> None:
     rows: list[Row] = []
     for lengths_only in (True, False):
         mine = [source for source in sources if source.trace.lengths_only == lengths_only]
-        names = (STATIC, *LENGTH_RULES) if lengths_only else (STATIC, *LENGTH_RULES, *READING_RULES)
+        names = (STATIC, *LENGTH_RULES) if lengths_only else (*COMPARED, *LENGTH_RULES)
         variants = {name: variant(rule(name)) for name in names} | {ORACLE: REFERENCES[ORACLE]}
         rows += runs.sweep(run._replace(sources=mine), variants)
     lines: list[list[str]] = []  # one per machine and trace, or data set of a public log

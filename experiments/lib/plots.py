@@ -14,8 +14,8 @@ from specdec_jax.metrics.intervals import Interval
 # Okabe and Ito's palette, distinct with any colour vision; yellow is left out, too pale on white.
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INK = "#222222"
-RULE_COLOURS = dict(zip(COMPARED, ("#999999", "#0072B2", "#56B4E9", "#E69F00", "#009E73", "#D55E00"), strict=True))
-SPARE_COLOURS = ("#CC79A7", "#8C564B", "#7F7F00", "#17BECF")
+RULE_COLOURS = dict(zip(COMPARED, COLOURS, strict=True))
+SPARE_COLOURS = ("#8C564B", "#7F7F00", "#17BECF")
 
 
 def panels(

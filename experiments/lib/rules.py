@@ -1,7 +1,9 @@
-"""Every stopping rule at its published setting, and the grid its best setting is looked for on.
+"""Every stopping rule at its default setting, and the grid its best setting is looked for on.
 
-One list for all experiments that compare rules. A setting that the sources leave open is the file's default in
-specdec_jax/stopping. Rules that weigh time get the costs of the machine they are replayed for.
+One list for all experiments that compare rules. A default is the value of the rule's source, or ours where that leaves
+it open. Rules that weigh time get the costs of the machine they are replayed for. AdaEDL, whose paper reports its best
+lambda, has three readings: `adaedl`, as printed, which checks before the first token too; `adaedl-first`, which drafts
+the first token in any case; `adaedl-keep`, ours, which drafts the token of the distribution that fails the check.
 """
 
 import itertools
@@ -20,11 +22,12 @@ from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.strategy import nearest
 from specdec_jax.types import StoppingPolicy
 
-THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.05, 0.95, 19), 2))
+THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.0, 0.95, 20), 2))
 LENGTHS = (0, 1, 2, 3, 4, 5, 7)
 STATIC = "static"  # its best length is looked for like any other setting
-COMPARED = (STATIC, "adaedl", "adaedl-keep", "max-confidence-keep", "cumulative-confidence", "survival")
-SHORT_NAMES = {STATIC: "best static", "adaedl-keep": "adaedl keep"}  # headings that a terminal need not cut
+ADAEDL = ("adaedl", "adaedl-first", "adaedl-keep")  # lambda chosen, first token always drafted, checked token kept
+COMPARED = (STATIC, *ADAEDL, "max-confidence-keep", "cumulative-confidence", "survival")
+SHORT_NAMES = {STATIC: "best static", "adaedl-first": "adaedl first", "adaedl-keep": "adaedl keep"}  # a heading wraps
 SHORT_NAMES |= {"max-confidence-keep": "max conf. keep", "cumulative-confidence": "cumul. conf."}
 
 
@@ -33,16 +36,16 @@ class Rule:
     """A stopping rule as experiments compare it."""
 
     name: str
-    policy: StoppingPolicy  # At its published setting.
+    policy: StoppingPolicy  # At its default setting.
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Values of each hyperparameter to try; all combinations are tried."""
 
     def settings(self) -> list[dict[str, Any]]:
-        """The published setting first, then the grid's."""
-        published = dict(self.policy.given)
+        """The default setting first, then the grid's."""
+        default = dict(self.policy.given)
         combinations = itertools.product(*self.grid.values())
-        tried = [published | dict(zip(self.grid, values, strict=True)) for values in combinations]
-        return [published] + (tried if self.grid else [])
+        tried = [default | dict(zip(self.grid, values, strict=True)) for values in combinations]
+        return [default] + (tried if self.grid else [])
 
     def hyperparameters(self, settings: Sequence[Mapping[str, Any]], costs: CostModel, longest: int) -> dict[str, Any]:
         """Several settings as arrays [S] for `replay`; a hyperparameter that a setting leaves out has its default."""
@@ -61,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     Rule("static-16", stopping.static(draft_length=16)),
     Rule("static", stopping.static(draft_length=7), {"draft_length": tuple(range(17))}),
     Rule("adaedl", stopping.adaedl(), {"threshold": THRESHOLDS}),
+    Rule("adaedl-first", stopping.at_least(1, stopping.adaedl()), {"threshold": THRESHOLDS}),
     Rule("adaedl-keep", stopping.adaedl(keep_checked_token=True), {"threshold": THRESHOLDS}),
     Rule("max-confidence", stopping.max_confidence(), {"threshold": THRESHOLDS}),
     Rule("max-confidence-fixed", stopping.max_confidence(adaptive=False), {"threshold": THRESHOLDS}),

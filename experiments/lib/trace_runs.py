@@ -147,7 +147,7 @@ def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int 
 def replay_rule(
     trace: Trace, rule: Rule, costs: CostModel, longest: int, settings: Settings | None = None, phases: Any = None
 ) -> Replay:
-    """A rule's settings (its published one unless given) over a trace, with the machine's costs. One that reads phases
+    """A rule's settings (its default one unless given) over a trace, with the machine's costs. One that reads phases
     gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
@@ -264,7 +264,7 @@ def row_of(source: Source, texts: np.ndarray, result: Replay, settings: Settings
     plain = emitted * source.costs.plain_pass
     row: Row = {"emitted": emitted.tolist(), **{name: picked[name].astype(int).tolist() for name in COUNTS}}
     row["seconds"] = picked["seconds"].tolist()
-    row["first_seconds"] = columns["seconds"][0].tolist()  # at the first setting, the published one
+    row["first_seconds"] = columns["seconds"][0].tolist()  # at the first setting, the default
     row |= {"plain_seconds": plain.tolist(), "repeated": source.repeated[texts].tolist()}
     curve = (plain.sum() / totals).tolist()  # speed-up of every setting
     return row | {"settings": chosen[: len(settings)], "curve": curve}

@@ -27,7 +27,7 @@ class AdaEDLState(NamedTuple):
 
 @strategy
 def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> StoppingPolicy:
-    """AdaEDL as published, or with the token of the distribution that fails the check kept.
+    """AdaEDL's Algorithm 1 as printed, or with the token of the distribution that fails the check kept.
 
     Args:
         keep_checked_token: draft the token of the failing distribution too and stop after it. Its pass was already run,
@@ -35,9 +35,9 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
             this project.
         raw_entropy: use the entropy at temperature 1 without truncation instead of the sampled distribution's.
 
-    Hyperparameters (`init`), with the paper's values (section 4.4): entropy_factor 0.2 (> 0), threshold 0.7 (lambda, in
-    [0, 0.99]), target_acceptance 0.9 (alpha), acceptance_decay 0.5 (beta1), threshold_decay 0.9 (beta2), step 0.01
-    (epsilon), initial_acceptance (alpha unless given); the last five in [0, 1].
+    Hyperparameters (`init`), the paper's values (section 4.4) except for the first: threshold 0.7 (lambda, in [0,
+    0.99]), entropy_factor 0.2 (> 0), target_acceptance 0.9 (alpha), acceptance_decay 0.5 (beta1), threshold_decay 0.9
+    (beta2), step 0.01 (epsilon), initial_acceptance (alpha unless given); the last five in [0, 1].
     """
 
     @with_parameters_of(begin_algorithm_1)

@@ -36,7 +36,7 @@ class SamplingParams:
     min_p: MinP = 0.0
     """Keep tokens of at least this share of the largest probability; 0 is off."""
     seed: Seed = 0
-    """Gives the same tokens with the same prompt and draft lengths, hence costs (`costs=FILE`); row b: seed + b."""
+    """Gives the same tokens with the same prompt and draft lengths, hence costs (`--costs FILE`); row b: seed + b."""
     stop: str | Sequence[str] = ()
     """Strings that end the text and are not printed."""
     stop_ids: Sequence[int] | None = None

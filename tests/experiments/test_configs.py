@@ -53,12 +53,12 @@ def test_the_demo_and_its_overrides():
     assert len(categories) == 6 and len(set(categories)) == 4
     assert len(config.chosen_methods()) == 5 and (config.target, config.drafter) == ("smollm2", "smollm2-drafter")
     whole = load_config(DEMO, ["--only", "--prompts", "configs/prompts/demo.jsonl"])
-    assert len(whole.chosen_methods()) == 8 and len(load_prompts(whole.prompts)) == 12
+    assert len(whole.chosen_methods()) == 9 and len(load_prompts(whole.prompts)) == 12
     words = "--max-new-tokens 32 --temperatures 0 0.5 --only adaedl --no-chat --limit 2 --out x"
     config = load_config(DEMO, words.split())
     assert (config.max_new_tokens, config.temperatures, config.chat, config.limit) == (32, (0.0, 0.5), False, 2)
     assert [method.name for method in config.chosen_methods()] == ["plain", "adaedl"] and config.out == "x"
-    assert len(config.methods) == 8 and load_config(DEMO).max_new_tokens == 64
+    assert len(config.methods) == 9 and load_config(DEMO).max_new_tokens == 64
 
 
 def test_a_refused_value_is_an_error_and_an_unknown_option_names_the_nearest():

@@ -149,7 +149,7 @@ def test_moving_lambdas_fitted_factors_and_other_machines_are_walks(run):
     where = {"temperature": 1.0, "task": "all"}
     for folder, trace, named, twin in (
         ("lambda", worse, {"what": "Algorithm 1 from 0.5"}, lambda: twins.AdaEDL(threshold=0.5, epsilon=0.01)),
-        ("factor", better, {"what": "fitted, published", "group": "better, made up"}, twins.AdaptiveGamma),
+        ("factor", better, {"what": "fitted, 0.7", "group": "better, made up"}, twins.AdaptiveGamma),
         ("entropy", better, {"what": entropy.FITTED, "group": "another"}, lambda: twins.AdaEDL(gamma=factor)),
     ):
         assert np.sum(row_of(run(folder), **where, **named)["seconds"]) == pytest.approx(totals(trace, twin)[0])
