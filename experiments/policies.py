@@ -8,8 +8,8 @@ Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py
            python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
            python -m experiments.policies headroom LOGS... (what rules gain on public logs)
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
-Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 240 Spec-Bench questions, greedy: adaedl 1.44,
-           the best static length 1.61, survival 1.71, oracle 2.10
+Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 36 prompts of six kinds, greedy: adaedl 1.46,
+           the best static length 1.60, survival 1.73, oracle 2.11
 Output:    runs/policies-<time>/; results.jsonl has a line a trace, task and rule
 
 Replays of traces (`python -m experiments.record`), exact up to what specdec_jax/replay/replay.py says; time is the cost
