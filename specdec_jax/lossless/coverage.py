@@ -28,11 +28,6 @@ class Coverage(NamedTuple):
         """Draft positions that occurred and at which the policy never stopped."""
         return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.declined == 0)))
 
-    @property
-    def never_accepted(self) -> tuple[int, ...]:
-        """Numbers of accepted drafts that never occurred."""
-        return tuple(int(k) for k in np.flatnonzero(self.accepted == 0))
-
 
 class Tally:
     """Counts during an enumeration of drafts of up to `most` (K) tokens; `coverage` is the result."""

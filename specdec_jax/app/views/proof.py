@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -85,7 +85,8 @@ def verify(command: VerifyLossless) -> str:
     gaps = (*proof.gaps, *([f"on the pair drafts of {_listed(missing)} tokens never occurred"] if missing else []))
     conclusion = NOT_SHOWN if gaps and conclusion == LOSSLESS else conclusion
     if command.json:
-        print(json_text(_by_name(_fields(proof, policy, verifier, conclusion, gaps, pair))))
+        fields = {"policy": policy, "verifier": verifier, "conclusion": conclusion, "lossless": conclusion == LOSSLESS}
+        print(json_text(_by_name(fields | proof._asdict() | {"gaps": gaps, "pair": pair})))
     else:
         title = " and ".join(filter(None, [f"{policy} with {verifier} verification", users and drafter]))
         show(proof, Console(highlight=False), title, conclusion, gaps, pair)
@@ -183,8 +184,9 @@ def counterexample_text(example: Counterexample) -> str:
     before = f" after {_tokens(first)}" if first else ""
     draft = "" if example.draft is None else f", for example with the draft {_tokens(example.draft)}"
     share = "came in a share of" if example.sampled else "has probability"
+    warp = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in example.warp.items())
     return (
-        f"{prompt}at {warp_text(example.warp)}{draft}: token {token} at position {example.position}{before} "
+        f"{prompt}at {warp}{draft}: token {token} at position {example.position}{before} "
         f"{share} {example.probability:.6g}, should be {example.expected:.6g} ({example.proof})"
     )
 
@@ -193,21 +195,8 @@ def _tokens(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) or "of no tokens"
 
 
-def warp_text(warp: Mapping[str, Any]) -> str:
-    """A warp as text, such as "temperature 0.7, top-k 2"."""
-    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in warp.items())
-
-
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _fields(
-    proof: Proof, policy: str, verifier: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None
-) -> dict[str, Any]:
-    """The proof's fields in JSON."""
-    fields = {"policy": policy, "verifier": verifier, "conclusion": conclusion, "lossless": conclusion == LOSSLESS}
-    return fields | proof._asdict() | {"gaps": list(gaps), "pair": pair}
 
 
 def _by_name(value: Any) -> Any:
