@@ -10,8 +10,12 @@ Methods alternate inside every prompt, so that a slow minute of the machine hits
 decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.
 Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 
-Costs that the machine was too busy to measure are called doubtful, on the screen, in table.md and in the manifest. If
-plain decoding disagrees with them before the first result, the next process measures them again.
+Measured costs (the default, or --costs FILE) predict the seconds of every row; table.md has predicted over measured
+ones by method and temperature. By default what each rule's own computation takes is measured, too, once per machine.
+
+Costs that the machine was too busy to measure are called doubtful, on the screen, in table.md and in the manifest, and
+so are those of several drafters with different passes of the one target. If plain decoding disagrees with costs before
+the first result, the next process measures them again.
 """
 
 import itertools
@@ -37,7 +41,7 @@ from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import look_at, sentence
-from specdec_jax.costs.cost_model import decoding_seconds
+from specdec_jax.costs.cost_model import cost_model_of, decoding_seconds, passes_disagree
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import download
@@ -118,10 +122,10 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 decoded = _warm_up(config, job.method, pair, request, folder, console)
                 compiled.add(name)
                 counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
-                costs = {pair.costs for pair in pairs.values() if pair.costs is not None}
+                costs = {pair.costs._replace(rules=()) for pair in pairs.values() if pair.costs is not None}
                 for cost in costs if not measured else ():
                     if used <= cost.slots:
-                        look_at(cost, counts, decoded.results[0].seconds)
+                        look_at(cost, counts, decoded.results[0].seconds, job.temperature)
             bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
             plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
             row, generation = _measure(job, pairs, request, plain, slots)
@@ -148,7 +152,9 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
         longest = method.max_draft_length or config.max_draft_length
         rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest}
         drafts = method.policy is not None
-        pairs[method.name] = measured_pair(plain.target, drafter, **rules, **options) if drafts else plain
+        pairs[method.name] = (
+            measured_pair(plain.target, drafter, **rules, **options, rule_cost=True) if drafts else plain
+        )
     return pairs
 
 
@@ -158,9 +164,10 @@ def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -
     folder.update_manifest(dtype=next(iter(pairs.values())).target.dtype)
     if costs_by_method and not folder.rows():  # a run that goes on has decoded by those that are there
         folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
-    for shared in dict.fromkeys(costs_by_method.values()):
-        names = [name for name, costs in costs_by_method.items() if costs == shared]
-        console.print(f"{', '.join(names)}: {sentence(shared._replace(doubts=()))}", style="dim")
+    passes = {name: costs._replace(doubts=(), rules=()) for name, costs in costs_by_method.items()}
+    for shared in dict.fromkeys(passes.values()):
+        names = [name for name, costs in passes.items() if costs == shared]
+        console.print(f"{', '.join(names)}: {sentence(shared)}", style="dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:
@@ -209,11 +216,13 @@ def _measure(
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
         equality["equals_plain"] = difference is None
         equality["first_difference"] = None if difference is None else difference._asdict()
-    predicted = None if costs is None else decoding_seconds(costs, jax.device_get(state.statistics))
+    counts_on_host = jax.device_get(state.statistics)
+    costs = costs and costs.at(slots, temperature=job.temperature, policy=pair.policy)
+    predicted = None if costs is None else decoding_seconds(costs, counts_on_host)
     row = {"prompt_id": job.prompt.id, "category": job.prompt.category, "method": job.method.name}
     row |= {"temperature": job.temperature, "repeat": job.repeat, "seconds": result.seconds}
     row |= {"predicted_seconds": predicted, "prefill_seconds": result.prefill_seconds, **counts}
-    row["accepted_at"] = [int(n) for n in jax.device_get(state.statistics.accepted_at)[0]]
+    row["accepted_at"] = [int(n) for n in counts_on_host.accepted_at[0]]
     row |= {"repeated_share": repeated_share(result.tokens), "finish_reason": result.finish_reason, **equality}
     # None is a hyperparameter's own way to say that its rule decides.
     row["policy_hyperparameters"] = {name: value for name, value in hyperparameters.items() if value is not None}
@@ -235,9 +244,10 @@ def _report(
             kind = " (a numerical near tie)" if gap is not None and gap < CLOSE_GAP else ""
             equality.append(f"  {row['method']} on {row['prompt_id']}: diverges at token {position}, {why}{kind}")
     path = folder.path / "costs.json"
-    began = json.loads(path.read_text(encoding="utf-8")).values() if path.is_file() else ()
+    began = list(json.loads(path.read_text(encoding="utf-8")).values()) if path.is_file() else []
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
     clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
+    clauses.append([clause for clause in [passes_disagree(map(cost_model_of, began))] if clause])
     doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *tables.doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
     drafting = {row["method"] for row in rows if row["num_draft_tokens"] or not row["drafter_passes"]}
@@ -247,6 +257,7 @@ def _report(
     blocks = [f"# {config.name}", *tables.methods_tables(summaries)]
     if config.against in {summary["what"] for summary in summaries}:
         blocks.append(tables.against_table(summarise(rows, config.against), config.against))
+    blocks += tables.predictions_table(summaries)
     if config.quality:
         names = [method.name for method in config.chosen_methods()]
         reference = config.against if config.against in names else names[0]

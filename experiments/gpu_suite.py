@@ -36,7 +36,7 @@ from experiments.lib.tables import PARENTHESES, interval, markdown, publish
 from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import alternate, summary
+from specdec_jax.costs.step_cost import clocked, summary, turns
 from specdec_jax.decoding import Decoder, build_decoder, draft_loop
 from specdec_jax.decoding.rounds import Start, finish_round, narrowest, open_round, with_buffer
 from specdec_jax.decoding.sampling import DRAFT
@@ -105,7 +105,7 @@ def bandwidth(config: Suite, *_: Any) -> Iterator[Measurement]:
     """Bandwidth of a copy: bytes read and written over its time."""
     array = jnp.arange((2**20 if config.smoke else COPIED) // 4, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
-    times = alternate({"copy": lambda: copy(array).block_until_ready()}, 3 * config.repeats, {})["copy"]
+    times = summary(turns({0: clocked(lambda: copy(array).block_until_ready())}, 3 * config.repeats)[0])
     yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(times)], "GB/s")
 
 

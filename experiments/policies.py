@@ -48,7 +48,7 @@ from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, ru
 from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
 from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, TraceOptions, Variant, variant
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
-from specdec_jax.costs.cost_model import flat, load_cost_model
+from specdec_jax.costs.cost_model import flat, load_cost_model, passes_disagree
 from specdec_jax.metrics.acceptance import expected_tokens
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.prior import fit_prior
@@ -301,10 +301,9 @@ NOTE_MACHINES = (
 def by_machine(options: Policies, console: Console) -> None:
     """Speed-ups by rule of machines of several c, or of several drafters: a table a temperature and kind of machine."""
     sources = grouped(options) if options.groups else []
-    costs = options.machine()
     for source in of_one_drafter(runs.read_sources(options)) if options.ratios else ():
         for kind, ratio in itertools.product(KINDS, options.ratios):
-            step = costs._replace(drafter_step=ratio * costs.plain_pass)
+            step = source.costs._replace(drafter_step=ratio * source.costs.plain_pass, rules=())
             machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
             group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
             sources.append(source._replace(group=group, costs=machine, tasks=tasks))
@@ -321,6 +320,9 @@ def by_machine(options: Policies, console: Console) -> None:
         title = tables.at_temperature(source.temperature) + (f", {kind}" if kind else "")
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
     blocks, lines = [runs.about_traces(run)], {}
+    first = [source.costs for source in sources if source.temperature == sources[0].temperature]
+    if options.groups and (doubt := passes_disagree(first)):
+        blocks.append(f"**Doubtful costs: {doubt}.**")
     for title, mine in sections.items():
         here = [runs.by_name(rows, source) for source in mine]
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
@@ -361,7 +363,7 @@ def grouped(options: Policies) -> list[Source]:
         else:
             if not 0 < ratio < 10:
                 raise ValueError(f"c must lie above 0 and below 10, got {costs} in {text!r}")
-            model = shared._replace(drafter_step=ratio * shared.plain_pass)
+            model = shared._replace(drafter_step=ratio * shared.plain_pass, sampled_pass=(), rules=())
         model.pass_times(options.max_draft_length)
         by_drafter = runs.load_traces([traces], options.max_draft_length, tokens=options.tokens)
         sources = [runs.source_of(of, t, trace, model) for of, each in by_drafter.items() for t, trace in each.items()]

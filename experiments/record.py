@@ -105,6 +105,7 @@ def _batch(
     texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
     shared = probability_shared(target, drafter.params)
     about = {"target": target.name, "drafter": drafter.name, "dtype": config.dtype, "warp": warp, "seed": config.seed}
+    about |= {"batch": config.batch}  # prompts whose chunks have over 512 rows in all are prefilled by XLA
     about |= {"prompts": Path(config.prompts).name, "versions": package_versions()}
     about |= {"ids": [prompt.id for prompt, _ in prompts.values()]}
     about |= {"tasks": [task_of(prompt) for prompt, _ in prompts.values()]}

@@ -1,26 +1,25 @@
-"""What does a target pass, a drafter step and the entropy check cost on this machine?
+"""What does a target pass, a drafter step and a stopping rule's own computation cost on this machine?
 
-Question:  How flat is the target's pass in the tokens it verifies, what is c (a drafter step over a target pass), and
-           what do the entropy and the check add to a generation? How near does a prompt come to the arithmetic rate?
+Question:  How flat is the target's pass in the tokens it verifies, what is c (a drafter step over a pass of plain
+           decoding), greedily and sampled, and what does a rule add? How near does a prompt come to the peak rate?
 Command:   python -m experiments.step_cost [--target smollm2] [--drafter smollm2-drafter] [--dtypes bfloat16 float32]
            python -m experiments.step_cost precision   (what the weights in fewer bits change and save)
-Time:      4 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
+Time:      6 minutes on 2 cores, most of it compilation; seconds with --smoke (tiny random models)
 Expected:  docs/performance.md has the tables of the machines it was run on
 Output:    runs/step_cost-<time>/, with costs.json (all figures) and cost_model.json, which a finished folder keeps
 
 cost_model.json is what experiments on traces take as `--costs` (specdec_jax.costs.cost_model.load_cost_model);
-configs/costs/cpu.json, their default, is one of an earlier version, from width 2 on. It holds the drafter step of the
-greedy program, the first dtype's target pass by width, and the pass of plain decoding, which is the narrowest.
+configs/costs/cpu.json, their default, is one of an earlier version, from width 2 on and greedy. It holds the first
+dtype's drafter step and target pass by width, greedily and sampled, and what each of the --rules adds.
 
-All programs of a table run in turn, --repeats times: medians and quartiles, so that a busy machine slows all of them.
-What a rule costs is measured as two whole generations that draw the same tokens: a static draft length, and a rule at
-hyperparameters at which it looks at every distribution and never stops.
+All are times of rounds of the decoder itself (specdec_jax/costs/step_cost.py). Programs of a table run in turn,
+--repeats times: medians and quartiles, so that a busy machine slows all of them.
 """
 
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -34,10 +33,20 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import NONE, PARENTHESES, WORDS, interval, markdown, publish
 from specdec_jax.compilation_cache import enable
-from specdec_jax.costs.choices import ESTIMATED
-from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
+from specdec_jax.costs.cost_model import CostModel, RuleCost, save_cost_model
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import Cost, alternate, draft_round, large_product, prompt_pass, summary, target_pass
+from specdec_jax.costs.step_cost import (
+    SAMPLED,
+    Cost,
+    clocked,
+    costs_of,
+    large_product,
+    pass_programs,
+    prompt_pass,
+    summary,
+    time_policy,
+    turns,
+)
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
@@ -46,17 +55,17 @@ from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.judging import answers
-from specdec_jax.monitors import phases
 from specdec_jax.ranges import Between, check_fields
-from specdec_jax.stopping import adaedl, static, survival
-from specdec_jax.text.generation import build_pair, decode, encode, prepare, start
-from specdec_jax.text.sampling_params import NewTokens, SamplingParams
+from specdec_jax.text.generation import encode
+from specdec_jax.text.sampling_params import NewTokens
+from specdec_jax.text.strategies import choose
 
-PROMPT = "Explain in a few sentences how a bicycle stays upright."
+RULES = "adaedl", "adaedl(keep_checked_token=True)", "cumulative_confidence", "max_confidence", "survival"
+ROUNDS = 4  # of a timed run
 PRODUCT = 2048  # rows and columns of the large product
 COSTS, COST_MODEL = "costs.json", "cost_model.json"
 TINY: dict[str, Any] = {"target": "tiny", "drafter": "tiny", "dtypes": ("float32",), "widths": (1, 2, 4, 8)}
-TINY |= {"draft_length": 3, "prompt": 64, "max_new_tokens": 8, "repeats": 3}
+TINY |= {"prompt": 64, "rules": ("survival",), "repeats": 3}
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,11 @@ class StepCost(Output, Smoke, Models):
     widths: Annotated[tuple[int, ...], Between(1)] = (1, 2, 4, 8, 12, 16, 17)
     """Tokens of a target pass; 17 is what verifies the 16 drafts of the longest replay."""
     batch: Annotated[int, Between(1)] = 1  # Rows.
-    slots: int = 512  # Cache slots, half of them full.
-    draft_length: Annotated[int, Between(1)] = 7  # Number of drafter steps per round.
+    slots: int = 512  # Cache slots.
     prompt: Annotated[int, Between(0)] = 1024
     """Tokens of a prompt whose processing is compared with a large product of the first dtype; 0: none."""
-    max_new_tokens: Annotated[int, Between(0)] = 64
-    """Tokens of the generations with and without the entropy check, most of the time this takes; 0: none."""
+    rules: tuple[str, ...] = RULES
+    """Calls of files of specdec_jax/stopping whose own computation is timed, most of the time this takes."""
     repeats: Annotated[int, Between(1)] = 15  # Timed runs of each program.
 
     def __post_init__(self) -> None:
@@ -87,6 +95,7 @@ def measure(config: StepCost, console: Console) -> None:
     config = dataclasses.replace(config, **TINY) if config.smoke else config
     if not config.smoke:
         refuse_encoders("step_cost", config.target, config.drafter)
+    policies = {words: choose("policy", words) for words in config.rules}
     folder = RunFolder.create("step_cost", config, config.out)
     if not (folder.path / COSTS).exists():
         enable()
@@ -98,117 +107,88 @@ def measure(config: StepCost, console: Console) -> None:
             drafter = for_target(targets[config.dtypes[0]], drafter, say)
         with console.status("Measuring passes and steps"):
             passes = measure_passes(config, targets, drafter)
-        with console.status("Measuring the entropy check"):
-            checks = measure_check(config, targets[config.dtypes[0]], drafter) if config.max_new_tokens else {}
+        rules = {}
+        for name, policy in policies.items():
+            with console.status(f"Measuring {name}"):
+                options = {"drafter_of": drafter_of, "repeats": config.repeats, **rounds_options(config)}
+                cost, shares = time_policy(targets[config.dtypes[0]], drafter, policy, **options)
+                rules[name] = {"cost": cost, "shares": shares}
         machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
         prompt = {}
         if config.prompt:  # needs every matrix but embedding and head, and causal attention
             target, size, length = targets[config.dtypes[0]], 64 if config.smoke else PRODUCT, config.prompt
             product = large_product(precision(config.dtypes[0]).dtype, size)
-            programs = {"prompt": prompt_pass(target.model, target.params, length), "product": product}
+            calls = {"prompt": prompt_pass(target.model, target.params, length), "product": product}
             with console.status("Measuring a prompt"):
-                seconds = {name: cost._asdict() for name, cost in alternate(programs, config.repeats, {}).items()}
+                spent = turns({name: clocked(call) for name, call in calls.items()}, config.repeats)
+            seconds = {name: summary(times) for name, times in spent.items()}
             layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
             matrices, c = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2), target.config
             attention = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * length**2
             operations = {"prompt": 2 * matrices * length + attention, "product": 2 * size**3}
             prompt = {"seconds": seconds, "operations": operations}
-        plain = {name: cost._asdict() for name, cost in passes.items()}
-        folder.write_json(COSTS, {"device": machine, "passes": plain, "checks": checks, "prompt": prompt})
+        folder.write_json(COSTS, {"device": machine, "passes": passes, "rules": rules, "prompt": prompt})
     measured = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
-    passes = {name: Cost(**entry) for name, entry in measured["passes"].items()}
-    model = costs_of(config, passes, measured["device"])
+    model = cost_model_in(config, measured)
     save_cost_model(folder.path / COST_MODEL, model)
-    publish(folder, report(config, passes, measured["checks"], measured["prompt"]), console)
-    console.print(f"c = {model.ratio:.3f}")
+    publish(folder, report(config, model, measured), console)
+    console.print(f"c = {model.ratio:.3f}, sampled {model.at(temperature=SAMPLED).ratio:.3f}")
 
 
-def costs_of(config: StepCost, passes: Mapping[str, Cost], device: str = "") -> CostModel:
-    """The cost model of the first dtype, with the greedy program's drafter step."""
-    times = {width: passes[f"target {config.dtypes[0]} {width}"].median for width in config.widths}
-    return cost_model(passes["drafter 0"].median, times, device=device, batch=config.batch)
+def rounds_options(config: StepCost) -> dict[str, int]:
+    """Options of `timed_rounds`."""
+    return {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS}
 
 
-def measure_passes(config: StepCost, targets: dict[str, LoadedModel], drafter: LoadedModel) -> dict[str, Cost]:
-    """Seconds of a target pass by dtype and width, and of a drafter step by temperature."""
-    programs: dict[str, Callable[[], Any]] = {}
-    per: dict[str, int] = {}
-    for dtype, target in targets.items():
-        for width in config.widths:
-            name = f"target {dtype} {width}"
-            programs[name] = target_pass(target.model, target.params, width, config.batch, config.slots, passes=4)
-            per[name] = 4
-    for temperature in (0.0, 0.8):
-        name = f"drafter {temperature:g}"
-        models = drafter_of(drafter.model, config.draft_length), drafter.params
-        rows = {"batch": config.batch, "slots": config.slots, "temperature": temperature}
-        programs[name] = draft_round(*models, static(draft_length=config.draft_length), **rows)
-        per[name] = config.draft_length
-    return alternate(programs, config.repeats, per)
+def cost_model_in(config: StepCost, measured: Mapping[str, Any]) -> CostModel:
+    """The cost model of the first dtype in the figures of costs.json."""
+    times = {name: Cost(*entry) for name, entry in measured["passes"][config.dtypes[0]].items()}
+    rules = [entry["cost"] for entry in measured["rules"].values()]
+    return costs_of(times, device=measured["device"], batch=config.batch, rules=rules)
 
 
-def measure_check(config: StepCost, target: LoadedModel, drafter: LoadedModel) -> dict[str, dict[str, Any]]:
-    """Time that a rule, or watching phases, adds to whole generations that draft the same tokens without it. By "rule,
-    temperature": seconds `without` it, the share `added`, run by run, and drafter `passes` of a generation."""
-    fixed = static(draft_length=config.draft_length)
-    work = {  # all of a rule's work, and it never stops a draft
-        "adaedl": (adaedl(threshold=0.0, entropy_factor=1e-6, step=0.0), None),
-        "survival": (survival(drafter_cost=1e-30, verification_times=(1.0,)), None),
-        "phases": (fixed, phases()),
+def measure_passes(
+    config: StepCost, targets: Mapping[str, LoadedModel], drafter: LoadedModel
+) -> dict[str, dict[str, Cost]]:
+    """By dtype the seconds of `pass_programs`; the programs of all dtypes run in turn."""
+    each = {
+        dtype: pass_programs(target, drafter, config.widths, drafter_of=drafter_of, **rounds_options(config))
+        for dtype, target in targets.items()
     }
-    checks: dict[str, dict[str, Any]] = {}
-    for rule, (policy, monitor) in work.items():
-        options = {"max_draft_length": config.draft_length, "costs": ESTIMATED}
-        rules = {"policy": fixed}, {"policy": policy, "monitor": monitor}
-        pairs = [build_pair(target, drafter, **each, **options) for each in rules]
-        for temperature in (0.0, 0.8):
-            sampling = SamplingParams(max_new_tokens=config.max_new_tokens, temperature=temperature, stop_ids=())
-            requests = [prepare(pair, [PROMPT] * config.batch, sampling) for pair in pairs]
-            for pair, request in zip(pairs, requests, strict=True):
-                start(pair, request)
-            seconds, passes = np.zeros((2, config.repeats)), np.zeros((2, config.repeats), int)
-            for run in range(config.repeats):
-                for side in (0, 1) if run % 2 == 0 else (1, 0):  # neither always finds the caches warm
-                    results, state = decode(pairs[side], requests[side])
-                    seconds[side, run] = results[0].seconds
-                    passes[side, run] = np.max(np.asarray(state.statistics.drafter_passes))
-            if (passes[0] != passes[1]).any():
-                raise AssertionError(f"{rule} drafted other tokens than a static length: more than its check differs")
-            added = summary((seconds[1] / seconds[0] - 1).tolist())
-            without = summary(seconds[0].tolist())._asdict()
-            entry = {"without": without, "added": added._asdict(), "passes": int(passes[0, 0])}
-            checks[f"{rule}, {temperature:g}"] = entry
-    return checks
+    programs = {(dtype, name): call for dtype, (calls, _) in each.items() for name, call in calls.items()}
+    spent = turns(programs, config.repeats)
+    return {
+        dtype: seconds_of({name: spent[dtype, name] for name in calls}) for dtype, (calls, seconds_of) in each.items()
+    }
 
 
-def report(
-    config: StepCost, passes: Mapping[str, Cost], checks: Mapping[str, Mapping[str, Any]], prompt: Mapping[str, Any]
-) -> str:
+def report(config: StepCost, model: CostModel, measured: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
-    first = jax.devices()[0]
+    first, prompt = jax.devices()[0], measured["prompt"]
     about = (
         f"{config.target} and {config.drafter} on {first.platform} ({first.device_kind}), jax {jax.__version__}, "
         f"batch {config.batch}, {config.slots} slots; medians of {config.repeats} alternating runs (quartiles)."
     )
-    rows = []
-    for dtype in config.dtypes:
-        costs = [passes[f"target {dtype} {width}"] for width in config.widths]
-        least = min(cost.median for cost in costs)
-        rows.append([f"{dtype}, ms", *map(_ms, costs)])
-        rows.append(["over its cheapest", *(f"{cost.median / least:.2f}" for cost in costs)])
-    widths = markdown(["target pass", *(f"{width} tokens" for width in config.widths)], rows)
-    heads = ["rule, temperature", "drafter, ms a step", "c", "generation, s", "the rule adds", "in shares of a step"]
-    plain = costs_of(config, passes).plain_pass
+    rows, names = [], ["plain pass", "drafter step", *(f"pass of {width} tokens" for width in model.widths)]
+    for dtype, times in measured["passes"].items():
+        for at in ("0", f"{SAMPLED:g}"):
+            costs = [Cost(*times[f"{at} {name}"]) for name in names]
+            cells = [interval([1e3 * seconds for seconds in cost], bounds=PARENTHESES) for cost in costs]
+            rows.append([f"{dtype}, {at}, ms", *cells])
+            rows.append(["over a plain pass", *(f"{cost.median / costs[0].median:.3f}" for cost in costs)])
+    tables = [about, markdown(["dtype, temperature", *names], rows)]
+    heads = ["rule", *(f"{head}, {at:g}" for at in (0.0, SAMPLED) for head in ("µs a pass", "a round", "share"))]
     lines = []
-    for name, check in checks.items():
-        step, added, seconds = passes[f"drafter {name.rpartition(' ')[2]}"], Cost(**check["added"]), check["without"]
-        of_step = added.median * seconds["median"] / (check["passes"] * step.median)
-        cells = [_ms(step), f"{step.median / plain:.3f}", f"{seconds['median']:.3f}"]
-        lines.append([name, *cells, interval(added, "+.1%", WORDS), f"{of_step:+.1%}"])
-    tables = [about, widths, *([markdown(heads, lines)] if lines else [])]
+    for name, entry in measured["rules"].items():
+        rule = RuleCost(*entry["cost"])
+        shares = [interval(share, "+.1%", WORDS) for share in entry["shares"].values()]
+        times = [f"{1e6 * seconds:.0f}" for seconds in rule[1:]]
+        lines.append([name, *times[:2], shares[0], *times[2:], shares[1]])
+    if lines:
+        tables += [markdown(heads, lines), "Share: of a round of seven drafts."]
     if not prompt:
         return "\n\n".join(tables) + "\n"
-    seconds = {name: Cost(**entry) for name, entry in prompt["seconds"].items()}
+    seconds = {name: Cost(*entry) for name, entry in prompt["seconds"].items()}
     rates = {name: prompt["operations"][name] / cost.median / 1e9 for name, cost in seconds.items()}
     sentence = (
         f"A prompt of {config.prompt:,} tokens takes {interval(seconds['prompt'], '.2f', PARENTHESES)} s: "
@@ -216,10 +196,6 @@ def report(
         f"{rates['prompt'] / rates['product']:.0%} of the {rates['product']:.0f} that a large product reaches."
     )
     return "\n\n".join([*tables, sentence]) + "\n"
-
-
-def _ms(cost: Cost) -> str:
-    return interval([1e3 * seconds for seconds in cost], bounds=PARENTHESES)
 
 
 PRECISION = """What do a model's weights in fewer bits change, and how much memory do they save?

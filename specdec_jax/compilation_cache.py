@@ -61,15 +61,12 @@ def enable() -> Path | None:
     return folder
 
 
-def compile_together(calls: Iterable[Callable[[], Any]]) -> None:
-    """Makes the calls in threads, so that their programs are compiled in parallel.
+def compile_together(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """The results of calls that are made in threads, so that their programs are compiled in parallel.
 
     Sequential if a mesh is set, which is not visible in threads. Raises the first error of a call.
     """
     if not jax.sharding.get_mesh().empty:
-        for call in calls:
-            call()
-        return
+        return [call() for call in calls]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for done in [threads.submit(call) for call in calls]:
-            done.result()
+        return [done.result() for done in [threads.submit(call) for call in calls]]

@@ -176,9 +176,10 @@ TIMED_COLUMNS |= {"passes": "drafter_passes", "discarded": "discarded_passes"}
 def summarise(results: Iterable[Mapping[str, Any]], baseline: str | None = None) -> list[Row]:
     """One row a temperature and method ("what"), in the results' order, with a number a prompt in every column.
     `baseline` is the first result's method unless named; its columns are plain_emitted, plain_seconds and
-    plain_repeated. `equal` says of the prompts that were compared whether the output is plain decoding's. Repeats of a
-    prompt (results alike in prompt, method and temperature) are added up: tokens over seconds of all of them. Raises
-    ValueError for no results, a missing key, or a prompt of a method without a result of the baseline."""
+    plain_repeated. `predicted` are seconds by the costs, NaN without. `equal` says of the prompts that were compared
+    whether the output is plain decoding's. Repeats of a prompt (results alike in prompt, method and temperature) are
+    added up: tokens over seconds of all of them. Raises ValueError for no results, a missing key, or a prompt of a
+    method without a result of the baseline."""
     groups: dict[tuple[float, str], dict[str, list[Mapping[str, Any]]]] = {}  # repeats by prompt
     for result in results:
         for name in (*TIMED_COLUMNS.values(), "repeated_share", "equals_plain"):
@@ -200,6 +201,7 @@ def summarise(results: Iterable[Mapping[str, Any]], baseline: str | None = None)
             for column, name in TIMED_COLUMNS.items():
                 row[f"{prefix}{column}"] = [sum(r[name] for r in repeats) for repeats in mine]
             tokens = [sum(r["repeated_share"] * r["num_emitted_tokens"] for r in repeats) for repeats in mine]
+            row[f"{prefix}predicted"] = [sum(r.get("predicted_seconds") or np.nan for r in repeats) for repeats in mine]
             row[f"{prefix}repeated"] = list(tokens / np.maximum(row[f"{prefix}emitted"], 1))
         equal = [[r["equals_plain"] for r in repeats if r["equals_plain"] is not None] for repeats in prompts.values()]
         rows.append(row | {"equal": [all(repeats) for repeats in equal if repeats]})
@@ -215,6 +217,30 @@ def doubts_of_rows(results: Iterable[Mapping[str, Any]]) -> list[str]:
             sums[:] = sums[0] + result["seconds"], sums[1] + result["predicted_seconds"]
     wrong = [f"{took / costs:.2f} ({name})" for name, (took, costs) in totals.items() if not agree(took, costs)]
     return [f"decoding took {', '.join(wrong)} times what the costs predict"] if wrong else []
+
+
+def predictions_table(rows: Sequence[Row]) -> list[str]:
+    """Markdown blocks: predicted over measured seconds by method and temperature, and how far methods are apart."""
+    predicted = [row for row in rows if np.isfinite(row["predicted"]).all()]
+    ratios = {(row["what"], row["temperature"]): ratio_of_totals(row["predicted"], row["seconds"]) for row in predicted}
+    temperatures = list(dict.fromkeys(at for _, at in ratios))
+    lines = []
+    for name in dict.fromkeys(name for name, _ in ratios):
+        here = [ratios.get((name, at)) for at in temperatures]
+        lines.append([name, *(NONE if each is None else interval(each, ".3f") for each in here)])
+    plain = rows[0]["what"]
+    drafting = [
+        [each.estimate for (name, at), each in ratios.items() if (at, name != plain) == (t, True)] for t in temperatures
+    ]
+    lines.append(["apart", *(f"{np.ptp(each):.3f}" if each else NONE for each in drafting)])
+    heads = ["predicted over measured", *map(at_temperature, temperatures)]
+    return [markdown(heads, lines), NOTE_PREDICTED] if ratios else []
+
+
+NOTE_PREDICTED = (
+    "Seconds by the cost model, which ranks rules in replays, over those by the clock: totals, with a 95 % bootstrap "
+    "interval over prompts. Apart: the largest ratio of a method that drafts less the smallest, which favours it."
+)
 
 
 def rates(row: Row, prefix: str = "") -> np.ndarray:

@@ -23,7 +23,7 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import made_up_traces
 from experiments.lib.tables import Row, at_temperature, publish
 from specdec_jax.contrib.engine_logs.readers import LOGS, read_exact
-from specdec_jax.costs.choices import weighs_costs
+from specdec_jax.costs.choices import weighs_costs, widths_for
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.repetition import repeated_share
@@ -31,6 +31,7 @@ from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
+from specdec_jax.types import StoppingPolicy
 
 COSTS = Path(__file__).resolve().parents[2] / "configs" / "costs" / "cpu.json"
 ALL = "all"
@@ -122,6 +123,7 @@ class Variant(NamedTuple):
 
     replay: Callable[[Source, int], Any]  # (source, longest draft) -> a Replay: one row per setting, all texts
     settings: Settings = ({},)
+    policy: StoppingPolicy | None = None  # whose own computation is counted, where the costs have it
 
 
 ORACLE, FORESIGHT = "oracle", "foresight"
@@ -141,7 +143,7 @@ def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int 
             replays[key] = replay_rule(source.trace, rule, source.costs, max_draft_length or longest, tried)
         return replays[key]
 
-    return Variant(replayed, tried)
+    return Variant(replayed, tried, rule.policy)
 
 
 def replay_rule(
@@ -225,7 +227,7 @@ def source_of(group: str, temperature: float, trace: Trace, costs: CostModel) ->
     by_task = {task: np.flatnonzero(names == task) for task in dict.fromkeys(names.tolist())}
     tasks = {ALL: np.arange(trace.num_texts)} | (by_task if len(by_task) > 1 else {})
     repeated = [repeated_share(trace.tokens[text, : trace.length[text]]) for text in range(trace.num_texts)]
-    return Source(group, temperature, trace, costs, tasks, np.round(repeated, 4))
+    return Source(group, temperature, trace, costs.at(temperature=temperature), tasks, np.round(repeated, 4))
 
 
 def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row] | None = None) -> list[Row]:
@@ -241,7 +243,8 @@ def sweep(run: Run, variants: Mapping[str, Variant], measure: Callable[..., Row]
             with run.console.status(f"{name}, {at_temperature(source.temperature)}"):
                 result = compared.replay(source, run.options.max_draft_length)
                 options = result, compared.settings, run.options.seed
-                made = {task: (measure or row_of)(source, texts, *options) for task, texts in source.tasks.items()}
+                timed = source._replace(costs=source.costs.at(policy=compared.policy))
+                made = {task: (measure or row_of)(timed, texts, *options) for task, texts in source.tasks.items()}
             for task, key in keys.items():
                 if key not in rows:
                     rows[key] = dict(zip(KEYS, key, strict=True)) | made[task]
@@ -282,9 +285,30 @@ def by_name(rows: Iterable[Row], source: Source, task: str = ALL) -> dict[str, R
 
 def about(run: Run) -> str:
     """One sentence on the traces and one on the machines."""
-    machines = {source.costs for source in run.sources}
-    named = [f"{costs.device or 'flat costs'}, c = {costs.ratio:.3f}" for costs in machines]
-    return f"{about_traces(run)} Replayed; time: {'; '.join(sorted(named))}."
+    named: dict[str, str] = {}
+    for source in run.sources:
+        costs, omitted = source.costs, source.costs.left_out(source.temperature)
+        name = f"{costs.device or 'flat costs'}, c = {costs.ratio:.3f}"
+        name += f", {at_temperature(source.temperature)}" if costs.sampled_plain else ""
+        named[name] = max(named.get(name, ""), omitted, key=len)
+    times = [f"{name} ({omitted})" if omitted else name for name, omitted in sorted(named.items())]
+    return f"{about_traces(run)} Replayed; time: {'; '.join(times)}.{live_rounds(run)}"
+
+
+def live_rounds(run: Run) -> str:
+    """A sentence on the live runs whose rounds a greedy replay equals (replay/replay.py); "" without greedy traces."""
+    greedy, longest = [source for source in run.sources if source.temperature == 0], run.options.max_draft_length
+    if not greedy:
+        return ""
+    batches = sorted({source.trace.about["batch"] for source in greedy if "batch" in source.trace.about})
+    rows = f" ({' or '.join(map(str, batches))} rows)" if batches else ""
+    widths = {source.costs.widths[: np.searchsorted(source.costs.widths, longest + 1) + 1] for source in greedy}
+    merged = {widths_for(source.costs, longest) for source in greedy}
+    listed = lambda sets: " or ".join(" ".join(map(str, each)) for each in sorted(sets))  # noqa: E731
+    other = f", where decoding itself would choose {listed(merged)}" if merged != widths else ""
+    exact = f"of rules that weigh costs, with these costs and --verification-widths {listed(widths)}{other}"
+    live = f"Greedy rounds equal those of live decoding in the batches of the recording{rows}"
+    return f" {live}, with --max-draft-length {longest}; {exact}."
 
 
 def about_traces(run: Run) -> str:

@@ -17,7 +17,7 @@ from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.interrupts import interrupts_end_here
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
-from specdec_jax.costs.cost_model import CostModel
+from specdec_jax.costs.cost_model import cost_model_of
 from specdec_jax.costs.machine import free_memory
 from specdec_jax.loading.new_folder import check_file
 from specdec_jax.meshes import check_rows
@@ -139,10 +139,7 @@ def _pair(run: _Run, results: ResultFile) -> Pair:
             hint = f"set {kernels.VARIABLE}, {ADVICE}"
             raise ValueError(f"{results.path} was written with products of {before}, not of {products}: {hint}")
         costs = decided["costs"]
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in (costs or {}).items()
-        }
-        costs = costs and CostModel(**fields)
+        costs = costs and cost_model_of(costs)
         more |= {"dtype": decided["dtype"], "max_draft_length": decided["max_draft_length"]}
         more |= {"verification_widths": tuple(decided["verification_widths"]), "costs": costs or "estimated"}
     names = [settings.target] + ([] if settings.drafter == "none" else [settings.drafter])

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,30 @@ from filelock import FileLock
 
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
-from specdec_jax.costs.cost_model import CostModel, cost_model, disagreement, load_cost_model, save_cost_model
+from specdec_jax.costs.cost_model import CostModel, disagreement, load_cost_model, save_cost_model
 from specdec_jax.costs.machine import device, features
-from specdec_jax.costs.step_cost import alternate, busy_doubts, draft_round, spread_doubts, target_pass, turns
-from specdec_jax.drafters.draft_models import with_vocabulary
+from specdec_jax.costs.step_cost import (
+    DrafterOf,
+    busy_doubts,
+    costs_of,
+    pass_programs,
+    spread_doubts,
+    time_policy,
+    timed_rounds,
+    turns,
+)
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel
 from specdec_jax.meshes import are_shared
 from specdec_jax.sharding import mesh_here
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Drafter, LanguageModel, Statistics
+from specdec_jax.types import Statistics, StoppingPolicy
 
-WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # measured widths; the first is plain decoding
-DRAFTS, SLOTS, PASSES = 7, 512, 2
-MANY_PASSES = 32  # on accelerators, where a call costs a millisecond and a pass hardly more
+WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # measured widths
+SLOTS, ROUNDS = 512, 4
+MANY_ROUNDS = 16  # on accelerators, where a call costs a millisecond and a round hardly more
 FEW = 128  # slots of the second pass that measures the cost of a slot in a batch; for one row it is negligible
-SECONDS, REPEATS = 4.0, 9  # limits on time and number of alternations of programs; at least three
+SECONDS, REPEATS = 8.0, 9  # limits on time and number of alternations of programs; at least three
 
 tables: dict[Path, CostModel] = {}  # by file, those that this process goes by
 _disagreed: set[Path] = set()  # files that decoding disagreed with
@@ -47,7 +56,8 @@ def measured(
     drafter: LoadedModel | None,
     batch: int = 1,
     *,
-    drafter_of: Callable[[LanguageModel, int], Drafter],
+    drafter_of: DrafterOf,
+    policy: StoppingPolicy | None = None,
 ) -> CostModel:
     """c and V(k) of this pair on this machine, from disk or measured now, which takes seconds and as many to compile.
 
@@ -55,56 +65,56 @@ def measured(
         drafter: None for a drafter without a model, whose steps cost nothing.
         drafter_of: (language model, maximum draft length) -> the drafter whose rounds are measured.
         batch: number of rows that share the passes.
+        policy: also measure its own computation, unless the drafter has no model or drafts are not chains.
     """
-    # Files of earlier versions, which timed copies of caches with the passes, are not read.
-    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "donated"]
+    # Files of earlier versions, which timed passes outside decoders at temperature 0 alone, are not read.
+    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "rounds"]
     mesh = mesh_here()
     shapes += [batch, FEW] if batch > 1 else []
     shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
     names = [target.name] + ([] if drafter is None else [drafter.name])
+    rows, path = f" for {batch} rows" if batch > 1 else "", file_for(names, shapes)
+    rounds = ROUNDS if jax.default_backend() == "cpu" else MANY_ROUNDS
+    options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "rounds": rounds}
 
     def measure() -> CostModel:
-        rows = f" for {batch} rows" if batch > 1 else ""
         say(f"measuring what passes of {' and '.join(names)} cost{rows} on this machine, once")
-        busy, passes = busy_doubts(), PASSES if jax.default_backend() == "cpu" else MANY_PASSES  # of a call
-        programs: dict[str, Callable[[], Any]] = {
-            str(width): target_pass(target.model, target.params, width, batch, SLOTS, passes=passes) for width in WIDTHS
-        }
-        share, per = 0.0, dict.fromkeys(programs, passes)  # of a pass's time, what its SLOTS - FEW slots take
+        busy, share = busy_doubts(), 0.0  # the share of a pass's time that its SLOTS - FEW slots take
         if batch > 1:  # apart, because wide passes of many rows allow only three repeats, which are too noisy
-            few = target_pass(target.model, target.params, WIDTHS[0], batch, FEW, passes=passes)
-            both = {"many": programs[str(WIDTHS[0])], "few": few}
-            spent = turns(both, REPEATS, dict.fromkeys(both, passes), seconds=2 * SECONDS)
+            plain = partial(timed_rounds, target, drafter_of(None, 0), None, static(), (1,))
+            both = {name: plain(**options | {"slots": size})(0.0) for name, size in (("many", SLOTS), ("few", FEW))}
+            spent = turns(both, REPEATS, 2 * SECONDS)
             share = max(1.0 - float(np.median(np.divide(spent["few"], spent["many"]))), 0.0)
-        if drafter is not None:
-            by_model = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
-            options: dict[str, Any] = {"batch": batch, "slots": SLOTS, "temperature": 0.0}
-            programs["drafter"] = draft_round(by_model, drafter.params, static(draft_length=DRAFTS), **options)
-            per["drafter"] = 1 if by_model.one_pass else DRAFTS
-        about = f"{device()}, {target.dtype}, jax {jax.__version__}"
-        times = alternate(programs, REPEATS, per, seconds=SECONDS)
-        named = {f"a pass of {name} tokens" if name.isdigit() else f"a {name} step": times[name] for name in times}
-        doubts = busy + spread_doubts(named)
-        step = times.pop("drafter").median if drafter is not None else 0.0
-        by_width = {int(width): cost.median for width, cost in times.items()}
-        slot_time = share * by_width[WIDTHS[0]] / (SLOTS - FEW)
-        costs = cost_model(step, by_width, device=about, batch=batch, slots=SLOTS, slot_time=slot_time, doubts=doubts)
+        programs, seconds_of = pass_programs(target, drafter, WIDTHS, drafter_of=drafter_of, **options)
+        times = seconds_of(turns(programs, REPEATS, SECONDS))
+        slot_time = share * times["0 plain pass"].median / (SLOTS - FEW)
+        about = {"device": f"{device()}, {target.dtype}, jax {jax.__version__}", "batch": batch, "slots": SLOTS}
+        named = {"a {2} at temperature {0}".format(*name.partition(" ")): cost for name, cost in times.items()}
+        costs = costs_of(times, slot_time=slot_time, doubts=busy + spread_doubts(named), **about)
         place = "; kept nowhere: measured again next time" if path is None else f"; kept in {shown(path.parent)}"
         say(sentence(costs) + place)
         return costs
 
-    path = file_for(names, shapes)
-    return once(path, measure)
+    costs = once(path, measure)
+    if policy is None or policy.tree_hooks is not None or drafter is None:
+        return costs
+    if repr(policy.bare) in {repr(static()), *(rule.policy for rule in costs.rules)}:
+        return costs
+    say(f"measuring what {policy.bare} costs{rows} with {' and '.join(names)}, once")
+    within = {"repeats": REPEATS, "seconds": SECONDS}
+    rule = time_policy(target, drafter, policy, drafter_of=drafter_of, **within, **options)[0]
+    doubts = tuple(dict.fromkeys(costs.doubts + busy_doubts()))
+    return _stored(path, costs._replace(rules=(*costs.rules, rule), doubts=doubts))
 
 
-def look_at(costs: CostModel, counts: Statistics, seconds: float) -> None:
+def look_at(costs: CostModel, counts: Statistics, seconds: float, temperature: float = 0.0) -> None:
     """Compares the time of a row's rounds with the measured costs; if they disagree, the cached costs become doubtful.
 
     Args:
         costs: those of `measured`, with any widths.
-        counts: counts of the row, which was decoded alone in `seconds`.
+        counts: counts of the row, which was decoded alone in `seconds`, at this temperature.
     """
-    doubt = disagreement(costs, counts, seconds)
+    doubt = disagreement(costs.at(temperature=temperature), counts, seconds)
     same = lambda table: (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)  # noqa: E731
     for path in [path for path, table in tables.items() if doubt is not None and same(table)]:
         if path not in _disagreed:  # said once per process, which keeps to them; the next one measures them again
@@ -122,9 +132,11 @@ def sentence(costs: CostModel) -> str:
     drafts = f"a drafter step is {costs.ratio:.3f} of a pass of plain decoding ({1e3 * plain:.1f} ms)"
     if not costs.ratio:
         drafts = f"a pass of plain decoding takes {1e3 * plain:.1f} ms"
+    sampled = f"; sampled, {costs.sampled_step / (costs.sampled_plain or 1):.3f} of {1e3 * costs.sampled_plain:.1f} ms"
+    sampled = sampled if costs.sampled_pass else "; at other temperatures taken to be the same"
     doubts = f"; doubtful: {', '.join(costs.doubts)}" if costs.doubts else ""
     slots = f"; every hundred cache slots {1e5 * costs.slot_time:.1f} ms" if costs.slot_time else ""
-    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{slots}{doubts}"
+    return f"{costs.device}: {drafts}; verification by tokens: {', '.join(passes)}{sampled}{slots}{doubts}"
 
 
 def _shapes(model: LoadedModel) -> list[str]:
@@ -154,13 +166,20 @@ def once(path: Path | None, measure: Callable[[], CostModel]) -> CostModel:
             say(f"the cached costs are doubtful ({', '.join(table.doubts)}){then}")
             table = table if busy else None
         if table is None:
-            table = measure()
-            try:
-                save_cost_model(path, table)
-            except OSError as error:
-                say(f"{error}; measured again next time")
+            table = _stored(path, measure())
         tables[path] = table
         return table
+
+
+def _stored(path: Path | None, table: CostModel) -> CostModel:
+    """The table, which this process goes by from now on, written to the file."""
+    if path is not None:
+        tables[path] = table
+        try:
+            save_cost_model(path, table)
+        except OSError as error:
+            say(f"{error}; measured again next time")
+    return table
 
 
 def file_for(names: Sequence[str], shapes: Any) -> Path | None:

@@ -1,7 +1,7 @@
 """Cost model of rounds from a table of measured passes, for replays and for policies that weigh costs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -9,15 +9,34 @@ import numpy as np
 
 from specdec_jax.loading.new_folder import write_text
 from specdec_jax.ranges import Between, ranges_of
-from specdec_jax.types import Statistics
+from specdec_jax.types import Statistics, StoppingPolicy
 
 LEAST_SHARE = 0.25  # a pass with fewer slots costs at least this share of the measured one
 AGREE = 1.35  # maximum ratio of two measurements of the same work
+SAME_PASS = 1.1  # maximum ratio of two measured passes of plain decoding of one target
+PASSES = "target_pass", "sampled_pass"  # fields of `CostModel` with a time per width
 LEAST_ROUNDS = 16  # minimum number of rounds for a reliable time per round
 
 
+class RuleCost(NamedTuple):
+    """Seconds that a stopping policy's own computation adds to a drafter pass and to a round."""
+
+    policy: str  # repr of its `bare`: hyperparameters do not change its program
+    step: float
+    round: float
+    sampled_step: float  # at temperatures above 0
+    sampled_round: float
+
+
+NO_RULE = RuleCost("", 0.0, 0.0, 0.0, 0.0)
+
+
 class CostModel(NamedTuple):
-    """Seconds (or any unit of time) of a drafter step and of a target pass by width, for one device and batch."""
+    """Seconds (or any unit of time) of a drafter step and of a target pass by width, for one device and batch.
+
+    A target pass is a round without its drafter steps: a constant, such as a drafter's first pass over accepted tokens,
+    is part of it. Without measurements above temperature 0 the greedy ones serve for all temperatures.
+    """
 
     drafter_step: Annotated[float, Between(0)]
     widths: Annotated[tuple[int, ...], Between(1)]  # ascending
@@ -28,19 +47,44 @@ class CostModel(NamedTuple):
     slots: Annotated[int, Between(0)] = 0  # cache slots per row in the measurement; 0: unknown
     slot_time: Annotated[float, Between(0)] = 0.0  # additional time of a target pass per slot
     doubts: tuple[str, ...] = ()  # a clause for each sign that the machine was busy during the measurement
+    sampled_step: Annotated[float, Between(0)] = 0.0  # `drafter_step` at temperatures above 0, without truncation
+    sampled_pass: tuple[float, ...] = ()  # `target_pass`, likewise; (): not measured
+    sampled_plain: Annotated[float, Between(0)] = 0.0  # `plain_pass`, likewise
+    rules: tuple[RuleCost, ...] = ()  # of the policies that were measured
+
+    def left_out(self, temperature: float) -> str:
+        """A clause on what predictions at this temperature leave out, since it was not measured; "" if nothing is."""
+        clauses = ["the rules' own computation is not counted"] if not self.rules else []
+        if temperature > 0 and not self.sampled_plain:
+            clauses.insert(0, "sampled passes are taken to last as long as greedy ones")
+        return " and ".join(clauses)
 
     @property
     def ratio(self) -> float:
         """c, the time of a drafter step relative to a pass of plain decoding."""
         return self.drafter_step / self.plain_pass
 
-    def at(self, slots: int) -> "CostModel":
-        """The costs with `slots` cache slots per row. Attention in a batch reads all of them at any width."""
-        if not self.slot_time:
-            return self
-        extra = max((slots - self.slots) * self.slot_time, (LEAST_SHARE - 1) * self.plain_pass)
-        passes = tuple(time + extra for time in self.target_pass)
-        return self._replace(plain_pass=self.plain_pass + extra, target_pass=passes, slots=slots)
+    def at(
+        self, slots: int | None = None, *, temperature: float = 0.0, policy: StoppingPolicy | None = None
+    ) -> "CostModel":
+        """The costs of rounds with `slots` cache slots per row, at a temperature, with a policy's own computation.
+
+        Attention in a batch reads all slots at any width. A policy that was not measured adds nothing.
+        """
+        model = self
+        if temperature > 0 and self.sampled_pass:
+            rules = tuple(rule._replace(step=rule.sampled_step, round=rule.sampled_round) for rule in self.rules)
+            model = self._replace(drafter_step=self.sampled_step, target_pass=self.sampled_pass, sampled_pass=())
+            model = model._replace(plain_pass=self.sampled_plain, rules=rules)
+        if policy is not None:
+            added = next((rule for rule in model.rules if rule.policy == repr(policy.bare)), NO_RULE)
+            passes = tuple(time + added.round for time in model.target_pass)
+            model = model._replace(drafter_step=model.drafter_step + added.step, target_pass=passes, rules=())
+        if not self.slot_time or slots is None:
+            return model
+        extra = max((slots - self.slots) * self.slot_time, (LEAST_SHARE - 1) * model.plain_pass)
+        passes = tuple(time + extra for time in model.target_pass)
+        return model._replace(plain_pass=model.plain_pass + extra, target_pass=passes, slots=slots)
 
     def pass_times(self, max_draft_length: int) -> np.ndarray:
         """[K+1] float64: time to verify k drafts, in the narrowest width that holds them and the token before.
@@ -78,7 +122,11 @@ def cost_model(
     costs = CostModel(float(drafter_step), widths, passes, plain, **others)
     for name, within in ranges_of(CostModel).items():
         within.check(name, getattr(costs, name))
-    return costs._replace(target_pass=tuple(np.maximum.accumulate(passes).tolist()), doubts=tuple(costs.doubts))
+    if len(costs.sampled_pass) not in (0, len(widths)) or not all(time > 0 for time in costs.sampled_pass):
+        raise ValueError(f"sampled_pass must have a time for each of {len(widths)} widths, got {costs.sampled_pass}")
+    rising = {name: tuple(np.maximum.accumulate(getattr(costs, name)).tolist()) for name in PASSES}
+    rules = tuple(RuleCost(*rule) for rule in costs.rules)
+    return costs._replace(**rising, doubts=tuple(costs.doubts), rules=rules)
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:
@@ -91,11 +139,16 @@ def between(model: CostModel, widths: Sequence[int]) -> CostModel:
 
     Beyond the widest width they are extrapolated linearly from the last two.
     """
-    times = np.interp(widths, model.widths, model.target_pass)
-    if len(model.widths) > 1:
-        (low, high), (before, last) = model.widths[-2:], model.target_pass[-2:]
-        times = times + np.maximum(np.asarray(widths) - high, 0) * (last - before) / (high - low)
-    return model._replace(widths=tuple(widths), target_pass=tuple(float(time) for time in times))
+
+    def at_widths(measured: Sequence[float]) -> tuple[float, ...]:
+        times = np.interp(widths, model.widths, measured)
+        if len(model.widths) > 1:
+            (low, high), (before, last) = model.widths[-2:], measured[-2:]
+            times = times + np.maximum(np.asarray(widths) - high, 0) * (last - before) / (high - low)
+        return tuple(times.tolist())
+
+    passes = {name: at_widths(times) for name in PASSES if (times := getattr(model, name))}
+    return model._replace(widths=tuple(widths), **passes)
 
 
 def agree(first: float, second: float) -> bool:
@@ -103,10 +156,19 @@ def agree(first: float, second: float) -> bool:
     return 1 / AGREE <= first / second <= AGREE
 
 
+def passes_disagree(models: Iterable[CostModel]) -> str | None:
+    """A clause if passes of plain decoding that should be of one target were measured at different times."""
+    times = sorted({model.plain_pass for model in models})
+    if len(times) < 2 or times[-1] <= SAME_PASS * times[0]:
+        return None
+    return f"passes of plain decoding of one target took {1e3 * times[0]:.2f} and {1e3 * times[-1]:.2f} ms"
+
+
 def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
-    """The predicted time of the rounds of a row decoded alone, without the policy's own computation.
+    """The predicted time of the rounds of a row decoded alone.
 
     Args:
+        costs: those `at` the row's temperature and policy.
         counts: counts of the state; without drafts the rounds are those of plain decoding.
 
     Returns:
@@ -144,12 +206,16 @@ def load_cost_model(path: str | Path) -> CostModel:
     if not path.is_file():
         raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for name, within in ranges_of(CostModel).items():
-            within.check(name, fields[name] if name not in CostModel._field_defaults else fields.get(name, within.low))
-        passes = dict(zip(fields.pop("widths"), fields.pop("target_pass"), strict=True))
-        others = {name: fields[name] for name in CostModel._fields if name in fields}
-        return cost_model(others.pop("drafter_step"), passes, **others)
+        return cost_model_of(json.loads(path.read_text(encoding="utf-8")))
     except (KeyError, TypeError, ValueError) as error:
         lacking = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{path} is not a cost model: {lacking}") from None
+
+
+def cost_model_of(fields: Mapping[str, Any]) -> CostModel:
+    """The cost model of a JSON object. Raises KeyError, TypeError, ValueError if it is none."""
+    for name, within in ranges_of(CostModel).items():
+        within.check(name, fields[name] if name not in CostModel._field_defaults else fields.get(name, within.low))
+    passes = dict(zip(fields["widths"], fields["target_pass"], strict=True))
+    others = {name: fields[name] for name in CostModel._fields[3:] if name in fields}
+    return cost_model(fields["drafter_step"], passes, **others)

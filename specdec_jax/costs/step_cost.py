@@ -1,32 +1,62 @@
-"""Measures the time of target passes and drafter steps on this machine. Their ratio c determines whether drafting pays.
+"""Measures the time of rounds on this machine: target passes by width, drafter steps, and what stopping policies add.
 
-Every figure is from a loop of passes inside one jitted program, compiled like decoders, so that it excludes dispatch;
-programs alternate, so that slow moments of a shared machine affect all of them; the result is the median over repeats
-with quartiles.
+Every figure is from rounds of the compiled decoder itself, whose static draft length is a traced number: two lengths
+that one width verifies differ by drafter steps alone, and a round less its steps is a target pass. A policy's own time
+is the difference to rounds in which it is evaluated and its answers are overruled. Programs alternate, so that slow
+moments of a shared machine affect all of them; the result is the median over repeats with quartiles.
 """
 
+import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from specdec_jax.compilation_cache import compile_together
+from specdec_jax.costs.cost_model import CostModel, RuleCost, cost_model
 from specdec_jax.costs.machine import load_average
-from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.prefill import target_prefill
-from specdec_jax.decoding.rounds import empty_log_q
-from specdec_jax.decoding.sampling import DRAFT, argmax, make_warp, round_uniforms
-from specdec_jax.sharding import by_rows
-from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Params, RoundContext, StoppingPolicy
+from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.drafters.draft_models import with_vocabulary
+from specdec_jax.loading import LoadedModel
+from specdec_jax.monitors.phases import phases
+from specdec_jax.ranges import Count
+from specdec_jax.stopping.static import static
+from specdec_jax.types import (
+    Array,
+    Distribution,
+    Drafter,
+    LanguageModel,
+    Params,
+    PolicyState,
+    RoundContext,
+    StoppingPolicy,
+)
+from specdec_jax.verification.rejection import rejection
 
-SOURCE = 128  # slots of an encoder's source, all filled
 SPREAD = 0.3  # maximum interquartile range on an idle machine, relative to the median
+LEAST = 1e-3  # minimum time of a drafter step or a pass, in passes of plain decoding
+SAMPLED = 0.7  # the temperature at which sampled rounds are timed; those at others take as long
+DRAFTS = 7  # the draft length of the rounds that time drafter steps and policies
+PROMPT = 96  # maximum number of tokens of TEXT before the timed rounds
+TEXT = (
+    "The town lies where the river leaves the hills. For two hundred years its people have built boats, and the "
+    "oldest yard still stands below the bridge. In spring the water rises and the lower streets are closed for some "
+    "days. Visitors come in summer, mostly by train, to walk along the old towpath and to see the market on the square "
+    "in front of the church. When asked what has changed most, the baker says that the young leave after school, and "
+    "that many of them come back with children of their own. This year the council wants to"
+)
+
+DrafterOf = Callable[[LanguageModel | None, int], Drafter]  # (language model, maximum draft length); None: no drafts
+Timed = Callable[..., Callable[[], float]]  # (temperature, **hyperparameters of the policy) -> a call for seconds
 
 
 class Cost(NamedTuple):
@@ -37,40 +67,176 @@ class Cost(NamedTuple):
     high: float
 
 
-def target_pass(
-    model: LanguageModel, params: Params, width: int, batch: int, slots: int, passes: int
-) -> Callable[[], Any]:
-    """A call that runs `passes` target passes of [batch, width] tokens over a half-full cache and waits for them.
+class Overruled(NamedTuple):
+    """The state of a policy whose answers are overruled by those of a static length."""
 
-    The cache is donated, as in decoding: a copy of sixteen rows' takes as long as half a pass.
+    draft_length: Array  # [B] int32
+    policy: PolicyState
+
+
+def overruled(policy: StoppingPolicy) -> StoppingPolicy:
+    """`static`, with all computation of `policy`: its answers do not matter, which no compiler can know.
+
+    Hyperparameters (`init`): draft_length. Those of `policy` have their defaults.
     """
 
-    def loop(params: Params, cache: Cache, tokens: Array) -> tuple[Cache, Array]:
-        def one_pass(_: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
-            cache, tokens = carry
-            start = jnp.full((batch,), slots // 2, jnp.int32)
-            logits, cache = model.apply(params, tokens, model.with_length(cache, start))
-            chosen = argmax(logits.reshape(batch * width, -1))  # keeps XLA from removing the head
-            return cache, chosen.reshape(batch, width)
+    def init(batch: int, draft_length: Count = DRAFTS) -> Overruled:
+        return Overruled(draft_length, policy.init(batch))
 
-        return by_rows(lax.fori_loop(0, passes, one_pass, (cache, tokens)))
+    def begin(state: Overruled, context: RoundContext) -> tuple[Array, Overruled]:
+        answer, inner = policy.begin(state.policy, context)
+        return (answer | (state.draft_length >= 0)) & (state.draft_length > 0), state._replace(policy=inner)
 
-    source = None if model.spec.source is None else _source(batch)
-    cache = jax.jit(lambda params, source: model.init_cache(params, batch, slots, source))(params, source)
-    tokens = jnp.ones((batch, width), jnp.int32)
-    return _again(jax.jit(loop, donate_argnums=1), params, cache, tokens)
+    def check(state: Overruled, *arguments: Any) -> tuple[Array, Overruled]:
+        answer, inner = policy.check(state.policy, *arguments)
+        return answer | (state.draft_length >= 0), state._replace(policy=inner)
+
+    def proceed(
+        state: Overruled, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
+    ) -> tuple[Array, Overruled]:
+        answer, inner = policy.proceed(state.policy, distribution, token, drafted, context)
+        return (answer | (state.draft_length >= 0)) & (drafted < state.draft_length), state._replace(policy=inner)
+
+    def update(state: Overruled, *arguments: Any) -> Overruled:
+        return state._replace(policy=policy.update(state.policy, *arguments))
+
+    return StoppingPolicy(init, begin, check, proceed, update, reads=policy.reads)
 
 
-def _again(compiled: Callable[..., tuple[Any, Any]], params: Params, state: Any, *arguments: Any) -> Callable[[], Any]:
-    """A call of `compiled(params, state, *arguments)`, which returns the next call's state first, and waits for it."""
-    state = by_rows(state)  # on a mesh as it will be returned, for one compilation
+def timed_rounds(
+    target: LoadedModel,
+    drafter: Drafter,
+    params: Params,
+    policy: StoppingPolicy,
+    widths: Sequence[int],
+    *,
+    batch: int,
+    slots: int,
+    rounds: int,
+) -> Timed:
+    """Compiles a decoder and prefills TEXT. A call of the result times `rounds` rounds from there, for their mean."""
+    monitor, reads = phases() if policy.needs_phases else None, target.model.spec.source
+    decoder = build_decoder(target.model, drafter, policy, rejection(), monitor=monitor, verification_widths=widths)
+    options: dict[str, Any] = {"max_new_tokens": rounds * widths[-1], "slots": slots, "stop_ids": ()}
+    longest = min(PROMPT, target.model.spec.context - options["max_new_tokens"])
+    weights, prompts = ModelParams(target.params, params), [target.tokenizer.encode(TEXT)[:longest]] * batch
+    if reads is not None:
+        options["sources"], prompts = prompts, [[reads.first_token]] * batch
+    ready = jax.block_until_ready(decoder.prefill(weights, prompts, **options))
 
-    def call() -> Any:
-        nonlocal state
-        state, out = jax.block_until_ready(compiled(params, state, *arguments))
-        return out
+    def at(temperature: float, **hyperparameters: Any) -> Callable[[], float]:
+        begun = ready._replace(policy=policy.init(batch, **hyperparameters), warp=make_warp(batch, temperature))
 
-    return call
+        def call() -> float:
+            state = jax.block_until_ready(jax.tree.map(lambda leaf: leaf.copy(), begun))  # `run` consumes its state
+            watch = time.perf_counter()
+            state = jax.block_until_ready(decoder.run(weights, state, rounds=rounds))
+            return (time.perf_counter() - watch) / int(np.max(state.statistics.num_rounds))
+
+        return call
+
+    at(0.0)()
+    return at
+
+
+def seven_drafts(
+    target: LoadedModel, drafter: LoadedModel, drafter_of: DrafterOf, options: Mapping[str, int]
+) -> tuple[Callable[[StoppingPolicy], Timed], int]:
+    """Rounds of a policy with a drafter of seven drafts, in one width, and the passes of a round of seven drafts."""
+    made = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
+    timed = partial(timed_rounds, target, made, drafter.params, widths=(DRAFTS + 1,), **options)
+    return timed, 1 if made.one_pass else DRAFTS
+
+
+def pass_programs(
+    target: LoadedModel, drafter: LoadedModel | None, widths: Sequence[int], *, drafter_of: DrafterOf, **options: int
+) -> tuple[dict[str, Callable[[], float]], Callable[[Mapping[str, Sequence[float]]], dict[str, Cost]]]:
+    """Rounds that time plain decoding, target passes by width and drafter steps, at temperatures 0 and 0.7.
+
+    Args:
+        drafter: None for a drafter without a model, whose steps cost nothing.
+        options: batch, slots and rounds of `timed_rounds`.
+
+    Returns:
+        Programs for `turns`, and a function of its result that gives the seconds of "plain pass", "pass of W tokens"
+        and "drafter step", each after its temperature: "0 plain pass", "0.7 plain pass" etc.
+    """
+    plain = partial(timed_rounds, target, drafter_of(None, 0), None, static(), **options)
+    passes, longest = (
+        0,
+        None,
+    )  # of a round of seven drafts; the drafter that fills the widest pass, unless it is of blocks
+    if drafter is not None:
+        longest = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), max(widths[-1] - 1, 1))
+        widths = [min(width, longest.max_draft_length + 1) for width in widths]
+    names = {f"pass of {width} tokens": width for width in sorted(set(widths))}
+    kinds: dict[str, Callable[[float], Callable[[], float]]]
+    if drafter is None or longest is None:  # rounds without drafts, verified in each width
+        timed = compile_together([partial(plain, (width,)) for width in (1, *names.values())])
+        kinds = dict(zip(("plain pass", *names), timed, strict=True))
+    else:
+        seven, passes = seven_drafts(target, drafter, drafter_of, options)
+        wide = partial(timed_rounds, target, longest, drafter.params, static(), [*names.values()], **options)
+        timed = compile_together([partial(plain, (1,)), wide, partial(seven, static())])
+        kinds = {"plain pass": timed[0]} | {name: partial(timed[1], draft_length=names[name] - 1) for name in names}
+        kinds |= {str(length): partial(timed[2], draft_length=length) for length in (0, DRAFTS)}
+    temperatures = [f"{temperature:g} " for temperature in (0.0, SAMPLED)]
+
+    def seconds_of(spent: Mapping[str, Sequence[float]]) -> dict[str, Cost]:
+        times = {at + name: np.asarray(spent[at + name]) for at in temperatures for name in ("plain pass", *names)}
+        for at in temperatures if passes else ():
+            short, long = (np.asarray(spent[f"{at}{length}"]) for length in (0, DRAFTS))
+            times[f"{at}drafter step"] = steps = (long - short) / passes
+            for name, width in names.items():
+                times[at + name] -= np.median(steps) * (width - 1 if passes == DRAFTS else min(width - 1, 1))
+        return {name: summary(each.tolist()) for name, each in times.items()}
+
+    return {at + name: of(float(at)) for at in temperatures for name, of in kinds.items()}, seconds_of
+
+
+def time_policy(
+    target: LoadedModel,
+    drafter: LoadedModel,
+    policy: StoppingPolicy,
+    *,
+    drafter_of: DrafterOf,
+    repeats: int,
+    seconds: float = math.inf,
+    **options: int,
+) -> tuple[RuleCost, dict[str, Cost]]:
+    """What a policy's own computation adds to a drafter pass and to a round, at temperatures 0 and 0.7.
+
+    Args:
+        options: batch, slots and rounds of `timed_rounds`.
+
+    Returns:
+        The medians; and by temperature ("0", "0.7") the share that it adds to a round of seven drafts.
+    """
+    seven, passes = seven_drafts(target, drafter, drafter_of, options)
+    timed = compile_together([partial(seven, rule) for rule in (static(), overruled(policy.bare))])
+    cases = itertools.product((0.0, SAMPLED), (0, DRAFTS), (0, 1))
+    programs = {(at, length, rule): timed[rule](at, draft_length=length) for at, length, rule in cases}
+    spent = turns(programs, repeats, seconds)
+    medians, shares = [], {}
+    for at in (0.0, SAMPLED):
+        short, long = (np.subtract(spent[at, length, 1], spent[at, length, 0]) for length in (0, DRAFTS))
+        medians += [max(float(np.median(times)), 0.0) for times in ((long - short) / passes, short)]
+        shares[f"{at:g}"] = summary((long / spent[at, DRAFTS, 0]).tolist())
+    return RuleCost(repr(policy.bare), *medians), shares
+
+
+def costs_of(times: Mapping[str, Cost], **about: Any) -> CostModel:
+    """The cost model of the seconds of `pass_programs`; `about` are further fields of `CostModel`."""
+    each: list[dict[str, float]] = [{}, {}]
+    for name, cost in times.items():
+        at, _, kind = name.partition(" ")  # differences of rounds may be negative on a busy machine
+        each[float(at) > 0][kind] = max(cost.median, LEAST * times[f"{at} plain pass"].median)
+    (greedy, passes), (sampled, sampled_passes) = (
+        (of, {int(kind.split()[2]): time for kind, time in of.items() if kind.startswith("pass of")}) for of in each
+    )
+    about |= {"plain_pass": greedy["plain pass"], "sampled_plain": sampled["plain pass"]}
+    about |= {"sampled_step": sampled.get("drafter step", 0.0), "sampled_pass": tuple(sampled_passes.values())}
+    return cost_model(greedy.get("drafter step", 0.0), passes, **about)
 
 
 def prompt_pass(model: LanguageModel, params: Params, length: int) -> Callable[[], Any]:
@@ -87,72 +253,31 @@ def large_product(dtype: Any, size: int) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(product(matrix, matrix))
 
 
-def draft_round(
-    drafter: Drafter, params: Params, policy: StoppingPolicy, *, batch: int, slots: int, temperature: float
-) -> Callable[[], Any]:
-    """A call that drafts one round and waits for it; the entropies are not computed."""
-    assert drafter.model is not None
-    longest, vocab_size = drafter.max_draft_length, drafter.model.spec.vocab_size
-    begin = jnp.full((batch,), slots // 2, jnp.int32)
+def clocked(call: Callable[[], Any]) -> Callable[[], float]:
+    """A call that returns the seconds that `call` takes."""
 
-    def draft(params: Params, before: Any, tokens: Array, policy_state: Any, context: RoundContext) -> Any:
-        state, log_q = before
-        source = drafter.source(params, state, tokens, context)
-        chance = round_uniforms(jnp.zeros((batch,), jnp.uint32), context.emitted, longest)
-        uniform = lambda step: chance[:, step, DRAFT]  # noqa: E731
-        drafted = draft_loop.draft(source, policy, policy_state, context, uniform, longest, log_q)
-        after, to_verify = source.close(drafted)
-        after = drafter.commit(params, after, tokens, context.length)  # each call drafts the same
-        return by_rows((after, drafted.log_q)), to_verify.tokens
+    def timed() -> float:
+        watch = time.perf_counter()
+        call()
+        return time.perf_counter() - watch
 
-    def half_full(params: Params, read: tuple[Array, Array], tokens: Array) -> Any:
-        state = drafter.fill(params, drafter.init(params, batch, slots, read), tokens, begin)
-        source = drafter.source(params, state, tokens, context)
-        return state, empty_log_q(source, batch, longest, vocab_size, True)
-
-    tokens = jnp.ones((batch, slots), jnp.int32)
-    context = RoundContext(
-        length=begin,
-        emitted=jnp.zeros_like(begin),
-        budget=jnp.full_like(begin, longest),
-        alive=jnp.ones((batch,), bool),
-        policy_seed=jnp.zeros((batch,), jnp.uint32),
-        warp=jax.tree.map(jnp.asarray, make_warp(batch, temperature)),
-        monitor=(),
-    )
-    begun = jax.jit(half_full)(params, _source(batch), tokens)
-    return _again(jax.jit(draft, donate_argnums=1), params, begun, tokens, policy.init(batch), context)
+    return timed
 
 
-def _source(batch: int) -> tuple[Array, Array]:
-    """A source for encoders; the cost of later passes does not depend on its contents."""
-    return jnp.ones((batch, SOURCE), jnp.int32), jnp.full((batch,), SOURCE, jnp.int32)
-
-
-def alternate(
-    programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
-) -> dict[str, Cost]:
-    """Median and quartiles of `turns`."""
-    return {name: summary(times) for name, times in turns(programs, repeats, per, seconds).items()}
-
-
-def turns(
-    programs: Mapping[str, Callable[[], Any]], repeats: int, per: Mapping[str, int], seconds: float = math.inf
-) -> dict[str, list[float]]:
-    """Runs the programs alternately, `repeats` times after a warm-up; times are divided by `per[name]` (default 1).
+def turns(programs: Mapping[Any, Callable[[], float]], repeats: int, seconds: float = math.inf) -> dict[Any, Any]:
+    """The seconds that programs return, run alternately, `repeats` times after a warm-up; lists by name.
 
     After `seconds` three turns are enough. Entry i of every program belongs to turn i.
     """
-    compile_together(programs.values())
-    times: dict[str, list[float]] = {name: [] for name in programs}
+    for program in programs.values():
+        program()
+    times: dict[Any, list[float]] = {name: [] for name in programs}
     began = time.perf_counter()
     for turn in range(repeats):
         if turn >= 3 and time.perf_counter() - began > seconds:
             break
         for name, program in programs.items():
-            watch = time.perf_counter()
-            program()
-            times[name].append((time.perf_counter() - watch) / per.get(name, 1))
+            times[name].append(program())
     return times
 
 
@@ -170,6 +295,7 @@ def busy_doubts() -> tuple[str, ...]:
 
 def spread_doubts(times: Mapping[str, Cost]) -> tuple[str, ...]:
     """A clause about the time with the largest interquartile range, if that is too large."""
-    name, (median, low, high) = max(times.items(), key=lambda entry: (entry[1].high - entry[1].low) / entry[1].median)
-    too_far = high - low > SPREAD * median
-    return (f"{name} took {1e3 * low:.1f} to {1e3 * high:.1f} ms (quartiles)",) if too_far else ()
+    spread = {name: (cost.high - cost.low) / max(cost.median, 1e-9) for name, cost in times.items()}
+    name = max(spread, key=spread.__getitem__)
+    low, high = 1e3 * times[name].low, 1e3 * times[name].high
+    return (f"{name} took {low:.1f} to {high:.1f} ms (quartiles)",) if spread[name] > SPREAD else ()

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens
 from specdec_jax.decoding.teacher_forcing import reads_at, store_reads
 from specdec_jax.drafters.model import FED, WIDE, CatchUp, at_end, first_pass, model, next_of, still_valid, with_token
+from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.ranges import DraftLength
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
@@ -136,8 +137,13 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
     return Drafter(init, source, commit, max_draft_length, language_model, observer, prefill)
 
 
-def drafter_of(language_model: LanguageModel, max_draft_length: int = 7) -> Drafter:
-    """The drafter for a model: by its `draft_with` if it has one, else `reading` or `model`. Raises as they do."""
+def drafter_of(language_model: LanguageModel | None, max_draft_length: int = 7) -> Drafter:
+    """The drafter for a model: by its `draft_with` if it has one, else `reading` or `model`. Raises as they do.
+
+    None: plain decoding.
+    """
+    if language_model is None:
+        return no_drafter()
     draft_model = DraftModel.of(language_model)
     if draft_model.draft_with is not None:
         return draft_model.draft_with(draft_model, max_draft_length)

@@ -58,13 +58,14 @@ def predicted(
     """The predictions for a policy over a trace of the pair, with `slots` cache slots. Raises as `replay`."""
     costs, longest = costs_counted(pair), pair.decoder.parts.drafter.max_draft_length
     watched = pair._replace(policy=rule, monitor=PHASES if rule.needs_phases else None)
-    learnt = learnt_hyperparameters(watched, calibration, float(trace.temperature.max()), slots)
+    temperature = float(trace.temperature.max())
+    learnt = learnt_hyperparameters(watched, calibration, temperature, slots)
     phases = phase_path(trace, **learnt.get("monitor_hyperparameters", {})) if rule.needs_phases else None
     # `replay` interprets a vector as one value per setting: here it is one setting.
     values = learnt.get("policy_hyperparameters", {}).items()
     hyperparameters = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in values}
     replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
-    costs = costs.at(slots)
+    costs = costs.at(slots, temperature=temperature, policy=rule)
     seconds, plain = replayed.seconds(costs)[0], replayed.emitted[0] * costs.plain_pass
     passes, rounds, drafted = (int(counts.sum()) for counts in (replayed.passes, replayed.rounds, replayed.drafted))
     spared = plain.sum() - (seconds.sum() - passes * costs.drafter_step)

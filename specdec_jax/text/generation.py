@@ -151,8 +151,8 @@ def _strategies(pair: Pair) -> dict[str, Strategy | None]:
 def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
     """`policy_hyperparameters` etc. from a calibration. Plain decoding needs none.
 
-    A policy that weighs costs gets those of the pair: as measured, for this number of cache slots, or else the cost of
-    a drafter pass, from a calibration of this drafter or from the bytes that both models read.
+    A policy that weighs costs gets those of the pair: as measured, for this number of cache slots and this temperature,
+    or else the cost of a drafter pass, from a calibration of this drafter or from the bytes that both models read.
     """
     learnt: dict[str, dict[str, Any]] = {}
     if calibration is not None and pair.decoder.parts.drafter.max_draft_length == 0:
@@ -169,8 +169,9 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
     if pair.first_drafter is not None and COST in pair.policy.hyperparameters.keys() - pair.policy.fixed:
         learnt["policy"] = {COST: pair.drafter_cost} | learnt.get("policy", {})
     if pair.costs is not None:
+        costs = pair.costs.at(slots, temperature=temperature)
         longest = pair.decoder.parts.drafter.max_draft_length
-        learnt["policy"] = learnt.get("policy", {}) | costs_for(pair.policy, pair.costs.at(slots), longest)
+        learnt["policy"] = learnt.get("policy", {}) | costs_for(pair.policy, costs, longest)
     return {f"{kind}_hyperparameters": values for kind, values in learnt.items()}
 
 
@@ -233,7 +234,7 @@ def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: flo
     described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
     # requests with stop strings also spend time on searching for them
     if costs is not None and described and costs.batch == 1 and not request.stop:
-        look_at(costs, state.statistics, seconds)
+        look_at(costs, state.statistics, seconds, float(np.max(request.options["warp"].temperature)))
 
 
 def start(pair: Pair, request: Request) -> Prefilled:

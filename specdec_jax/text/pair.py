@@ -159,7 +159,7 @@ def build_pair(
     return pair._replace(notices=tuple(notices))
 
 
-def measure_costs(pair: Pair, batch: int = 1) -> Pair:
+def measure_costs(pair: Pair, batch: int = 1, rule_cost: bool = False) -> Pair:
     """The pair with its costs measured on this machine, once per pair and machine: takes half a minute, then cached in
     `~/.cache/specdec_jax/costs`. Progress is printed to standard error.
 
@@ -169,6 +169,7 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
 
     Args:
         batch: number of rows: a wide pass of many rows costs more than one of a single row.
+        rule_cost: also measure what the policy's own computation takes, which predictions add: as long again.
 
     Raises:
         ValueError: a mesh of several processes, which must decide alike, or a pair not built by `build_pair`.
@@ -179,24 +180,28 @@ def measure_costs(pair: Pair, batch: int = 1) -> Pair:
     if not pair.drafters:
         return pair
     model = next((loaded for loaded in pair.drafters if isinstance(loaded, LoadedModel)), None)
-    costs = measured(pair.target, model, batch, drafter_of=drafter_of)
+    policy = pair.policy if rule_cost else None
+    costs = measured(pair.target, model, batch, drafter_of=drafter_of, policy=policy)
     strategies = pair.policy, pair.verifier, pair.monitor
     return _join(pair.target, pair.drafters, pair.arguments, *strategies, costs)._replace(notices=pair.notices)
 
 
-def measured_pair(*models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, **options: Any) -> Pair:
+def measured_pair(
+    *models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, rule_cost: bool = False, **options: Any
+) -> Pair:
     """`build_pair`, then `measure_costs` depending on `costs`: the pair of `generate` and of the commands.
 
     Args:
         costs: "measured", "estimated", a CostModel or its file. None: the environment variable SPECDEC_JAX_COSTS, else
             measured.
+        batch, rule_cost: of `measure_costs`.
         options: of `build_pair`.
     """
     origin = costs_asked(costs)
     pair = build_pair(*models, costs=ESTIMATED if origin == MEASURED else origin, **options)
     for line in pair.notices:
         say(line)
-    return measure_costs(pair, batch) if origin == MEASURED else pair
+    return measure_costs(pair, batch, rule_cost) if origin == MEASURED else pair
 
 
 def _join(

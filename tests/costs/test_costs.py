@@ -1,6 +1,7 @@
 """Costs of the machine at hand: measured once, kept on disk, and given to rules that weigh them."""
 
 import functools
+import json
 import os
 import sys
 import time
@@ -16,11 +17,13 @@ from experiments.lib.smoke import tiny_pair
 from specdec_jax.costs import at_hand, choices, machine, step_cost
 from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import (
+    RuleCost,
     between,
     cost_model,
     decoding_seconds,
     disagreement,
     load_cost_model,
+    passes_disagree,
     save_cost_model,
 )
 from specdec_jax.costs.step_cost import Cost
@@ -41,6 +44,7 @@ from specdec_jax.stopping import (
 from specdec_jax.text import generation
 from specdec_jax.text.generation import SamplingParams, build_pair, generate, prepare
 from specdec_jax.text.pair import measure_costs, measured_pair
+from specdec_jax.types import Drafter
 
 TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
 
@@ -49,7 +53,7 @@ measured = functools.partial(at_hand.measured, drafter_of=drafter_of)
 
 
 class Made(list):
-    """Measurements that were made, by what is in each, and `series`: quartiles by program for those to come."""
+    """Measurements that were made, by what is in each, and `series`: quartiles by time for those to come."""
 
     def __init__(self):
         super().__init__()
@@ -61,22 +65,28 @@ def measuring(monkeypatch, tmp_path):
     """Every measurement that is made, by what is in it, with made-up times; a home of its own, a quiet machine."""
     made = Made()
 
-    def alternate(programs, repeats, per, seconds):
-        made.append(sorted(programs))
-        time.sleep(0.05)
-        times = {str(width): value for width, value in TIMES.items()} | {"drafter": 0.13}
-        now = made.series.pop(0) if made.series and set(made.series[0]) <= set(programs) else {}
-        return {name: Cost(*now.get(name, [times[name]] * 3)) for name in programs}
+    def pass_programs(target, drafter, widths, **options):
+        """Nothing is compiled; sampled passes take a quarter longer, and drafter steps twice as long."""
+        times = {f"pass of {width} tokens": TIMES[width] for width in widths} | {"plain pass": TIMES[1]}
+        times = {f"{at} {name}": 1.25 ** (at > 0) * value for at in (0, 0.7) for name, value in times.items()}
+        times |= {"0 drafter step": 0.13, "0.7 drafter step": 0.26} if drafter is not None else {}
+        now = made.series.pop(0) if made.series and set(made.series[0]) <= set(times) else {}
+        return times, lambda spent: {name: Cost(*now.get(name, [value] * 3)) for name, value in times.items()}
 
-    def turns(programs, repeats, per, seconds):
+    def turns(programs, repeats, seconds):
         """A busy machine: the second turn takes ten times as long, the third is disturbed in its middle."""
         made.append(sorted(programs))
-        assert sorted(programs) == sorted(per) == ["few", "many"] and repeats >= 5
+        time.sleep(0.05)
+        assert repeats >= 5
         return {"many": [1.0, 10.0, 1.0, 1.0, 1.0], "few": [0.616, 6.16, 1.5, 0.616, 0.616]}
 
-    monkeypatch.setattr(at_hand, "target_pass", lambda *args, **options: None)  # nothing runs, so nothing is compiled
-    monkeypatch.setattr(at_hand, "draft_round", lambda *args, **options: None)
-    monkeypatch.setattr(at_hand, "alternate", alternate)
+    def time_policy(target, drafter, policy, **options):
+        made.append([repr(policy)])
+        return RuleCost(repr(policy.bare), 0.01, 0.02, 0.03, 0.04), {}
+
+    monkeypatch.setattr(at_hand, "pass_programs", pass_programs)
+    monkeypatch.setattr(at_hand, "timed_rounds", lambda *args, **options: lambda temperature: None)
+    monkeypatch.setattr(at_hand, "time_policy", time_policy)
     monkeypatch.setattr(at_hand, "turns", turns)
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -125,7 +135,7 @@ def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuri
     measured(target, drafter)
     measured(drafter, drafter)
     measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
-    assert len(measuring) == 3 and "drafter" not in measuring[-1]
+    assert len(measuring) == 3 and "0 drafter step" not in measuring[-1]
     monkeypatch.setattr(at_hand, "device", lambda: "64 cores of another processor")
     measured(target, drafter)
     monkeypatch.setattr(jax, "__version__", "99.0")
@@ -151,9 +161,17 @@ def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
     "series, load, doubts",
     [
         ({}, 2.1, ["the load average was 2.1 on 2 cores"]),
-        ({"8": (1.2, 1.1, 1.4)}, 1.9, []),  # median and quartiles
-        ({"8": (1.2, 0.9, 1.6)}, 0.0, ["a pass of 8 tokens took 900.0 to 1600.0 ms (quartiles)"]),
-        ({"drafter": (0.13, 0.1, 0.2)}, 0.0, ["a drafter step took 100.0 to 200.0 ms (quartiles)"]),
+        ({"0 pass of 8 tokens": (1.2, 1.1, 1.4)}, 1.9, []),  # median and quartiles
+        (
+            {"0 pass of 8 tokens": (1.2, 0.9, 1.6)},
+            0.0,
+            ["a pass of 8 tokens at temperature 0 took 900.0 to 1600.0 ms (quartiles)"],
+        ),
+        (
+            {"0.7 drafter step": (0.13, 0.1, 0.2)},
+            0.0,
+            ["a drafter step at temperature 0.7 took 100.0 to 200.0 ms (quartiles)"],
+        ),
     ],
 )
 def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
@@ -193,7 +211,8 @@ def test_a_line_on_a_terminal_breaks_between_words(monkeypatch, capsys):
 def test_doubtful_costs_leave_no_verification_width_out(measuring):
     """A table that a busy moment made flat chose one width of 8 for every round."""
     target, drafter = tiny_pair()
-    measuring.series += [{str(width): [1.0] * 3 for width in TIMES} | {"drafter": (0.13, 0.1, 0.2)}]
+    flat_times = {f"0 pass of {width} tokens": [1.0] * 3 for width in TIMES}
+    measuring.series += [flat_times | {"0 drafter step": (0.13, 0.1, 0.2)}]
     flat = measured(target, drafter)
     assert widths_for(flat._replace(doubts=()), 7) == (8,) and widths_for(flat, 7) == (1, 2, 4, 8)
     assert longest_draft(flat._replace(doubts=())) == 8 and longest_draft(flat) == 7
@@ -242,6 +261,145 @@ def test_plain_decoding_is_predicted_by_its_pass_and_few_rounds_tell_nothing():
     assert disagreement(costs, counts._replace(num_rounds=np.array([15], np.int32)), 30.0) is None
 
 
+def test_sampled_requests_go_by_sampled_costs(measuring, capsys):
+    """Their rules, and the rounds that are compared with costs; none is compiled again for it."""
+    target, drafter = tiny_pair()
+    pair = measured_pair(target, drafter, costs="measured", max_draft_length=3)
+    assert "; sampled, 0.208 of 1250.0 ms" in capsys.readouterr().err
+    greedy, sampled = (
+        prepare(pair, ["ab"], SamplingParams(temperature=temperature)).options["policy_hyperparameters"]
+        for temperature in (0.0, 1.0)
+    )
+    assert (greedy["drafter_cost"], sampled["drafter_cost"]) == (0.13, 0.26 / 1.25)
+    assert greedy["verification_times"] == pytest.approx(sampled["verification_times"]) == [1.01] * 4
+    at_one = pair.costs.at(temperature=1.0)
+    assert (at_one.drafter_step, at_one.plain_pass, at_one.target_pass[0]) == (0.26, 1.25, 1.25 * 1.01)
+    assert at_one.at(temperature=1.0) == at_one and pair.costs.at(temperature=0.0) == pair.costs
+    (path,) = at_hand.tables
+    expected = decoding_seconds(between(measured(target, drafter), (2, 4, 6)).at(temperature=1.0), COUNTS)
+    at_hand.look_at(measured(target, drafter), COUNTS, 1.3 * expected, 1.0)
+    assert not load_cost_model(path).doubts
+    at_hand.look_at(measured(target, drafter), COUNTS, 1.3 * expected, 0.0)
+    assert load_cost_model(path).doubts
+
+
+def test_a_rules_own_computation_is_measured_once_and_predicted(measuring, tmp_path):
+    target, drafter = tiny_pair()
+    options = {"costs": "measured", "rule_cost": True}
+    pair = measured_pair(target, drafter, policy=survival(rate_weight=3.0), **options)
+    assert pair.costs.rules == (RuleCost("survival", 0.01, 0.02, 0.03, 0.04),) and len(measuring) == 2
+    another_process()
+    assert measured_pair(target, drafter, policy=survival(), **options).costs == pair.costs and len(measuring) == 2
+    both = measured_pair(target, drafter, policy=adaedl(), **options).costs
+    assert [rule.policy for rule in both.rules] == ["survival", "adaedl"]
+    assert len(measured_pair(target, drafter, policy=static(), **options).costs.rules) == 2, "static adds nothing"
+    (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
+    assert load_cost_model(file).rules == both.rules
+    rounds, passes = COUNTS.num_rounds[0], COUNTS.drafter_passes[0]
+    for temperature, step, each in ((0.0, 0.01, 0.02), (0.7, 0.03, 0.04)):
+        alone = decoding_seconds(both.at(temperature=temperature), COUNTS)
+        assert decoding_seconds(both.at(temperature=temperature, policy=static(draft_length=2)), COUNTS) == alone
+        costs = both.at(temperature=temperature, policy=survival(drafter_cost=0.5))
+        assert decoding_seconds(costs, COUNTS) == pytest.approx(alone + rounds * each + passes * step)
+        assert costs.plain_pass == both.at(temperature=temperature).plain_pass
+
+
+def test_costs_of_earlier_versions_serve_for_every_temperature_and_say_so(tmp_path):
+    old = {"drafter_step": 0.1, "widths": [2, 8], "target_pass": [1.0, 1.5], "plain_pass": 1.0, "batch": 1}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    costs = load_cost_model(tmp_path / "old.json")
+    assert costs.at(temperature=0.7, policy=survival()) == costs.at(temperature=0.0)._replace(rules=())
+    assert "; at other temperatures taken to be the same" in at_hand.sentence(costs)
+    assert "last as long as greedy ones and the rules' own" in costs.left_out(0.7)
+    assert costs.left_out(0.0) == "the rules' own computation is not counted"
+    sampled = {"sampled_step": 0.2, "sampled_pass": [1.2, 1.1], "sampled_plain": 1.1}
+    (tmp_path / "new.json").write_text(json.dumps(old | sampled | {"rules": [["svip", 1.0, 2.0, 3.0, 4.0]]}))
+    new = load_cost_model(tmp_path / "new.json")
+    assert new.sampled_pass == (1.2, 1.2) and new.rules[0].sampled_step == 3.0 and not new.left_out(0.7)
+    assert between(new, (2, 5)).sampled_pass == pytest.approx((1.2, 1.2)) and {new}
+    (tmp_path / "new.json").write_text(json.dumps(old | sampled | {"sampled_pass": [1.2]}))
+    with pytest.raises(ValueError, match="sampled_pass must have a time for each of 2 widths"):
+        load_cost_model(tmp_path / "new.json")
+
+
+def test_passes_of_one_target_that_took_other_times_are_doubtful():
+    first = cost_model(0.1, {1: 6.77e-3, 8: 8e-3})
+    other = first._replace(plain_pass=8.40e-3)
+    assert passes_disagree([first, other, first]) == "passes of plain decoding of one target took 6.77 and 8.40 ms"
+    assert passes_disagree([first, first._replace(plain_pass=7.1e-3)]) is passes_disagree([]) is None
+
+
+def in_made_up_seconds(monkeypatch):
+    """Rounds take made-up seconds instead of being decoded: passes, drafter steps and the work of a rule."""
+
+    def timed_rounds(target, drafter, params, policy, widths, **options):
+        def at(temperature, draft_length=0):
+            width = next(width for width in widths if width > draft_length)
+            passes = min(draft_length, 1) if drafter.one_pass else draft_length
+            own = 0.0 if policy == static() else 0.3 + 0.05 * passes
+            return lambda: (1 + temperature) * (10.0 + width + passes * 1.5 + own) + (0.5 if widths != (1,) else 0.0)
+
+        return at
+
+    monkeypatch.setattr(step_cost, "timed_rounds", timed_rounds)
+
+
+def test_differences_that_a_busy_machine_made_negative_are_doubtful_costs():
+    seconds = {f"{at} {name}": Cost(*[1.0] * 3) for at in ("0", "0.7") for name in ("plain pass", "pass of 2 tokens")}
+    seconds |= {f"{at} drafter step": Cost(-0.1, -0.2, 0.1) for at in ("0", "0.7")} | {
+        "0 pass of 2 tokens": Cost(-1, 1, 1)
+    }
+    costs = step_cost.costs_of(seconds, doubts=step_cost.spread_doubts(seconds))
+    assert costs.drafter_step == costs.sampled_step == costs.target_pass[0] == 0.001 and costs.sampled_pass == (1.0,)
+    assert costs.doubts == ("0 drafter step took -200.0 to 100.0 ms (quartiles)",)
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_passes_steps_and_a_rules_work_are_told_apart(one_pass, monkeypatch):
+    in_made_up_seconds(monkeypatch)
+    target, drafter = tiny_pair()
+    options = {"batch": 1, "slots": 64, "rounds": 2}
+
+    class OnePass(Drafter):
+        pass
+
+    OnePass.one_pass = one_pass
+
+    def as_one_pass(model, longest):
+        usual = drafter_of(model, longest)
+        return OnePass(usual.init, usual.source, usual.commit, min(longest, 7), usual.model)
+
+    widths = (1, 2, 8)
+    programs, seconds_of = step_cost.pass_programs(target, drafter, (1, 2, 12), drafter_of=as_one_pass, **options)
+    costs = step_cost.costs_of(seconds_of(step_cost.turns(programs, 3)))
+    assert (costs.drafter_step, costs.plain_pass) == pytest.approx((1.5, 11.0))
+    assert (costs.sampled_step, costs.sampled_plain) == pytest.approx((1.7 * 1.5, 1.7 * 11.0))
+    assert costs.target_pass == pytest.approx((11.5, 12.5, 18.5)) and costs.widths == widths
+    assert costs.sampled_pass == pytest.approx([1.7 * (10 + width) + 0.5 for width in widths])
+    rule, shares = step_cost.time_policy(target, drafter, adaedl(), drafter_of=as_one_pass, repeats=3, **options)
+    assert rule[0] == "adaedl" and rule[1:] == pytest.approx((0.05, 0.3, 1.7 * 0.05, 1.7 * 0.3))
+    passes = 1 if one_pass else 7
+    round_time = 18.0 + 1.5 * passes + 0.5
+    assert shares["0"].median == pytest.approx((0.3 + 0.05 * passes) / round_time)
+
+
+def test_an_overruled_policy_drafts_to_the_static_length_and_does_its_work():
+    """Rounds are those of `static`, and the policy's state is the one that it has after them."""
+    target, drafter = tiny_pair()
+    rule = step_cost.overruled(survival())
+    pair = build_pair(target, drafter, costs="estimated", max_draft_length=3, verification_widths=(4,))
+    states = []
+    for policy in (static(), rule):
+        request = prepare(pair.using(policy), ["ab"], SamplingParams(max_new_tokens=12, stop_ids=()), chat=False)
+        request.options["policy_hyperparameters"] = {"draft_length": 2}
+        states.append(generation.decode(pair.using(policy), request).state)
+    first, other = (jax.device_get(state.statistics) for state in states)
+    jax.tree.map(np.testing.assert_array_equal, first, other)
+    assert first.num_draft_tokens[0] > first.num_drafts[0] > 5
+    learnt, begun = states[1].policy.policy, survival().init(1)
+    assert learnt.verified[0, 0] > begun.verified[0, 0] and learnt.time[0] > begun.time[0]
+
+
 def test_threads_that_come_second_wait_for_the_first(measuring):
     target, drafter = tiny_pair()
     with ThreadPoolExecutor(3) as pool:
@@ -272,7 +430,8 @@ def test_a_pair_decodes_by_what_was_measured(measuring, monkeypatch):
     # what was decoded is compared with what was measured: every round in the width that it was verified in
     passes = dict(zip(pair.costs.widths, pair.costs.target_pass, strict=True))
     predicted = sum(passes[int(played["width"])] + 0.13 * int(played["drafter_passes"]) for played in result.rounds)
-    ((costs, counts, seconds),) = looked
+    ((costs, counts, seconds, temperature),) = looked
+    assert temperature == 0
     assert decoding_seconds(costs, counts) == pytest.approx(predicted) and seconds == result.seconds
     assert measured_pair(target, drafter, costs="measured", max_draft_length=3).decoder.parts.widths == (4,)
     within = measured_pair(target, drafter, costs="measured", verification_widths=(5,)).decoder.parts
@@ -318,7 +477,7 @@ def test_a_lookup_gets_the_costs_of_verification_and_plain_decoding_is_not_measu
     assert measured_pair(target, None, costs="measured").costs is None and not measuring
     pair = measured_pair(target, "prompt_lookup", costs="measured")
     assert prepare(pair, ["ab"]).options["policy_hyperparameters"].keys() == {"verification_times"}
-    assert pair.drafter_cost is None and "drafter" not in measuring[0]
+    assert pair.drafter_cost is None and "0 drafter step" not in measuring[0]
 
 
 STEPS = cost_model(0.13, {2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5})

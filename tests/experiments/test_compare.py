@@ -108,7 +108,7 @@ def test_doubtful_costs_are_marked_and_compared_with_plain_decoding(config, tmp_
     looked = []
     monkeypatch.setattr(pair, "measured", lambda *models, **options: costs)
     for module in (compare, generation):
-        monkeypatch.setattr(module, "look_at", lambda costs, counts, _: looked.append(int(counts.num_rounds[0])))
+        monkeypatch.setattr(module, "look_at", lambda costs, counts, *_: looked.append(int(counts.num_rounds[0])))
     options = ["--costs", "measured", "--temperatures", "0", "--limit", "1", "--out", str(tmp_path / "out")]
     assert main([str(config), *options]) == 0
     plain, drafted = rows(tmp_path / "out")
@@ -120,6 +120,12 @@ def test_doubtful_costs_are_marked_and_compared_with_plain_decoding(config, tmp_
     load, decoding = json.loads((tmp_path / "out/manifest.json").read_text())["doubts"]
     assert load == "the load average was 9.0 on 2 cores" and decoding.startswith("decoding took 0.")
     assert all(f"{load}; {decoding}." in text for text in (screen, table))
+    assert "\n| static-2 | " in table.partition("| predicted over measured | greedy |")[2]
+    began = json.loads((tmp_path / "out/costs.json").read_text())
+    began["of another drafter"] = began["static-2"] | {"plain_pass": 6.0}
+    (tmp_path / "out/costs.json").write_text(json.dumps(began))
+    assert main([str(config), *options]) == 0
+    assert "took 5000.00 and 6000.00 ms; decoding" in (tmp_path / "out/table.md").read_text()
 
 
 def test_a_method_may_bring_its_own_drafter(config, tmp_path):

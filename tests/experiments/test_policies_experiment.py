@@ -3,16 +3,29 @@
 from types import SimpleNamespace
 
 import numpy as np
+from rich.console import Console
 
 from experiments import policies
-from experiments.lib.rules import RULES
+from experiments.lib.rules import RULES, rule
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.trace_runs import ORACLE, costs_or_default, half_of, load_traces, source_of
-from specdec_jax.costs.cost_model import flat
+from experiments.lib.trace_runs import (
+    ORACLE,
+    Run,
+    TraceOptions,
+    about,
+    costs_or_default,
+    half_of,
+    load_traces,
+    open_traces,
+    source_of,
+    sweep,
+    variant,
+)
+from specdec_jax.costs.cost_model import RuleCost, between, cost_model, flat
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace, select
-from specdec_jax.stopping import static, survival
+from specdec_jax.stopping import static, survival, svip
 
 COSTS = flat(0.1, 16)
 
@@ -84,3 +97,38 @@ def test_the_first_tokens_are_a_text_of_their_own(tmp_path):
     assert (short.length == 5).all() and (short.limit == 5).all() and (whole.length > 5).all()
     found = replay(short, static(draft_length=8), max_draft_length=8, record=True)
     assert (found.emitted == 5).all() and found.record[0, 0, 0, 0] == 4  # a request for 5 tokens drafts no more
+
+
+def test_a_table_says_where_its_greedy_rounds_are_live_ones_and_what_is_not_counted():
+    """The batch of the recording, the longest draft, and verification widths that are not those of `widths_for`."""
+    costs = cost_model(0.1, {1: 1.0, 2: 1.004, 4: 1.1, 8: 1.3, 16: 1.6}, device="a machine")
+    traces = {temperature: made_up_trace(temperature) for temperature in (0.0, 0.7)}
+    traces[0.0] = traces[0.0]._replace(about=traces[0.0].about | {"batch": 18})
+
+    def said(costs, *temperatures, longest=7):
+        sources = [source_of("", temperature, traces[temperature], costs) for temperature in temperatures]
+        return about(Run(TraceOptions(max_draft_length=longest), None, sources, None))
+
+    greedy = said(costs, 0.0)
+    assert "the batches of the recording (18 rows), with --max-draft-length 7" in greedy
+    assert "--verification-widths 1 2 4 8, where decoding itself would choose 2 4 8." in greedy
+    assert said(between(costs, (2, 4, 8)), 0.0).endswith("with these costs and --verification-widths 2 4 8.")
+    assert "verification-widths 1 2 4 8 16" in said(costs, 0.0, longest=9)
+    assert "Greedy" not in said(costs, 0.7) and "sampled passes are taken" in said(costs, 0.7)
+    assert "(the rules' own computation is not counted)" in greedy
+    sampled = {"sampled_step": 0.3, "sampled_pass": (2.0,) * 5, "sampled_plain": 2.0}
+    full = costs._replace(rules=(RuleCost("static", 0.0, 0.0, 0.0, 0.0),), **sampled)
+    assert "time: a machine, c = 0.100, greedy; a machine, c = 0.150, temperature 0.7." in said(full, 0.0, 0.7)
+
+
+def test_rows_are_timed_at_their_temperature_with_the_rules_own_computation(tmp_path):
+    trace = made_up_trace(0.7, texts=6)
+    costs = flat(0.1, 16)._replace(sampled_step=0.3, sampled_pass=(2.0, 2.0), sampled_plain=2.0)
+    costs = costs._replace(rules=(RuleCost("svip", 9.0, 9.0, 0.03, 0.04),))
+    run = open_traces(
+        "here", TraceOptions(smoke=True, out=str(tmp_path)), Console(), [source_of("", 0.7, trace, costs)]
+    )
+    row = sweep(run, {"svip": variant(rule("svip"), [{"threshold": 0.4}])})[0]
+    found = replay(trace, svip(), {"threshold": 0.4}, max_draft_length=16)
+    np.testing.assert_allclose(row["seconds"], (2.04 * found.rounds + 0.33 * found.passes)[0])
+    assert row["plain_seconds"] == (2.0 * trace.length).tolist()

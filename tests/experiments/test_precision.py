@@ -11,7 +11,6 @@ from experiments import step_cost
 from experiments.lib.run_folder import read_rows
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.costs.cost_model import load_cost_model
-from specdec_jax.costs.step_cost import Cost
 from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.models.adapters import from_logits_function
@@ -63,21 +62,22 @@ def test_a_study_of_a_tiny_model(tmp_path, monkeypatch):
     assert step_cost.main(words) == 0
 
 
-def test_step_cost_writes_a_cost_model_of_the_greedy_step_and_all_widths(tmp_path, monkeypatch):
+def test_step_cost_writes_a_cost_model_of_both_temperatures_and_the_rules(tmp_path, monkeypatch):
     out = tmp_path / "out"
     assert step_cost.main(["--smoke", "--out", str(out)]) == 0
     costs, model = json.loads((out / "costs.json").read_text()), load_cost_model(out / "cost_model.json")
-    medians = {name: entry["median"] for name, entry in costs["passes"].items()}
-    assert model.drafter_step == medians["drafter 0"] and model.plain_pass == medians["target float32 1"]
+    medians = {name: entry[0] for name, entry in costs["passes"]["float32"].items()}
+    assert model.drafter_step == medians["0 drafter step"] and model.plain_pass == medians["0 plain pass"]
+    assert model.sampled_step == medians["0.7 drafter step"] and model.sampled_plain == medians["0.7 plain pass"]
     assert model.widths == (1, 2, 4, 8) and model.batch == 1 and "float32" in model.device
-    wanted = np.maximum.accumulate([medians[f"target float32 {width}"] for width in model.widths])
-    np.testing.assert_array_equal(model.target_pass, wanted)
+    for at, passes in (("0", model.target_pass), ("0.7", model.sampled_pass)):
+        wanted = np.maximum.accumulate([medians[f"{at} pass of {width} tokens"] for width in model.widths])
+        np.testing.assert_array_equal(passes, wanted)
+    assert [rule.policy for rule in model.rules] == ["survival"]
+    table = (out / "table.md").read_text()
+    assert "| rule | µs a pass, 0 | a round, 0 |" in table and table.count("| survival | ") == 1
     layer = 32 * 16 * (2 + 2 * 2) + 2 * 16 * 32 + 3 * 32 * 48  # q, k, v; output; gate, up and down
     operations = {"prompt": 2 * 64 * 2 * layer + 2 * 2 * 2 * 16 * 64**2, "product": 2 * 64**3}
     assert costs["prompt"]["operations"] == operations
-    config = step_cost.StepCost(widths=(1, 16, 17), dtypes=("bfloat16",), batch=3)
-    known = {f"target bfloat16 {width}": Cost(width / 10, 0, 0) for width in (1, 16, 17)}
-    model = step_cost.costs_of(config, known | {"drafter 0": Cost(0.5, 0, 0)})
-    assert model[:4] == (0.5, (1, 16, 17), (0.1, 1.6, 1.7), 0.1) and model.batch == 3
     monkeypatch.setattr(step_cost, "measure_passes", lambda *_: pytest.fail("measured again"))
     assert step_cost.main(["--smoke", "--out", str(out)]) == 0

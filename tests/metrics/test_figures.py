@@ -9,7 +9,15 @@ from rich.console import Console
 
 from experiments.compare import picture
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.tables import Whole, doubts_of_rows, methods_tables, speedup, speedups, summarise
+from experiments.lib.tables import (
+    Whole,
+    doubts_of_rows,
+    methods_tables,
+    predictions_table,
+    speedup,
+    speedups,
+    summarise,
+)
 from specdec_jax.metrics import acceptance as figures_of
 from specdec_jax.metrics.acceptance import best_draft_length, by_draft, by_task, expected_speedup, expected_tokens
 from specdec_jax.metrics.intervals import RESAMPLES, mean_interval, ratio_of_totals, total_speedup
@@ -150,6 +158,24 @@ def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
     assert doubts_of_rows([*agree, row("a", "old", 1.0)]) == []
     clause = ["decoding took 1.40 (plain), 0.50 (fast) times what the costs predict"]
     assert doubts_of_rows([*agree, took("plain", 1.5, 1.0), took("fast", 1.0, 6.0)]) == clause
+
+
+def test_predicted_seconds_are_compared_by_method_and_temperature():
+    """Plain decoding does not say how far rules are apart, and a method without predictions has no line."""
+    took = lambda prompt, name, t, said: row(prompt, name, 2.0, temperature=t) | {"predicted_seconds": said}  # noqa: E731
+    rows = [took(prompt, "plain", t, 4.0) for t in (0.0, 0.8) for prompt in "ab"]
+    rows += [took("a", "fast", 0.0, 2.0), took("b", "fast", 0.0, 2.2), took("a", "lookup", 0.0, None)]
+    rows += [took("a", "slow", 0.0, 2.0), took("a", "slow", 0.8, 1.9)]
+    table, note = predictions_table(summarise(rows))
+    assert table.splitlines()[0] == "| predicted over measured | greedy | temperature 0.8 |"
+    lines = {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in table.splitlines()[2:])}
+    assert lines == {
+        "plain": ["2.000", "2.000"],
+        "fast": ["1.050 [1.000–1.100]", "–"],
+        "slow": ["1.000", "0.950"],
+        "apart": ["0.050", "0.000"],
+    }
+    assert "Apart" in note and predictions_table(summarise([row("a", "plain", 2.0)])) == []
 
 
 def test_the_picture_has_a_panel_a_temperature_and_the_numbers():

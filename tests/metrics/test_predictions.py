@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.lib.smoke import made_up_trace, tiny_pair
-from specdec_jax.costs.cost_model import cost_model, flat
+from specdec_jax.costs.cost_model import RuleCost, cost_model, flat
 from specdec_jax.metrics.foresight import drafts_from, with_foresight
 from specdec_jax.metrics.intervals import ratio_of_totals
 from specdec_jax.metrics.predicted import as_fast, costs_counted, faster, predicted
@@ -118,6 +118,22 @@ def test_cost_rules_get_the_pairs_costs_and_phases_are_those_of_the_monitor(trac
     calm = trace._replace(raw_target_entropy=trace.raw_target_entropy * 0)
     expected = predicted(pair_with(0.1), trace, static(draft_length=3), 64).seconds
     assert predicted(pair_with(0.1), calm, rule, 64).seconds == pytest.approx(expected)
+
+
+def test_predictions_are_of_the_temperature_and_count_the_rules_own_computation(trace):
+    own = (RuleCost("static", 0.01, 0.02, 0.03, 0.04),)
+    sampled = {"sampled_step": 0.3, "sampled_pass": (2.0, 2.2, 2.6), "sampled_plain": 2.0}
+    pair = pair_with(0.1)
+    both = pair._replace(costs=pair.costs._replace(rules=own, **sampled))
+    for temperature, (step, each, scale) in {0.0: (0.01, 0.02, 1.0), 0.7: (0.03, 0.04, 2.0)}.items():
+        at = made_up_trace(temperature, texts=6, tokens=24)
+        alone, found = (predicted(one, at, static(draft_length=2), 64) for one in (pair, both))
+        counts = replay(at, static(), {"draft_length": 2}, max_draft_length=DRAFTS)
+        steps = counts.passes[0] * (0.3 if temperature else 0.1)
+        expected = scale * (alone.seconds - 0.1 * counts.passes[0]) + steps
+        expected = expected + counts.passes[0] * step + counts.rounds[0] * each
+        np.testing.assert_allclose(found.seconds, expected)
+        assert found.speedup.estimate == pytest.approx(scale * at.length.sum() / expected.sum())
 
 
 def test_two_rules_are_compared_text_by_text(trace):

@@ -9,10 +9,14 @@ import pytest
 from tiny_pair import write_pair
 
 from experiments import record
+from experiments.lib.rules import rule
+from experiments.lib.trace_runs import replay_rule
+from specdec_jax.costs.choices import widths_for
+from specdec_jax.costs.cost_model import between, cost_model
 from specdec_jax.loading import load_model
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import load_trace
-from specdec_jax.stopping import adaedl
+from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -46,7 +50,7 @@ def test_a_trace_a_temperature_in_the_order_of_the_prompts(recorded):
     for name, temperature in (("trace-0.npz", 0.0), ("trace-0.9.npz", 0.9)):
         trace = load_trace(recorded / name)
         assert trace.about["ids"] == [f"p{i}" for i in range(len(TEXTS))]
-        assert trace.about["tasks"] == ["code"] * len(TEXTS)
+        assert trace.about["tasks"] == ["code"] * len(TEXTS) and trace.about["batch"] == 2
         np.testing.assert_allclose(trace.temperature, temperature)
         assert trace.max_draft_length == 5 and (trace.limit == 20).all()
         assert trace.about["warp"]["temperature"] == temperature and trace.about["versions"]["jax"]
@@ -63,6 +67,24 @@ def test_its_greedy_replay_is_the_live_decoder(place, recorded, row):
     found = replay(trace, adaedl(), {"threshold": 0.2})
     assert found.rounds[0, row] == live.statistics["num_rounds"]
     assert found.drafted[0, row] == live.statistics["num_draft_tokens"]
+
+
+def test_greedy_rounds_of_a_rule_that_weighs_costs_are_live_in_the_widths_of_its_costs(place, recorded):
+    """What tables of replays say (`trace_runs.live_rounds`): here decoding would merge widths 1 and 2."""
+    models = [load_model(folder, dtype="float32") for folder in write_pair(place[0])]
+    trace, costs = load_trace(recorded / "trace-0.npz"), cost_model(0.5, {1: 1.0, 2: 1.03, 4: 1.4, 6: 1.8})
+    merged = between(costs, widths_for(costs, 5))
+    assert merged.widths == (2, 4, 6)
+    rounds = {}
+    for widths, weighed in ((costs.widths, costs), (None, merged)):
+        pair = build_pair(*models, policy=survival(), max_draft_length=5, verification_widths=widths, costs=costs)
+        assert pair.costs == weighed
+        counts = generate(list(TEXTS), SamplingParams(max_new_tokens=20), pair=pair, chat=False)
+        live = [[row.statistics[name] for row in counts] for name in ("num_rounds", "num_draft_tokens")]
+        found = replay_rule(trace, rule("survival"), weighed, 5)
+        assert live == [found.rounds[0].tolist(), found.drafted[0].tolist()]
+        rounds[weighed.widths] = live
+    assert rounds[1, 2, 4, 6] != rounds[2, 4, 6]
 
 
 def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeypatch):
