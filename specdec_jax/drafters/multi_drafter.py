@@ -1,18 +1,22 @@
-"""Several drafters: each round uses the one with the best recent throughput in the text's current phase.
+"""Several drafters: each round uses the one with the most expected tokens per unit of time.
 
 Texts alternate between quotation, calculation and narration: lookup is free and often right in quotations, a model is
-better in narration, and the best model size depends on the difficulty of the text. Per row and phase, each drafter has
-a running estimate of its emitted tokens per unit of time; the drafter with the largest one drafts. The estimates of
-idle drafters drift to slightly above that of the active one, so that each is tried again.
+better in narration, and the best model size depends on the text. Per row, each drafter has a share of accepted drafts
+a, learnt from the rounds that it drafted. With c the time of its pass, n drafts are expected to yield
+
+    (1 + a + a^2 + ... + a^n) / (1 + n c)
+
+tokens in the time of a target pass, and the drafter with the largest value over n drafts. This is `survival`'s estimate
+before a round's first draft; its price of time, the row's own rate, is the same for all drafters. The shares begin
+optimistically, so that every drafter is tried, and the evidence of all decays in every round, so that idle ones are
+tried again. The choice is made before a token of the round is drawn.
 
 If a drafter without a model finds no match, its row passes to the best drafter with a model in the same round, because
 the lookup was free. A drafter runs only if some row chose it (`lax.cond`; a switch at batch 1); other rows are masked.
-Idle drafters are not fed; they catch up, many tokens per pass, when they are chosen again.
 """
 
-import functools
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -20,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from specdec_jax.decoding.phase import phase_of
 from specdec_jax.decoding.sampling import log_prob_of
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.ranges import Between
@@ -39,38 +42,31 @@ from specdec_jax.types import (
     Source,
 )
 
-PHASES = 2
-OPTIMISM = 1.1  # estimates of idle drafters drift to this multiple of the active one's
+# Prior numbers of accepted and of verified drafts, optimistic: of a lookup, of a model.
+HOPED = (0.8, 1.0), (1.8, 2.0)
 
 
 class MultiDrafterState(NamedTuple):
     states: tuple[DrafterState, ...]
-    informed: Array  # [B, N] int32, length of the text of each drafter's last commit
-    tokens: Array  # [B, 2, N] float32, running sum of emitted tokens, by phase
-    time: Array  # [B, 2, N] float32, running sum of time in target passes, by phase
-    drafter: Array  # [B] int32, the round's drafter; N: no round yet, all are updated; N + 1: none
-    passes: Array  # [B] int32, passes of that drafter
-    phase: Array  # [B] int32, phase of this round
-    length: Array  # [B] int32, tokens known when the round began
+    accepted: Array  # [B, N] float32, decayed number of accepted drafts of each drafter, with the prior's
+    verified: Array  # [B, N] float32, decayed number of those that were verified after accepted ones
+    drafter: Array  # [B] int32, the last round's drafter
+    drafted: Array  # [B] int32, its drafts; 0 once they are counted
+    length: Array  # [B] int32, tokens known when that round began
 
 
 @strategy
 def multi_drafter(
     drafters: Sequence[Drafter] = (),
     costs: Annotated[Sequence[float] | None, Between(0)] = None,
-    decay: Annotated[float, Between(0, 0.9999)] = 0.8,
-    drift: Annotated[float, Between(0, 1)] = 0.02,
-    prior: Annotated[float, Between(0)] = 4.0,
+    decay: Annotated[float, Between(0, 0.9999)] = 0.98,
 ) -> Drafter:
     """Combine drafters; the parameters are a tuple with one entry per drafter, in the same order.
 
     Args:
         drafters: drafters with equal `max_draft_length`, those expected to be better first: they win ties.
         costs: cost of a pass of each, in target passes (`experiments.step_cost`); None: 0 without a model, else 0.1.
-        decay: decay of the running sums, in [0, 1); 0.8 corresponds to about five rounds.
-        drift: how fast idle drafters become candidates again, in [0, 1]: the fraction by which their sums move in each
-            round towards 1.1 times the rate of the active drafter.
-        prior: initial estimate of every drafter's tokens per target pass; larger than usual, so that all are tried.
+        decay: of what a row has learnt, per round, in [0, 1): with less, idle drafters are tried again sooner.
 
     `survival` and `goodput` get the cost of the active drafter relative to the first model, whose cost is their
     hyperparameter drafter_cost.
@@ -90,10 +86,11 @@ def multi_drafter(
     vocabularies = {part.model.spec.vocab_size for part in parts if part.model is not None}
     if len(vocabularies) > 1:
         raise ValueError(f"drafters used together need one vocabulary, got {sorted(vocabularies)} entries")
+    longest, vocab_size = lengths.pop(), next(iter(vocabularies), None)
     cost = tuple(costs) if costs is not None else tuple(0.0 if part.model is None else 0.1 for part in parts)
     lookups = [index for index, part in enumerate(parts) if part.model is None]
     with_model = [index for index, part in enumerate(parts) if part.model is not None]
-    vocab_size = parts[with_model[0]].model.spec.vocab_size if with_model else None  # type: ignore[union-attr]
+    prior = list(zip(*(HOPED[part.model is not None] for part in parts), strict=True))  # accepted, verified
     first = cost[with_model[0]] if with_model and cost[with_model[0]] > 0 else 1.0
     # A model with cost 0 is not a lookup: its relative cost stays positive, so that its passes are counted.
     relative_costs = [
@@ -103,105 +100,51 @@ def multi_drafter(
     def init(params: Sequence[Params], batch: int, slots: int, source: Any = None) -> MultiDrafterState:
         if len(params) != len(parts):
             raise ValueError(f"{len(parts)} drafters need as many parameters in a tuple, got {len(params)}")
-        row, nobody = jnp.zeros((batch,), jnp.int32), jnp.full((batch,), len(parts), jnp.int32)
-        sums = jnp.ones((batch, PHASES, len(parts)), jnp.float32)
         more = () if source is None else (source,)
-        states = tuple(
-            part.init(part_params, batch, slots, *more) for part, part_params in zip(parts, params, strict=True)
-        )
-        informed = jnp.zeros((batch, len(parts)), jnp.int32)
-        return MultiDrafterState(states, informed, prior * sums, sums, nobody, row, row, row)
+        states = tuple(part.init(weights, batch, slots, *more) for part, weights in zip(parts, params, strict=True))
+        row, hoped = jnp.zeros((batch,), jnp.int32), jnp.tile(jnp.array(prior, jnp.float32)[:, None], (1, batch, 1))
+        return MultiDrafterState(states, hoped[0], hoped[1], row, row, row)
 
     def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
-        phase, nobody = phase_of(context), len(parts) + 1
-        worth = _in_phase(state.tokens, phase) / _in_phase(
-            state.time, phase
-        )  # [B, N], estimated tokens per target pass
-        idle = ~context.alive | (context.budget == 0)  # these rows draft nothing, so no drafter needs to catch up
-        best = jnp.where(idle, nobody, jnp.argmax(worth, axis=1)).astype(jnp.int32)
+        rates = expected_rates(state, jnp.array(cost, jnp.float32), longest)
 
-        def join(indices: Sequence[int], choice: Array) -> Source:
-            """The joint source of these drafters, each caught up and restricted to the rows that chose it.
+        best = jnp.argmax(rates, axis=1).astype(jnp.int32)
 
-            `close` returns their states and lengths of informed texts by index.
-            """
-            sources, informed = [], {}
-            for index in indices:
-                mine, before, part = choice == index, state.states[index], parts[index]
-                informed[index] = jnp.where(mine, context.length, state.informed[:, index])
-                catch_up = partial(part.commit, params[index], before, tokens, informed[index])
-                after = lax.cond(jnp.any(mine), catch_up, lambda before=before: before)
-                sources.append(part.source(params[index], after, tokens, context))
-            there = jnp.isin(choice, jnp.array(indices, jnp.int32))
-            drafter = jnp.where(there, choice, 0)
-            joined = _joined(sources, [choice == index for index in indices], vocab_size)
-
-            def close(drafted: Drafted) -> tuple[Any, Drafted]:
-                states, verified = joined.close(drafted)
-                return (dict(zip(indices, states, strict=True)), informed, choice), verified
-
-            costs = jnp.array(relative_costs, jnp.float32)[drafter]
-            return joined._replace(cost=costs, drafter_id=drafter, close=close)
+        def joined(indices: Sequence[int], choice: Array) -> Source:
+            """The source of these drafters, each in the rows that chose it."""
+            each = {i: parts[i].source(params[i], state.states[i], tokens, context) for i in indices}
+            cost = jnp.array(relative_costs, jnp.float32)[choice]
+            return _joined(each, choice, vocab_size)._replace(cost=cost, drafter_id=choice)
 
         def hand_over(rows: Array) -> Source:
-            """The source for rows whose lookup drafted nothing: the best drafter with a model."""
-            model = jnp.array(with_model, jnp.int32)[jnp.argmax(worth[:, jnp.array(with_model)], axis=1)]
-            return join(with_model, jnp.where(rows & jnp.isin(best, jnp.array(lookups, jnp.int32)), model, best))
+            """The source for rows without a lookup: the best drafter with a model."""
+            models = jnp.array(with_model, jnp.int32)
+            return joined(with_model, models[jnp.argmax(rates[:, models], axis=1)])
 
         def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
-            states, informed = dict(enumerate(state.states)), dict(enumerate(state.informed.T))
-            several = [(joined, drafted.memory)]
+            each, states = [(begun, drafted.memory)], dict(enumerate(state.states))
             if isinstance(drafted.memory, InTurn):
-                several = [(joined, drafted.memory.first), (drafted.memory.source, drafted.memory.second)]
-            verified = drafted
-            for each, memory in several:
-                (after, lengths, choice), verified = each.close(verified._replace(memory=memory))
-                states, informed = states | after, informed | lengths
-            return state._replace(
-                states=tuple(states.values()),
-                informed=jnp.stack([*informed.values()], axis=1),
-                drafter=choice,
-                passes=drafted.passes,
-                phase=phase,
-                length=context.length,
-            ), verified
+                each = [(begun, drafted.memory.first), (drafted.memory.source, drafted.memory.second)]
+            for drafting, memory in each:
+                closed, drafted = drafting.close(drafted._replace(memory=memory))
+                states |= closed
+            now = {"drafter": drafted.drafter_id, "drafted": drafted.length, "length": context.length}
+            return state._replace(states=tuple(states.values()), **now), drafted
 
-        joined = join(lookups or with_model, best)
-        return joined._replace(close=close, otherwise=hand_over if lookups and with_model else None)
+        begun = joined(lookups or with_model, best)
+        return begun._replace(close=close, otherwise=hand_over if lookups and with_model else None)
 
     def commit(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> MultiDrafterState:
-        state = _learnt(state, length, jnp.array(cost, jnp.float32), decay, drift)
-        return update_each([part.commit for part in parts], params, state, tokens, length, seen)
+        return commit_each(
+            [part.commit for part in parts], params, learnt(state, length, prior, decay), tokens, length, seen
+        )
 
     def prefill(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> MultiDrafterState:
-        return update_each([part.fill for part in parts], params, state, tokens, length, seen)
-
-    def update_each(
-        how: Sequence[Any],
-        params: Sequence[Params],
-        state: MultiDrafterState,
-        tokens: Array,
-        length: Array,
-        seen: Seen | None,
-    ) -> MultiDrafterState:
-        states, informed = list(state.states), state.informed
-        for index, commit_part in enumerate(how):
-            # Before the first round and when a conversation continues, no drafter was chosen: all get the prompt.
-            updated = (state.drafter == index) | (state.drafter == len(parts))
-            upto = jnp.where(updated, length, jnp.minimum(informed[:, index], length))
-            if seen is not None and index in seen.taken:  # idle drafters observe the target too
-                part_seen = seen._replace(taken=seen.taken[index])
-                states[index] = commit_part(params[index], states[index], tokens, upto, part_seen)
-            else:
-                update = partial(commit_part, params[index], states[index], tokens, upto)
-                states[index] = lax.cond(jnp.any(upto != informed[:, index]), update, lambda old=states[index]: old)
-            informed = informed.at[:, index].set(upto)
-        nobody = jnp.full_like(state.drafter, len(parts))
-        return state._replace(states=tuple(states), informed=informed, drafter=nobody)
+        return commit_each([part.fill for part in parts], params, state, tokens, length, seen)
 
     observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
     widths = sorted({observer.target_width for observer in observers.values()})
@@ -216,54 +159,99 @@ def multi_drafter(
 
     layers = tuple(layer for observer in observers.values() for layer in observer.layers)
     observe = Observer(take, layers, widths[0]) if observers else None
-    return Drafter(init, source, commit, lengths.pop(), observe=observe, prefill=prefill)
+    return Drafter(init, source, commit, longest, observe=observe, prefill=prefill)
 
 
-def _joined(sources: Sequence[Source], rows: Sequence[Array], vocab_size: int | None) -> Source:
-    """Joins sources, each with its own rows [B] bool; a model without rows is not run.
+def expected_rates(state: MultiDrafterState, cost: Array, longest: int) -> Array:
+    """Expected tokens of each drafter per target pass's time, [B, N] float32, at the best of up to `longest` drafts."""
+    drafts = jnp.arange(longest + 1, dtype=jnp.float32)[None, None, :]
+    share = (state.accepted / state.verified)[:, :, None]
+    return jnp.max(jnp.cumsum(share**drafts, axis=2) / (1.0 + cost[None, :, None] * drafts), axis=2)
 
-    `close` returns a tuple of their states.
+
+def learnt(state: MultiDrafterState, length: Array, prior: Sequence[Any], decay: float) -> MultiDrafterState:
+    """The shares after a round that extended the text to `length` [B], if it did.
+
+    `prior`: numbers [N] of accepted and of verified drafts, which do not decay.
     """
+    accepted = jnp.minimum(length - state.length - 1, state.drafted)
+    verified = jnp.minimum(accepted + 1, state.drafted)
+
+    def add(total: Array, new: Array, hoped: Any) -> Array:
+        drafters, always = jnp.arange(total.shape[1], dtype=jnp.int32)[None, :], jnp.array([hoped], jnp.float32)
+        counted = jnp.where(state.drafter[:, None] == drafters, new[:, None], 0).astype(jnp.float32)
+        return jnp.where((length > state.length)[:, None], always + decay * (total - always) + counted, total)
+
+    return state._replace(
+        accepted=add(state.accepted, accepted, prior[0]),
+        verified=add(state.verified, verified, prior[1]),
+        drafted=jnp.zeros_like(state.drafted),
+    )
+
+
+def commit_each(
+    commits: Sequence[Any],
+    params: Sequence[Params],
+    state: MultiDrafterState,
+    tokens: Array,
+    length: Array,
+    seen: Seen | None,
+) -> MultiDrafterState:
+    """Every drafter's state for the text; each gets what it observed of the target."""
+
+    def observed(index: int) -> tuple[Seen, ...]:
+        return () if seen is None or index not in seen.taken else (seen._replace(taken=seen.taken[index]),)
+
+    states = tuple(
+        commit_one(params[index], state.states[index], tokens, length, *observed(index))
+        for index, commit_one in enumerate(commits)
+    )
+    return state._replace(states=states)
+
+
+def _joined(sources: dict[int, Source], choice: Array, vocab_size: int | None) -> Source:
+    """Joins sources, by drafter, each with the rows that chose it [B] int32; a model without rows is not run.
+
+    `close` returns their states by drafter.
+    """
+    rows = {index: choice == index for index in sources}
 
     def open(going: Array) -> tuple[Any, ...]:
-        return tuple(source.open(going & mine) for source, mine in zip(sources, rows, strict=True))
+        return tuple(source.open(going & rows[index]) for index, source in sources.items())
 
     def predict(memory: tuple[Any, ...], drafted: Array, uniform: Array) -> tuple[Next, tuple[Any, ...]]:
-        each, after = [], []
-        for source, mine, before in zip(sources, rows, memory, strict=True):
-            run = partial(source.predict, before, drafted, uniform)
-            if isinstance(source.cost, float) and source.cost == 0:
-                following, left = run()
-            else:  # a model runs if it has any row; zeros are not read
-                shapes = jax.eval_shape(run)[0]
-                nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-                following, left = lax.cond(jnp.any(mine), run, lambda result=(nothing, before): result)
-            each.append(following)
-            after.append(left)
-        return _by_row(rows, each, vocab_size), tuple(after)
+        def run(index: int, source: Source, before: Any) -> tuple[Next, Any]:
+            now = partial(source.predict, before, drafted, uniform)
+            if len(sources) == 1 or (isinstance(source.cost, float) and source.cost == 0):
+                return now()
+            shapes = jax.eval_shape(now)[0]  # a model runs if it has any row; zeros are not read
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return lax.cond(jnp.any(rows[index]), now, lambda: (nothing, before))
+
+        each = [run(*item, before) for item, before in zip(sources.items(), memory, strict=True)]
+        following, after = zip(*each, strict=True)
+        return _by_row(list(rows.values()), following, vocab_size), after
 
     def keep(memory: tuple[Any, ...], token: Array, is_drafted: Array, drafted: Array) -> tuple[Any, ...]:
-        each = zip(sources, rows, memory, strict=True)
-        return tuple(source.keep(before, token, is_drafted & mine, drafted) for source, mine, before in each)
+        each = zip(sources.items(), memory, strict=True)
+        return tuple(source.keep(before, token, is_drafted & rows[index], drafted) for (index, source), before in each)
 
-    def close(drafted: Drafted) -> tuple[tuple[DrafterState, ...], Drafted]:
-        states, verified = [], drafted
-        for source, mine, memory in zip(sources, rows, drafted.memory, strict=True):
+    def close(drafted: Drafted) -> tuple[dict[int, DrafterState], Drafted]:
+        states, verified = {}, drafted
+        for (index, source), memory in zip(sources.items(), drafted.memory, strict=True):
+            mine = drafted.drafter_id == index
             passes, length = jnp.where(mine, drafted.passes, 0), jnp.where(mine, drafted.length, 0)
-            masked = drafted._replace(passes=passes, length=length, memory=memory)
-            state, rewritten = source.close(masked)
-            states.append(state)
-            if rewritten is not masked:  # the source changed its draft
-                length = jnp.where(mine, rewritten.length, verified.length)
-                verified = verified._replace(
-                    tokens=jnp.where(mine[:, None], rewritten.tokens, verified.tokens), length=length
-                )
-        return tuple(states), verified
+            states[index], changed = source.close(drafted._replace(passes=passes, length=length, memory=memory))
+            verified = verified._replace(  # the source may have changed its draft
+                tokens=jnp.where(mine[:, None], changed.tokens, verified.tokens),
+                length=jnp.where(mine, changed.length, verified.length),
+            )
+        return states, verified
 
-    chosen: Array | bool = all(source.chosen is True for source in sources)
+    chosen: Array | bool = all(source.chosen is True for source in sources.values())
     if not chosen:
-        each = [jnp.asarray(source.chosen) & mine for source, mine in zip(sources, rows, strict=True)]
-        chosen = functools.reduce(jnp.logical_or, each)
+        each = [jnp.asarray(source.chosen) & rows[index] for index, source in sources.items()]
+        chosen = reduce(jnp.logical_or, each)
     return Source(open, predict, keep, close, chosen=chosen)  # type: ignore[arg-type]
 
 
@@ -293,25 +281,3 @@ def _by_row(rows: Sequence[Array], each: Sequence[Next], vocab_size: int | None)
         joined = following if joined is None else select_rows(mine, following, joined)
     assert joined is not None
     return joined
-
-
-def _in_phase(sums: Array, phase: Array) -> Array:
-    """The sums [B, N] of each row's phase [B], from [B, 2, N]."""
-    return jnp.take_along_axis(sums, phase[:, None, None], axis=1)[:, 0]
-
-
-def _learnt(state: MultiDrafterState, length: Array, cost: Array, decay: float, drift: float) -> MultiDrafterState:
-    """The sums after a round that extended the text to `length`; only those of the round's phase change."""
-    count = cost.shape[0]
-    drafted = jnp.arange(count, dtype=jnp.int32)[None, :] == state.drafter[:, None]  # [B, N]
-    moved = (state.drafter < count) & (length > state.length)
-    here = (jnp.arange(PHASES, dtype=jnp.int32)[None, :] == state.phase[:, None]) & moved[:, None]  # [B, 2]
-    emitted = (length - state.length).astype(jnp.float32)[:, None]
-    spent = 1.0 + state.passes.astype(jnp.float32)[:, None] * cost[None, :]  # [B, N]
-    tokens, time = _in_phase(state.tokens, state.phase), _in_phase(state.time, state.phase)
-    worked = decay * tokens + emitted, decay * time + spent
-    rate = jnp.sum(jnp.where(drafted, worked[0] / worked[1], 0.0), axis=1, keepdims=True)  # [B, 1]
-    tokens = jnp.where(drafted, worked[0], tokens + drift * (OPTIMISM * rate - tokens))
-    time = jnp.where(drafted, worked[1], time + drift * (1.0 - time))
-    put = lambda sums, new: jnp.where(here[:, :, None], new[:, None, :], sums)  # noqa: E731
-    return state._replace(tokens=put(state.tokens, tokens), time=put(state.time, time))

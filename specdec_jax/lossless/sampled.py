@@ -89,7 +89,7 @@ def toy_decoder(
         drafter_params = ReadingTable(tables.drafter, with_reading(tables, toy).read)
     if several:
         drafter = multi_drafter((prompt_lookup(max_draft_length, vocab_size=vocab_size), drafter))
-        drafter_params, monitor = (None, drafter_params), monitor or PHASES
+        drafter_params = None, drafter_params
     monitor = monitor or (PHASES if policy.needs_phases or verifier.needs_phases else None)
     options: dict[str, Any] = {"monitor": monitor, "verification_widths": widths, "prefill_chunk": 4}
     return build_decoder(small, drafter, policy, verifier, **options), ModelParams(tables.target, drafter_params)

@@ -4,8 +4,9 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 from jax.sharding import Mesh
@@ -114,8 +115,7 @@ def build_pair(
 
     Nothing is measured, printed or written, except for downloads of models from the hub.
 
-    A policy or verifier that reads phases gets the monitor `phases()` unless another is given, and so do several
-    drafters, which are compared per phase.
+    A policy or verifier that reads phases gets the monitor `phases()` unless another is given.
 
     Args:
         drafter: a model, by source or loaded (`NAME@8192` proposes the 8,192 most frequent tokens and the text's own
@@ -143,7 +143,7 @@ def build_pair(
         raise ValueError("build_pair measures nothing: measure_costs(pair) does")
     origin = ESTIMATED if costs is None else costs_asked(costs)
     together = drafter is not None and not _is_drafter(drafter)
-    monitor = PHASES if monitor is None and together else _watching(policy, verifier, monitor)
+    monitor = _watching(policy, verifier, monitor)
     loaded = "bfloat16" if dtype == "auto" else dtype
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
     if DraftModel.of(big.model).head is not None:
@@ -164,8 +164,8 @@ def measure_costs(pair: Pair, batch: int = 1, rule_cost: bool = False) -> Pair:
     `~/.cache/specdec_jax/costs`. Progress is printed to standard error.
 
     Unless given to `build_pair`, draft length and verification widths are derived from the costs: the longest draft
-    that pays, the steps of the target's measured pass. With several drafters only the first one with a model is
-    measured; the choice among them uses their bytes.
+    that pays, the steps of the target's measured pass. With several drafters every model is measured; both are derived
+    from the costs of the first.
 
     Args:
         batch: number of rows: a wide pass of many rows costs more than one of a single row.
@@ -179,11 +179,15 @@ def measure_costs(pair: Pair, batch: int = 1, rule_cost: bool = False) -> Pair:
         raise ValueError("only a pair of build_pair can be measured: this one does not say what it was built of")
     if not pair.drafters:
         return pair
-    model = next((loaded for loaded in pair.drafters if isinstance(loaded, LoadedModel)), None)
+    models = {index: loaded for index, loaded in enumerate(pair.drafters) if isinstance(loaded, LoadedModel)}
     policy = pair.policy if rule_cost else None
-    costs = measured(pair.target, model, batch, drafter_of=drafter_of, policy=policy)
-    strategies = pair.policy, pair.verifier, pair.monitor
-    return _join(pair.target, pair.drafters, pair.arguments, *strategies, costs)._replace(notices=pair.notices)
+    tables = {
+        index: measured(pair.target, model, batch, drafter_of=drafter_of, policy=policy)
+        for index, model in (models or {-1: None}).items()
+    }
+    strategies, ratios = (pair.policy, pair.verifier, pair.monitor), {i: table.ratio for i, table in tables.items()}
+    joined = _join(pair.target, pair.drafters, pair.arguments, *strategies, next(iter(tables.values())), ratios)
+    return joined._replace(notices=pair.notices)
 
 
 def measured_pair(
@@ -212,8 +216,12 @@ def _join(
     verifier: Verifier,
     monitor: Monitor | None,
     costs: CostModel | None,
+    ratios: Mapping[int, float] = MappingProxyType({}),
 ) -> Pair:
-    """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open."""
+    """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open.
+
+    `ratios` are the measured costs of drafters by index, in target passes; those of others are estimated by bytes.
+    """
     together, drafter_params, limit, widths = arguments
     costs = costs if drafters else None
     if limit is None:  # the longest that pays, or that the policy drafts, within the given widths
@@ -230,8 +238,8 @@ def _join(
     built, params = pairs[0] if pairs and not together else (no_drafter(), None)
     if together:
         params = tuple(weight for _, weight in pairs)
-        sizes = tuple(_relative_size(weight, big.params) for weight in params)
-        built = multi_drafter(tuple(part for part, _ in pairs), sizes)
+        sizes = enumerate(_relative_size(weight, big.params) for weight in params)
+        built = multi_drafter(tuple(part for part, _ in pairs), tuple(ratios.get(i, size) for i, size in sizes))
     longest = built.max_draft_length
     measured_drafts = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
     widest = max(longest, min(policy.max_tokens(longest), measured_drafts))  # a tree may fill the widest pass

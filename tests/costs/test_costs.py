@@ -459,6 +459,14 @@ def test_building_a_pair_measures_prints_and_writes_nothing(measuring, monkeypat
         measure_costs(pair._replace(arguments=None))
 
 
+def test_every_model_among_several_drafters_is_measured(measuring):
+    """By its bytes a small one would be too cheap, and the others, whose costs are relative to it, too dear."""
+    target, drafter = tiny_pair()
+    several = measured_pair(target, ("prompt_lookup", drafter, target), costs="measured")
+    assert several.decoder.parts.drafter.options["costs"] == (0.0, 0.13, 0.13) and len(measuring) == 2
+    assert several.costs.ratio == several.drafter_cost == 0.13
+
+
 def test_costs_that_are_given_overrule_measured_ones_and_a_rules_own_overrule_both(measuring):
     target, drafter = tiny_pair()
     given = cost_model(0.5, {2: 1.0, 16: 3.0})

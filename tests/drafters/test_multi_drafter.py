@@ -17,9 +17,7 @@ from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model, ngram, prompt_lookup
 from specdec_jax.drafters import multi_drafter as multi_drafter
 from specdec_jax.drafters._parts import lookup
-from specdec_jax.drafters.multi_drafter import MultiDrafterState, _learnt
-from specdec_jax.lossless.toys import table_model, toy_pair, toy_phases
-from specdec_jax.monitors import phases
+from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.types import Drafter, StoppingPolicy
 from specdec_jax.verification import block, rejection
@@ -36,7 +34,8 @@ def table(most=MOST):
     return model(table_model(VOCAB), most, catch_up=4)
 
 
-TWO = multi_drafter([table(), table()], drift=0.15, prior=8.0)
+BASE = table()
+ALWAYS_FIRST = 0.1, 100.0  # costs at which the second never drafts
 
 
 @functools.cache
@@ -72,7 +71,7 @@ def rounds_of(state, row):
 )
 def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     """Joined alone, or with one never chosen, a drafter gives the same rounds: being joined changes nothing."""
-    joined = multi_drafter([table() for _ in range(drafters)], prior=0.0, drift=0.0)
+    joined = multi_drafter([table() for _ in range(drafters)], costs=ALWAYS_FIRST[:drafters])
     rule, verification = adaedl(), verifier()
     cases = (table(), BAD), (joined, params)
     alone, among = (decode(*case, policy=rule, verifier=verification) for case in cases)
@@ -81,90 +80,56 @@ def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     np.testing.assert_array_equal(among.record.proposed, alone.record.proposed)
 
 
-def learn_by_hand(tokens, time, who, emitted, paid, decay, drift):
-    """The sums [N] of one row and phase after a round that `who` drafted and that took `paid` target passes."""
-    tokens[who] = decay * tokens[who] + emitted
-    time[who] = decay * time[who] + paid
-    leader = tokens[who] / time[who]
-    for other in set(range(len(tokens))) - {who}:
-        tokens[other] += drift * (1.1 * leader - tokens[other])
-        time[other] += drift * (1.0 - time[other])
-
-
-def test_the_drafter_of_the_best_estimate_drafts():
-    """Round by round from what was recorded: the tokens emitted and the drafter passes spent."""
-    state = decode(TWO, (BAD, GOOD))
+def test_the_drafter_of_most_expected_tokens_per_time_drafts():
+    """Round by round from what was recorded: the drafts accepted and verified, and the cost of a pass."""
+    joined = multi_drafter([prompt_lookup(MOST), table(), table()], decay=0.8)
+    state, drafts = decode(joined, (None, BAD, GOOD)), np.arange(MOST + 1)
+    prior = np.array([[0.8, 1.8, 1.8], [1.0, 2.0, 2.0]])
     for row in range(2):
-        tokens, time = np.full(2, 8.0), np.ones(2)
+        learnt = prior
         record = jax.tree.map(lambda leaf, row=row: leaf[row, : rounds_of(state, row)].tolist(), state.record)
-        for index, who in enumerate(record.drafter_id):
-            if sum(record.emitted[:index]) < NEW - 1:  # else nobody drafts
-                assert who == np.argmax(tokens / time)
-                paid = 1 + 0.1 * record.drafter_passes[index]
-                learn_by_hand(tokens, time, who, record.emitted[index], paid, 0.8, 0.15)
-        np.testing.assert_allclose(state.drafter.tokens[row, 0], tokens, rtol=1e-4)
-        np.testing.assert_allclose(state.drafter.time[row, 0], time, rtol=1e-4)
-
-
-def test_who_drafts_is_chosen_by_phase():
-    """One is right after even tokens and the other after odd ones, which begin a round in the other phase."""
-    even = (np.arange(VOCAB) % 2 == 0)[None, :, None]
-    wrong = np.where(GOOD.min(axis=-1, keepdims=True) < GOOD, 0.0, 9.0).astype(np.float32)
-    halves = np.where(even, GOOD, wrong), np.where(even, wrong, GOOD)
-    joined = multi_drafter([table(), table()], decay=0.5, drift=0.05, prior=3.0)
-    state = decode(joined, halves, monitor=toy_phases(), policy_hyperparameters={"draft_length": 1})
-    for row in range(2):
-        rounds = rounds_of(state, row) - 1
-        chosen, phase = state.record.drafter_id[row, 12:rounds], state.record.phase[row, 12:rounds]
-        assert set(phase.tolist()) == {0, 1} and np.mean(chosen == phase) > 0.8
+        assert set(record.drafter_id) == {0, 1, 2}
+        for index, drafter in enumerate(record.drafter_id):
+            shares, costs = learnt[0] / learnt[1], (0.0, 0.1, 0.1)
+            rates = [
+                np.max(np.cumsum(share**drafts) / (1 + cost * drafts))
+                for share, cost in zip(shares, costs, strict=True)
+            ]
+            best_model = 1 + np.argmax(rates[1:])
+            assert drafter in (np.argmax(rates), best_model)  # the model, where the lookup finds nothing
+            learnt, accepted = prior + 0.8 * (learnt - prior), record.accepted[index]
+            learnt[:, drafter] += accepted, min(accepted + 1, record.drafted[index])
+        found = np.stack([state.drafter.accepted[row], state.drafter.verified[row]])
+        np.testing.assert_allclose(found, learnt, rtol=1e-4)
 
 
 def test_a_drafter_nobody_chose_does_not_run():
-    """Its passes and commit are behind `lax.cond`; all read the prompt once."""
-    calls = {"predict": 0, "commit": 0, "prefill": 0}
+    """Its passes are behind `lax.cond`."""
+    calls = []
 
-    def counted(drafter: Drafter) -> Drafter:
-        def note(name):
-            calls[name] += 1
+    def source(*arguments):
+        made = BASE.source(*arguments)
 
-        def source(*arguments):
-            made = drafter.source(*arguments)
+        def predict(*asked):
+            jax.debug.callback(lambda: calls.append(1))
+            return made.predict(*asked)
 
-            def predict(*asked):
-                jax.debug.callback(lambda: note("predict"))
-                return made.predict(*asked)
+        return made._replace(predict=predict)
 
-            return made._replace(predict=predict)
-
-        def commit(*arguments):
-            jax.debug.callback(lambda: note("commit"))
-            return drafter.commit(*arguments)
-
-        def prefill(*arguments):
-            jax.debug.callback(lambda: note("prefill"))
-            return drafter.fill(*arguments)
-
-        return drafter.replace(source=source, commit=commit, prefill=prefill)
-
-    joined = multi_drafter([table(), counted(table())], drift=0.0, prior=4.0)
-    state = decode(joined, (GOOD, BAD), prompts=((0, 1),))
+    joined = multi_drafter([BASE.replace(source=source), table()])
+    state = decode(joined, (BAD, GOOD), prompts=((0, 1),))
     jax.effects_barrier()
     rounds = rounds_of(state, 0)
-    others = state.record.drafter_id[0, :rounds] == 1
-    assert 0 < np.sum(others) < rounds / 2
-    assert calls["predict"] == np.sum(state.record.drafter_passes[0, :rounds][others])
-    assert calls["prefill"] == 1 and calls["commit"] <= 2 * np.sum(others)  # before it drafts, and of what was accepted
+    chosen = state.record.drafter_id[0, :rounds] == 0
+    assert 0 < np.sum(chosen) < rounds
+    assert len(calls) == np.sum(state.record.drafter_passes[0, :rounds][chosen])
 
 
-def test_nobody_catches_up_for_a_row_that_drafts_nothing():
-    """The last token of a text is the target's own; a drafter that sits out does not read it."""
-    joined = multi_drafter([table(), table()], prior=0.0, drift=0.0)  # the first drafts always
-    state = decode(
-        joined, (BAD, GOOD), prompts=((0, 1),), max_new_tokens=8, policy_hyperparameters={"draft_length": MOST}
-    )
-    read = state.drafter.informed[0]
-    assert read[1] == 2, "the prompt is all that the second has read"
-    assert read[0] >= int(state.length[0]) - 1
+def test_an_idle_drafters_cache_is_fed_when_it_drafts():
+    joined = multi_drafter([table(), table()], costs=ALWAYS_FIRST)
+    state = decode(joined, (BAD, GOOD), prompts=((0, 1, 2, 3),), policy_hyperparameters={"draft_length": MOST})
+    drafting, idle = (int(part.valid[0]) for part in state.drafter.states)
+    assert idle == 2 and drafting >= int(state.length[0]) - 2 - MOST
 
 
 def repeats_last(most=MOST, only_after=None) -> Drafter:
@@ -200,16 +165,16 @@ def asking_costs():
 
 def test_rules_get_the_relative_cost_of_the_drafter_that_drafts():
     """In passes of the first model: a lookup is free, and a drafter of twice the cost costs two."""
-    joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.2, 0.4], drift=0.3, prior=30.0)
+    joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.1, 0.2], decay=0.5)
     state = decode(joined, (None, BAD, GOOD), policy=asking_costs())
     rounds = rounds_of(state, 0)
     who, thresholds, drafted = (
         getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted")
     )
     assert set(who.tolist()) == {0, 1, 2}
-    np.testing.assert_allclose(thresholds, np.array([0.0, 1.0, 2.0])[who])
     emitted_before = np.concatenate([[0], np.cumsum(state.record.emitted[0, :rounds])[:-1]])
     longest = np.minimum(MOST, NEW - emitted_before - 1)  # the last token of a text is not drafted
+    np.testing.assert_allclose(thresholds[longest > 0], np.array([0.0, 1.0, 2.0])[who[longest > 0]])
     assert np.all(drafted[who == 2] == 0) and np.all((drafted == longest)[who == 1])
     assert np.sum((who == 1) & (longest == MOST)) > 2
 
@@ -229,8 +194,8 @@ def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
 
 
 def test_a_drafter_without_drafts_hands_over_in_the_same_round():
-    """To the best of those with a model; at this prior the lookup is believed in until it has drafted."""
-    joined = multi_drafter([repeats_last(only_after=2), table(), table()], prior=4.0, drift=0.0)
+    """To the best of those with a model; a lookup without drafts leaves no evidence."""
+    joined = multi_drafter([repeats_last(only_after=2), table(), table()], costs=[0.0, 0.5, 0.5])
     state = decode(joined, (None, BAD, GOOD), seed=1)
     for row in range(2):
         rounds = rounds_of(state, row) - 1
@@ -243,10 +208,9 @@ def test_a_drafter_without_drafts_hands_over_in_the_same_round():
 
 def test_a_rule_is_asked_by_one_drafter_a_round():
     """What a lookup asked before it handed its row over is as if it had not been: the rule counts one drafter's
-    questions. With this drift no drafter is chosen twice in a row, so that one which drafts twice was handed the
-    second round.
+    questions. Without memory the model is never chosen twice in a row, so that its second round was handed to it.
     """
-    joined, lengths = multi_drafter([prompt_lookup(MOST), table()], prior=1e4, drift=1.0), [2, 3, 0, 1]
+    joined, lengths = multi_drafter([prompt_lookup(MOST), table()], decay=0.0), [2, 3, 0, 1]
     prompts, temperatures = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
     options = {"prompts": prompts, "temperature": temperatures, "policy_hyperparameters": {"length": lengths}}
     state = decode(joined, (None, BAD), policy=counting(), **options)
@@ -268,39 +232,15 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
 @pytest.mark.optimised
 @pytest.mark.parametrize("verifier", [rejection, block])
 def test_the_text_is_the_targets_in_distribution(verifier):
-    """A choice that follows acceptance, one-hot drafts beside drawn ones, phases: the whole decoder by chi-square."""
+    """A choice that follows acceptance, one-hot drafts beside drawn ones: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
     models = [model(small, 2, catch_up=4) for _ in range(2)]
-    drafter = multi_drafter([repeats_last(2), *models], drift=0.3, decay=0.3)
-    decoder = build_decoder(small, drafter, static(), verifier(), monitor=phases(), prefill_chunk=4)
+    drafter = multi_drafter([repeats_last(2), *models], decay=0.3)
+    decoder = build_decoder(small, drafter, static(), verifier(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
-    watch = {"enter": 0.9, "leave": 0.9, "minimum_length": 1, "decay": 0.3}
-    options = {"policy_hyperparameters": {"draft_length": 2}, "monitor_hyperparameters": watch, "sequences": 24_576}
+    options = {"policy_hyperparameters": {"draft_length": 2}, "sequences": 24_576}
     report = lossless.test_by_sampling(decoder, params, **options)
     assert report.lossless, report
-
-
-def test_estimates_are_the_written_down_sums():
-    rng, cost = np.random.default_rng(0), np.array([0.0, 0.1, 0.4])
-    tokens, time = np.full((2, 2, 3), 2.0), np.ones((2, 2, 3))
-    sums = (jnp.asarray(x, jnp.float32) for x in (tokens, time))
-    state = MultiDrafterState((), jnp.zeros((3, 2), jnp.int32), *sums, *[None] * 4)
-    length = np.array([5, 9])
-    for _ in range(30):
-        who, phase, passes = rng.integers(0, 4, 2), rng.integers(0, 2, 2), rng.integers(0, 5, 2)
-        emitted = rng.integers(0, 5, 2)
-        as_array = lambda values: jnp.asarray(values, jnp.int32)  # noqa: E731
-        seen = {"drafter": who, "phase": phase, "passes": passes, "length": length}
-        state = state._replace(**{name: as_array(values) for name, values in seen.items()})
-        length = length + emitted
-        state = _learnt(state, as_array(length), jnp.asarray(cost, jnp.float32), 0.7, 0.1)
-        for row in range(2):
-            if who[row] == 3 or emitted[row] == 0:
-                continue
-            at, paid = (row, phase[row]), 1 + cost[who[row]] * passes[row]
-            learn_by_hand(tokens[at], time[at], who[row], emitted[row], paid, 0.7, 0.1)
-    np.testing.assert_allclose(state.tokens, tokens, rtol=1e-5)
-    np.testing.assert_allclose(state.time, time, rtol=1e-5)
 
 
 test_what_is_refused = refusals(
@@ -338,7 +278,8 @@ def played():
     """
     llama, target, worse = tiny_llama.noisy_pair(tiny_llama.variant(max_position_embeddings=128))
     params = (None, worse, target)
-    joined = multi_drafter([prompt_lookup(LONGEST), *[model(llama, LONGEST, catch_up=4)] * 2], drift=0.5, prior=8.0)
+    three = [prompt_lookup(LONGEST), *[model(llama, LONGEST, catch_up=4)] * 2]
+    joined = multi_drafter(three, costs=[0.0, 0.1, 0.15], decay=0.1)  # none is best for long
     decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
     weights = ModelParams(target, params)
     options = {
@@ -354,26 +295,17 @@ def played():
         yield llama, params, (first, second)
 
 
-def test_every_drafter_observes_the_prompt_and_the_drafting_one_what_was_accepted(played):
-    for first, *later in played[2]:
-        np.testing.assert_array_equal(first.drafter.informed, np.tile(first.length[:, None], 3))
-        for index in (WORSE, TARGET):
-            assert (first.drafter.states[index].valid >= first.length - 2).all()
-        for state in (first, *later):
-            rows, last = np.arange(3), state.statistics.num_rounds - 1
-            drafted, who = state.record.drafted[rows, last] > 0, state.record.drafter_id[rows, last]
-            np.testing.assert_array_equal(state.drafter.informed[rows, who][drafted], state.length[drafted])
-
-
 @pytest.mark.parametrize("index", [WORSE, TARGET])
 def test_a_cache_is_one_pass_over_the_text(played, index):
-    """After the prompt and every round: drafts rejected and accepted whole, rounds sat out, and a text that goes on."""
+    """After the prompt and every round: drafts rejected and accepted whole, idle rounds, and a text that goes on."""
     llama, params, conversations = played
-    for states in conversations:
-        for state in states:
-            drafter, known = state.drafter.states[index], state.drafter.informed[:, index]
-            assert (known - 2 <= drafter.valid).all() and (drafter.valid <= state.length - 1).all()
-            tiny_llama.assert_filled(llama, params[index], drafter, states[-1].tokens)
+    for first, *later in conversations:
+        assert (first.drafter.states[index].valid >= first.length - 2).all()
+        for state in (first, *later):
+            drafter, rows, last = state.drafter.states[index], np.arange(3), state.statistics.num_rounds - 1
+            fed = (state.record.drafted[rows, last] > 0) & (state.record.drafter_id[rows, last] == index)
+            assert (drafter.valid[fed] >= state.length[fed] - 2).all() and (drafter.valid <= state.length - 1).all()
+            tiny_llama.assert_filled(llama, params[index], drafter, (later or [first])[-1].tokens)
 
 
 def test_the_target_as_a_drafter_is_accepted_whole_whenever_it_comes_back(played):
@@ -389,7 +321,7 @@ def test_the_target_as_a_drafter_is_accepted_whole_whenever_it_comes_back(played
 def test_a_rule_that_drafts_nothing_feeds_nobody(played):
     """Whoever is chosen: rounds without drafts cost no drafter pass, and nothing that was fed is lost."""
     llama, params, _ = played
-    joined = multi_drafter([model(llama, LONGEST, catch_up=4)] * 2, drift=0.5)
+    joined = multi_drafter([model(llama, LONGEST, catch_up=4)] * 2)
     decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
     weights = ModelParams(params[TARGET], params[1:])
     options = {"max_new_tokens": 9, "slots": 96, "policy_hyperparameters": {"draft_length": 0}, "stop_ids": ()}

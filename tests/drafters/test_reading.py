@@ -19,7 +19,6 @@ from specdec_jax.decoding.teacher_forcing import init_caches
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import reading
-from specdec_jax.monitors import phases
 from specdec_jax.stopping import static
 from specdec_jax.types import Hidden
 
@@ -72,8 +71,8 @@ def test_one_of_several_catches_up_from_what_was_kept():
     pair = reading_pair()
     target, params, drafter, own = pair
     _, _, other = noisy_pair(noise=0.04)
-    joined = multi_drafter([reading(drafter, MOST), model(target, MOST)], drift=0.3, prior=6.0)
-    decoder = build_decoder(target, joined, static(draft_length=MOST), verification.rejection(), monitor=phases())
+    joined = multi_drafter([reading(drafter, MOST), model(target, MOST)], decay=0.5)
+    decoder = build_decoder(target, joined, static(draft_length=MOST), verification.rejection())
     both = ModelParams(params, (own, other))
     options = {"max_new_tokens": 40, "record_rounds": 40, "stop_ids": [], "seed": 3}
     state = decoder.prefill(both, PROMPTS, warp=make_warp(3, 1.0), **options)

@@ -43,6 +43,7 @@ def test_the_built_in_pair_finds_its_calibration(smollm2, smollm2_drafter):
     assert (found.target["name"], found.drafter["name"]) == ("smollm2", "smollm2-drafter")
     assert hyperparameters_for(found, "policy", pair.decoder.parts.policy, 0.0) == {"draft_length": 3}
     together = build_pair(smollm2, (smollm2_drafter, "prompt_lookup"), policy=static())
+    assert together.monitor is None, "several drafters are not chosen by phase"
     assert calibration_of("built-in", together).source == found.source
     default = build_pair(smollm2, policy=static(), dtype="bfloat16", costs="estimated")
     assert calibration_of("built-in", default).drafter["name"] == "smollm2-drafter-reading"

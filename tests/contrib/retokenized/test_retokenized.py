@@ -213,7 +213,7 @@ def test_among_several_drafters_it_goes_on_where_it_was_left():
     said, remembered = fixed_text_model(target, TEXT), fixed_text_model(drafter, badly(TEXT))
     rival = fixed_text_model(target, badly(badly(TEXT[:100]) + TEXT[100:]))
     joined = translate_vocabulary(said, remembered, "text")
-    several = multi_drafter([drafter_of(joined.model, MOST), model(rival.model, MOST)], decay=0.5, drift=0.3)
+    several = multi_drafter([drafter_of(joined.model, MOST), model(rival.model, MOST)], decay=0.5)
     decoder = build(said.model, several, static(draft_length=MOST))
     params, tokens = ModelParams(said.params, (joined.params, rival.params)), target.encode(TEXT)
     prompts, options = [tokens[:6], tokens[:21]], {"stop_ids": (), "record_rounds": 64}
@@ -239,7 +239,7 @@ def toys(several=False):
     if not several:
         return decoder_of(loaded, other, policy, 2)
     joined = translate_vocabulary(loaded, other, "text")
-    drafter = multi_drafter([drafter_of(joined.model, 2), model(rival.model, 2)], decay=0.5, drift=0.3)
+    drafter = multi_drafter([drafter_of(joined.model, 2), model(rival.model, 2)], decay=0.5)
     return build(loaded.model, drafter, policy, 2), ModelParams(loaded.params, (joined.params, rival.params))
 
 

@@ -133,7 +133,7 @@ def test_next_to_lookups_a_model_draws_siblings_and_a_lookup_none(policy):
 @pytest.mark.optimised
 def test_several_models_draw_siblings_of_their_own_distributions():
     """One joined source has each row's own distribution: siblings of another, or of none, change what is written."""
-    both = multi_drafter((model(TABLE, MOST, catch_up=4), model(TABLE, MOST, catch_up=4)), drift=0.3)
+    both = multi_drafter((model(TABLE, MOST, catch_up=4), model(TABLE, MOST, catch_up=4)), decay=0.5)
     decoder = build_decoder(TABLE, both, comb(), rejection(), prefill_chunk=4)
     own = ModelParams(PARAMS.target, (PARAMS.drafter, jnp.asarray(toys.toy_pair(VOCAB, 9).drafter)))
     options = {"policy_hyperparameters": SHAPE, "tokens": 4, "sequences": 20_480, "batch": 2048}
