@@ -10,6 +10,7 @@ Expected:  docs/drafters.md, "Several at once"
 """
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.stopping import survival
 from specdec_jax.types import Distribution, Draft, RoundContext, VerificationResult, Warp
 
+UNREAD: Any = None  # fields that no rule here reads
 LONGEST, CATCH_UP, CATCH_UP_COST = 7, 16, 1.5
 
 
@@ -52,13 +54,13 @@ def speeds(traces: list[Trace], cost: np.ndarray, passes: np.ndarray, follow: in
         chosen = jnp.argmax(expected_rates(shares, price, LONGEST), axis=1).astype(jnp.int32)
         drafter = chosen if always is None else jnp.full_like(chosen, always)
         budget = jnp.where(done, 0, jnp.clip(limit[text] - at - 1, 0, LONGEST))
-        warp = Warp(temperature[text], None, None, None)
+        warp = Warp(temperature[text], UNREAD, UNREAD, UNREAD)
         context = RoundContext(at, at, budget, ~done, zero, warp, None, (price / price[0])[drafter])
         going, state = start_rows(policy, state, context, context.alive)
         drafted, made = zero, zero
         for place in range(LONGEST):
             entropy, largest, margin, raw, raw_largest, _ = jnp.moveaxis(seen[drafter, text, at, place], -1, 0)
-            made, known = made + going, Distribution(None, zero, entropy, largest, margin, raw, raw_largest)
+            made, known = made + going, Distribution(UNREAD, zero, entropy, largest, margin, raw, raw_largest)
             _, drafted, going, state = step(policy, state, context, going, drafted, known, zero)
         accepted = jnp.minimum(runs[drafter, text, at], drafted)
         draft = Draft(jnp.zeros((rows, LONGEST), jnp.int32), None, jnp.zeros((rows, LONGEST), bool), drafted)
@@ -78,7 +80,8 @@ def speeds(traces: list[Trace], cost: np.ndarray, passes: np.ndarray, follow: in
         before, at = jnp.where(more, before + at, before), jnp.where(more, 0, jnp.minimum(at, length[text]))
         return text + more, at, before, ended & ~more, state, shares, informed, counts
 
-    shares = MultiDrafterState((), *(jnp.tile(jnp.array([each]), (rows, 1)) for each in prior), zero, zero, zero)
+    accepted, verified = (jnp.tile(jnp.array([each]), (rows, 1)) for each in prior)
+    shares = MultiDrafterState((), accepted, verified, zero, zero, zero)
     state, none = jax.tree.map(jnp.asarray, begun), jnp.zeros((rows, count), jnp.int32)
     carry = here * follow, zero, zero, zero > 0, state, shares, none, jnp.zeros((rows, 3 + count))
     played = jax.jit(lambda carry: jax.lax.while_loop(lambda carry: ~jnp.all(carry[3]), one_round, carry))

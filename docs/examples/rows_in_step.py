@@ -10,6 +10,7 @@ pass that verifies the longest draft, and the most drafter passes of any row. Ev
 """
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from specdec_jax.replay.trace import Trace, load_trace
 from specdec_jax.stopping import static, survival
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult, Warp
 
+UNREAD: Any = None  # fields that no rule here reads
 LONGEST, BATCHES = 7, 200
 MACHINES = (  # the first two as measured for SmolLM2 and its reading drafter, bfloat16, two cores with AVX2
     ("two cores", 2, cost_model(0.096, {1: 1, 2: 1.25, 4: 2.39, 6: 3.16, 8: 4.14})),
@@ -43,16 +45,16 @@ def speed_up(trace: Trace, policy: StoppingPolicy, rows: int, costs: CostModel) 
     chains, run, length = (jnp.asarray(leaf) for leaf in (trace.chains, trace.run, trace.length))
     limit, temperature = jnp.asarray(trace.limit), jnp.asarray(trace.temperature)
 
-    def one_round(text: Array, at: Array, state: object) -> tuple[Array, ...]:
+    def one_round(text: Array, at: Array, state: Any) -> tuple[Any, ...]:
         zero = jnp.zeros_like(at)
         budget = jnp.clip(limit[text] - at - 1, 0, LONGEST)
-        warp = Warp(temperature[text], None, None, None)
+        warp = Warp(temperature[text], UNREAD, UNREAD, UNREAD)
         context = RoundContext(at, at, budget, at >= 0, zero, warp, None)
         going, state = start_rows(policy, state, context, context.alive)
         drafted, made = zero, zero
         for place in range(LONGEST):
             entropy, largest, margin, raw_entropy, raw_largest, _ = jnp.moveaxis(chains[text, at, place], -1, 0)
-            seen = Distribution(None, zero, entropy, largest, margin, raw_entropy, raw_largest)
+            seen = Distribution(UNREAD, zero, entropy, largest, margin, raw_entropy, raw_largest)
             made = made + going
             _, drafted, going, state = step(policy, state, context, going, drafted, seen, zero)
         accepted = jnp.minimum(run[text, at], drafted)
