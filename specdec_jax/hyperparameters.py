@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, shortened
 
 
 def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = None) -> Array:
@@ -20,25 +20,28 @@ def in_rows(batch: int, value: Any, name: str, within: Between, dtype: Any = Non
         ValueError: the value is out of range, not a number, or has another shape.
     """
     dtype = dtype or (np.int32 if within.whole else np.float32)
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        stacked = value if isinstance(value, Tracer) else jnp.stack(value)
-        shape = (batch,) if within.entries is None else (batch, within.entries or stacked.shape[-1])
-        return jnp.broadcast_to(stacked.astype(dtype), shape)
-    try:
-        numbers = np.asarray(value).astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise within.error(name, value, is_number=False) from None
-    if within.whole and np.any(numbers != np.round(numbers)):
-        raise within.error(name, value, is_number=False)
-    if within.whole:
-        within = within._replace(high=min(within.high, np.iinfo(dtype).max))
+    if traced := any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        numbers = (value if isinstance(value, Tracer) else jnp.stack(value)).astype(dtype)
     else:
-        with np.errstate(over="ignore"):  # too large values become infinite and are refused below
-            numbers = numbers.astype(dtype)  # compared in the final type: float32(0.99) is in [0, 0.99]
+        try:
+            numbers = np.asarray(value).astype(np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise within.error(name, value, is_number=False) from None
+        if within.whole and np.any(numbers != np.round(numbers)):
+            raise within.error(name, value, is_number=False)
+        if within.whole:
+            within = within._replace(high=min(within.high, np.iinfo(dtype).max))
+        else:
+            with np.errstate(over="ignore"):  # too large values become infinite and are refused below
+                numbers = numbers.astype(dtype)  # compared in the final type: float32(0.99) is in [0, 0.99]
     row = () if within.entries is None else (within.entries or (*numbers.shape, 1)[numbers.ndim - 1],)
     if numbers.shape not in (row, (batch, *row)) or 0 in row:
         wanted = f"a list of {within.entries or 'one or more'} numbers" if row else "one number"
-        raise ValueError(f"{name} must be {wanted}, or {batch} (one a row), got shape {numbers.shape}: {value!r}")
+        raise ValueError(
+            f"{name} must be {wanted}, or {batch} (one a row), got shape {numbers.shape}: {shortened(value)}"
+        )
+    if traced:
+        return jnp.broadcast_to(numbers, (batch, *row))
     if not np.all(within.contains(numbers)):
         raise within.error(name, value)
     return host(np.broadcast_to(numbers.astype(dtype), (batch, *row)).copy())

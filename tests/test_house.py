@@ -55,7 +55,8 @@ CORE = {
     "decoding.cache_feed": {"types"},
     "decoding.teacher_forcing": {"types", "decoding.cache_feed"},
     "stopping": READS,
-    "verification": READS,
+    "verification": {*READS, "verification.rejection"},
+    "verification.rejection": {*READS, "verification"},  # the default of `build_decoder`
     "monitors": READS,
     "drafters": {*READS, "decoding.cache_feed", "decoding.teacher_forcing"},
     "kernels": {"compilation_cache"},
@@ -69,7 +70,7 @@ CORE = {
     "decoding.prefill": {"types", "sharding", "decoding.cache_feed"},
     "decoding": {  # the rest of the folder: a request becomes a state, and parts become a program
         *READS,
-        "sharding",
+        *("sharding", "verification.rejection"),
         *("decoding.statistics", "decoding.draft_loop", "decoding.cache_feed", "decoding.rounds", "decoding.prefill"),
         "decoding.teacher_forcing",
     },

@@ -142,7 +142,7 @@ def shapes_of(pair: Pair, batch: int, slots: int, max_draft_length: int) -> Shap
     policy = survival_tree(siblings=pair.siblings) if pair.siblings else stopping.survival()
     decoder = build_decoder(target, drafter_of(drafter, max_draft_length), policy, verification.rejection())
     params = ModelParams(_weights(pair.target, pair.int8), drafter_params)
-    request = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
+    request, _ = fresh_state(decoder.parts, [[1, 2, 3]] * batch, max_new_tokens=slots // 4, slots=slots)
     prompt, reader = (request.tokens, request.length), params.drafter if decoder.parts.drafter.layers else None
     cache, reads = jax.eval_shape(decoder.jitted["prefill"], params.target, reader, *prompt)
     drafted = jax.eval_shape(decoder.jitted["prefill_drafter"], params.drafter, *prompt, reads)

@@ -34,8 +34,8 @@ class Output:
     record: Switch = False
     """Add every round to the JSON: drafted, accepted, lambda, entropies."""
     log_probs: Switch = False
-    """Add the target's log-probability of every token to the JSON: log_probs at temperature 1 without truncation, and
-    warped_log_probs as sampled."""
+    """Add the target's log-probability of every token to the JSON: log_probs at temperature 1 without truncation,
+    warped_log_probs as sampled, and tempered_log_probs at the temperature without truncation."""
     phases: Switch = False
     """Run the phase monitor even if no rule reads it; the page shades reasoning phases."""
     statistics: Switch = True

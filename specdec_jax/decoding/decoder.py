@@ -19,9 +19,11 @@ from jax import lax
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.prefill import counted, drafter_prefill, fill, fill_drafter, target_prefill
 from specdec_jax.decoding.rounds import ModelParams, Parts, Run, decode_round, with_buffer
-from specdec_jax.decoding.state import fresh_request, fresh_state, refuse_encoder
+from specdec_jax.decoding.state import fresh_state, refuse_encoder
+from specdec_jax.ranges import Between
 from specdec_jax.sharding import by_rows, committed, mesh_here, placed
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier
+from specdec_jax.verification.rejection import rejection
 
 ALL_ROUNDS = np.iinfo(np.int32).max
 
@@ -36,8 +38,12 @@ _warned: set[str] = set()  # names of verifiers that were warned about
 class Decoder(NamedTuple):
     """The result of build_decoder. `jitted` has the jitted functions, for lowering, exporting and cost analysis."""
 
-    prefill: Callable[..., DecodeState]  # (params, prompts, sources=, source_slots=, **options of `fresh_state`)
-    compile: Callable[..., Callable[[], DecodeState]]  # arguments of prefill; compiles it and, without a mesh, `run`,
+    prefill: Callable[
+        ..., DecodeState
+    ]  # (params, prompts, n=1, **options of `fresh_state`): n rows a prompt, filled once
+    compile: Callable[
+        ..., Callable[[], DecodeState]
+    ]  # arguments of prefill but n; compiles it and, without a mesh, `run`,
     # and returns the function that prefills this request, to be called once
     extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
@@ -70,7 +76,7 @@ def build_decoder(
     target: LanguageModel,
     drafter: Drafter,
     policy: StoppingPolicy,
-    verifier: Verifier,
+    verifier: Verifier = rejection(),
     *,
     monitor: Monitor | None = None,
     verification_widths: Sequence[int] | None = None,
@@ -94,7 +100,27 @@ def build_decoder(
             drafter needs and the target lacks, or a policy or verifier that needs phases without a monitor of them.
     """
     widths = tuple(verification_widths or default_widths(policy.max_tokens(drafter.max_draft_length)))
-    _check_parts(target, drafter, widths, prefill_chunk)
+    if list(widths) != sorted(set(widths)) or widths[0] < 1:
+        raise ValueError(f"verification_widths must ascend and be positive, got {widths}")
+    if widths[-1] < drafter.max_draft_length + 1:
+        raise ValueError(
+            f"the widest verification width {widths[-1]} cannot hold max_draft_length {drafter.max_draft_length} "
+            f"drafts and the token before them; give one of at least {drafter.max_draft_length + 1}"
+        )
+    if drafter.max_draft_length >= target.spec.context:
+        raise ValueError(
+            f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
+        )
+    check_reads(target, drafter.observe)
+    if prefill_chunk < 2:
+        raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
+    drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
+    if drafter.model is not None and drafter.model.spec.source is not None and target.spec.source is None:
+        raise ValueError("the drafter has an encoder, and the target, which has none, brings it no source")
+    if drafts != target.spec.vocab_size:
+        raise ValueError(
+            f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
+        )
     play = decode_round if policy.tree_hooks is None else policy.tree_hooks.round_of(target, drafter, policy)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     for kind, part in (("policy", policy), ("verifier", verifier)):
@@ -131,8 +157,8 @@ def build_decoder(
         )
         return by_rows(fresh._replace(target_cache=cache, drafter=drafter_state))
 
-    def repeat(state: DecodeState, rows: int) -> DecodeState:
-        return by_rows(jax.tree.map(lambda leaf: jnp.repeat(leaf, rows, axis=0), state))
+    def repeat(tree: Any, n: int) -> Any:
+        return by_rows(jax.tree.map(lambda leaf: jnp.repeat(leaf, n, axis=0), tree))
 
     def place(state: DecodeState, fresh: DecodeState, row: Array) -> DecodeState:
         return by_rows(jax.tree.map(lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, new, row, 0), state, fresh))
@@ -157,33 +183,36 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     compiled = set()  # shapes that were compiled in advance
 
     def begin(
-        params: ModelParams, prompts: Sequence[Sequence[int]], options: Mapping[str, Any]
-    ) -> tuple[DecodeState, Any, Any]:
-        state, source = fresh_request(parts, prompts, **options)
+        params: ModelParams, prompts: Sequence[Sequence[int]], n: int, options: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        Between(1, whole=True).check("n", n)
+        state, source = fresh_state(parts, prompts, n, **options)
+        text = state.tokens[::n], state.length[::n]  # one row of each prompt
         # copies: `run` donates them, and a policy may still hold the originals
-        return *placed((state, source), committed(params)), params.drafter if parts.drafter.layers else None
+        return *placed((state, text, source), committed(params)), params.drafter if parts.drafter.layers else None
 
-    def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> DecodeState:
-        return filled(params, *begin(params, prompts, options))
+    def prefill(params: ModelParams, prompts: Sequence[Sequence[int]], *, n: int = 1, **options: Any) -> DecodeState:
+        return filled(params, n, *begin(params, prompts, n, options))
 
-    def filled(params: ModelParams, state: DecodeState, source: Any, reader: Any) -> DecodeState:
-        cache, reads = jitted["prefill"](params.target, reader, state.tokens, state.length, source)
-        drafter = jitted["prefill_drafter"](params.drafter, state.tokens, state.length, reads, source)
+    def filled(params: ModelParams, n: int, state: DecodeState, text: Any, source: Any, reader: Any) -> DecodeState:
+        cache, reads = jitted["prefill"](params.target, reader, *text, source)
+        caches = cache, jitted["prefill_drafter"](params.drafter, *text, reads, source)
+        cache, drafter = caches if n == 1 else jitted["repeat"](caches, n)
         return state._replace(target_cache=cache, drafter=drafter)
 
     def compile_all(params: ModelParams, prompts: Sequence[Sequence[int]], **options: Any) -> Callable[[], DecodeState]:
-        state, source, reader = begin(params, prompts, options)
-        filling = partial(filled, params, state, source, reader)
+        state, text, source, reader = begin(params, prompts, 1, options)
+        filling = partial(filled, params, 1, state, text, source, reader)
         leaves, structure = jax.tree.flatten((params, state, source))
         shapes = structure, *((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
         if shapes in compiled:
             return filling
         compiled.add(shapes)
         with ThreadPoolExecutor() as pool:  # a program compiles while the next one is traced
-            lowered = jitted["prefill"].lower(params.target, reader, state.tokens, state.length, source)
+            lowered = jitted["prefill"].lower(params.target, reader, *text, source)
             compiling = [pool.submit(lowered.compile)]
             cache, reads = lowered.out_info
-            drafter = jitted["prefill_drafter"].lower(params.drafter, state.tokens, state.length, reads, source)
+            drafter = jitted["prefill_drafter"].lower(params.drafter, *text, reads, source)
             compiling.append(pool.submit(drafter.compile))
             if mesh_here() is None:  # else `run` depends on how the caches are sharded
                 ready, where = state._replace(target_cache=cache, drafter=drafter.out_info), committed(params)
@@ -199,7 +228,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
     ) -> DecodeState:
         refuse_encoder(parts.target, "extend, which keeps what was read of the text before,")
         options.setdefault("slots", state.tokens.shape[1])
-        fresh = fresh_state(parts, prompts, **options)
+        fresh, _ = fresh_state(parts, prompts, **options)
         if fresh.tokens.shape != state.tokens.shape:
             raise ValueError(
                 f"extend needs the state's own shape {state.tokens.shape} (rows, slots), got {fresh.tokens.shape}"
@@ -238,27 +267,3 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         return jitted["run"](params, state, np.int32(rounds), np.int32(min(leave or batch, batch)))
 
     return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, parts, jitted)
-
-
-def _check_parts(target: LanguageModel, drafter: Drafter, widths: tuple[int, ...], prefill_chunk: int) -> None:
-    if list(widths) != sorted(set(widths)) or widths[0] < 1:
-        raise ValueError(f"verification_widths must ascend and be positive, got {widths}")
-    if widths[-1] < drafter.max_draft_length + 1:
-        raise ValueError(
-            f"the widest verification width {widths[-1]} cannot hold max_draft_length {drafter.max_draft_length} "
-            f"drafts and the token before them; give one of at least {drafter.max_draft_length + 1}"
-        )
-    if drafter.max_draft_length >= target.spec.context:
-        raise ValueError(
-            f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
-        )
-    check_reads(target, drafter.observe)
-    if prefill_chunk < 2:
-        raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
-    drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
-    if drafter.model is not None and drafter.model.spec.source is not None and target.spec.source is None:
-        raise ValueError("the drafter has an encoder, and the target, which has none, brings it no source")
-    if drafts != target.spec.vocab_size:
-        raise ValueError(
-            f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
-        )

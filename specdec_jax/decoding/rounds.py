@@ -177,11 +177,9 @@ def round_context(parts: Parts, state: DecodeState) -> RoundContext:
 
 def with_buffer(parts: Parts, params: ModelParams, state: DecodeState) -> Run:
     """All rounds of a run write into one buffer, because to fill a new one takes as long as to draft."""
-    source, sizes = (
-        open_round(parts, params, state).source,
-        (parts.drafter.max_draft_length, parts.target.spec.vocab_size),
-    )
-    return Run(state, empty_log_q(source, len(state.done), *sizes, parts.verifier.needs_log_q))
+    source = open_round(parts, params, state).source
+    sizes = len(state.done), parts.drafter.max_draft_length, parts.target.spec.vocab_size
+    return Run(state, empty_log_q(source, *sizes, parts.verifier.needs_log_q))
 
 
 def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: int, needs_log_q: bool) -> Array | None:

@@ -1,5 +1,6 @@
 """Builds the initial state of a request, with the source of an encoder, on the host; its arguments are checked."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from jax.core import Tracer
 from specdec_jax.decoding.rounds import Parts
 from specdec_jax.decoding.sampling import make_warp, prompt_hashes, seeds_of
 from specdec_jax.decoding.statistics import no_counts, no_record
-from specdec_jax.hyperparameters import host
+from specdec_jax.hyperparameters import host, in_rows
+from specdec_jax.ranges import Between, shortened
 from specdec_jax.sharding import on_host
 from specdec_jax.strategy import nearest
 from specdec_jax.types import Array, DecodeState, LanguageModel, ModelSpec, Monitor, StoppingPolicy, Verifier, Warp
@@ -18,7 +20,7 @@ from specdec_jax.types import Array, DecodeState, LanguageModel, ModelSpec, Moni
 UNREAD = ("target_cache", "drafter", "policy", "verifier", "monitor", "warp")
 STOP_IDS = 8  # stop tokens are padded to a multiple of this, so that one more needs no compilation
 
-Padded = tuple[Array, np.ndarray]  # tokens [B, E] int32, lengths [B] int32
+Padded = tuple[Array, Array]  # tokens [B, P] int32, lengths [B] int32
 
 
 def slots_for(prompt: int, max_new_tokens: int, widest: int) -> int:
@@ -42,8 +44,11 @@ def readable(state: DecodeState) -> DecodeState:
 def fresh_state(
     parts: Parts,
     prompts: Sequence[Sequence[int]],
+    n: int = 1,
     *,
+    lengths: Any = None,
     sources: Sequence[Sequence[int]] | None = None,
+    source_slots: int | None = None,
     max_new_tokens: int | Sequence[int] = 64,
     seed: Any = 0,
     warp: Warp | None = None,
@@ -56,39 +61,71 @@ def fresh_state(
     stop_ids: Sequence[int] | None = None,
     slots: int | None = None,
     record_rounds: int = 0,
-) -> DecodeState:
-    """A state on the host, without caches, from the checked arguments of a request.
+) -> tuple[DecodeState, Padded | None]:
+    """A state on the host, without caches, from the checked arguments of a request; and an encoder's padded sources.
 
-    Row b's seed is seed[b], or seed + b for a single number; keys of `jax.random` become numbers (`sampling.seeds_of`).
-    Prompts (also arrays), seeds, warps and hyperparameters may be traced and are then not checked. `sources` are the
-    inputs of an encoder, used here for the rows' keys only. `record_rounds` is the capacity of the record in rounds (a
-    generation has at most max_new_tokens); 0: no record. `policy`, `verifier` and `monitor` are the decoder's with
-    other hyperparameters; `policy_hyperparameters` etc. take precedence over those, and may be given per row, [B].
+    Prompts are sequences of tokens, or an array [B, P] that is padded at the end, with `lengths` [B]: then P, and not
+    the lengths, decides the shapes. Prompt i has the rows i * n to i * n + n - 1. Row b's seed is seed[b], or seed + b
+    for a single number; keys of `jax.random` become numbers (`sampling.seeds_of`). Prompts, lengths, seeds, warps and
+    hyperparameters may be traced; their values are then not checked. `sources` are the inputs of an encoder, one a
+    prompt, padded to `source_slots`. `record_rounds` is the capacity of the record in rounds (a generation has at most
+    max_new_tokens); 0: no record. `policy`, `verifier` and `monitor` are the decoder's with other hyperparameters;
+    `policy_hyperparameters` etc. take precedence over those, and may be given per row.
 
     Raises:
-        ValueError: no or empty prompts, tokens outside the vocabulary, a max_new_tokens that is traced, negative or
-            beyond the context, too few slots, a seed outside [0, 2**32), a temperature above 0 for a verifier of greedy
-            decoding, unknown or invalid hyperparameters, or a strategy that the decoder was not compiled for.
+        ValueError: no or empty prompts, tokens that are no whole numbers or outside the vocabulary, lengths outside
+            [1, P], a max_new_tokens that is traced, negative or beyond the context, too few slots, a seed outside
+            [0, 2**32), seeds or warps of another number of rows, stop_ids that are no tokens, a temperature above 0
+            for a verifier of greedy decoding, unknown or invalid hyperparameters, or a strategy that the decoder was
+            not compiled for; and as `padded_sources`.
     """
-    batch, longest = len(prompts), parts.drafter.max_draft_length
-    lengths, limits = _lengths(parts, prompts, max_new_tokens)
+    spec, by_shape = parts.target.spec, lengths is not None
+    if isinstance(max_new_tokens, Tracer):
+        raise ValueError("max_new_tokens decides the shape of the caches: it must be static, and is traced")
+    source = padded_sources(spec, sources, len(prompts), source_slots)
+    texts = padded_rows("prompt", prompts, spec.vocab_size, lengths)
+    hashes = prompt_hashes(texts, *([] if source is None else [source]))
+    tokens, lengths, hashes = (_namespace(leaf).repeat(leaf, n, axis=0) for leaf in (*texts, hashes))
+    batch, longest = len(tokens), parts.drafter.max_draft_length
+    new = np.asarray(in_rows(batch, max_new_tokens, "max_new_tokens", Between(0, whole=True)), np.int64)
+    occupied = new + (tokens.shape[1] if by_shape else np.asarray(lengths))
+    limits = occupied if isinstance(lengths, Tracer) else new + np.asarray(lengths)
+    if limits.max() > spec.context:
+        row = int(limits.argmax())
+        words = f"prompt {row // n} of {limits[row] - new[row]} tokens and {new[row]} new ones"
+        raise ValueError(f"{words} exceed the target's context, {spec.context}")
     widest = max(parts.widths)
-    needed = int(limits.max()) + widest
-    slots = slots_for(int(limits.max()), 0, widest) if slots is None else slots
+    needed = int(occupied.max()) + widest
+    slots = slots_for(int(occupied.max()), 0, widest) if slots is None else slots
     if slots < needed:
         raise ValueError(f"{slots} cache slots cannot hold {needed} = prompt + max_new_tokens + widest width {widest}")
     warp = make_warp(batch) if warp is None else warp
+    if np.shape(warp.temperature) != (batch,):
+        raise ValueError(f"the warp is of {np.size(warp.temperature)} rows, and there are {batch}: make_warp({batch})")
     traced = isinstance(warp.temperature, Tracer)
     if parts.verifier.greedy_only and not traced and np.any(np.asarray(warp.temperature) > 0):
         raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
-    return DecodeState(
-        tokens=laid(prompts, slots),
-        length=host(lengths),
-        prompt_length=host(lengths.copy()),
-        limit=host(limits),
-        done=host(limits <= lengths),
-        key=_keys(prompts, sources, seed),
-        stop_ids=_padded(parts.target.spec.eos_ids if stop_ids is None else stop_ids, batch),
+    numbers = seeds_of(seed, batch)
+    value = numbers if isinstance(numbers, Tracer) else numbers.tolist()
+    seeds = in_rows(batch, value, "seed", Between(0, 2**32 - 1, whole=True), np.uint32)
+    seeds = seeds + np.arange(batch, dtype=np.uint32) if numbers.shape == () else seeds
+    xp: Any = jnp if isinstance(hashes, Tracer) or isinstance(seeds, Tracer) else np
+    stop_ids = spec.eos_ids if stop_ids is None else stop_ids
+    try:
+        ends = [operator.index(token) for token in stop_ids]
+    except TypeError:  # a number, or rows of them
+        ends = [-1]
+    if not all(0 <= token < spec.vocab_size for token in ends):
+        raise ValueError(f"stop_ids must be a tuple of tokens in [0, {spec.vocab_size}), got {shortened(stop_ids)}")
+    ends += [-1] * (-len(ends) % STOP_IDS if ends else STOP_IDS)
+    state = DecodeState(
+        tokens=_namespace(tokens).pad(tokens, ((0, 0), (0, slots - tokens.shape[1]))),
+        length=lengths,
+        prompt_length=lengths.copy(),
+        limit=lengths + new.astype(np.int32),
+        done=host(new == 0),
+        key=xp.stack([hashes, seeds], axis=1),
+        stop_ids=host(np.tile(np.array(ends, np.int32), (batch, 1))),
         warp=warp,
         target_cache=(),
         drafter=(),
@@ -98,6 +135,7 @@ def fresh_state(
         statistics=no_counts(batch, longest),
         record=no_record(batch, longest, record_rounds),
     )
+    return state, source
 
 
 def _initial_state(built: Any, requested: Any, batch: int, hyperparameters: Mapping[str, Any] | None) -> Any:
@@ -110,49 +148,48 @@ def _initial_state(built: Any, requested: Any, batch: int, hyperparameters: Mapp
     return strategy.init(batch, **values)
 
 
-def _lengths(
-    parts: Parts, prompts: Sequence[Sequence[int]], max_new_tokens: int | Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt lengths and the lengths at which rows end, [B] int32 each. Raises ValueError for invalid ones."""
-    spec = parts.target.spec
-    if not len(prompts):
-        raise ValueError("a prompt is empty: decoding needs at least one token to continue from")
-    if isinstance(max_new_tokens, Tracer):
-        raise ValueError("max_new_tokens decides the shape of the caches: it must be static, and is traced")
-    check_tokens("prompt", prompts, spec.vocab_size)
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    new = np.broadcast_to(np.asarray(max_new_tokens), lengths.shape)  # checked before the cast to int32
-    if not all(isinstance(number, int) for number in new.tolist()):
-        raise ValueError(f"max_new_tokens must be whole numbers, got {max_new_tokens!r}")
-    if new.min() < 0:
-        raise ValueError(f"max_new_tokens must not be negative, got {new.min()}")
-    if (lengths + new).max() > spec.context:
-        row = int((lengths + new).argmax())
-        raise ValueError(
-            f"prompt {row} of {lengths[row]} tokens and {new[row]} new ones exceed the target's context, {spec.context}"
-        )
-    return lengths, (lengths + new).astype(np.int32)
+def padded_rows(kind: str, texts: Sequence[Sequence[int]], vocab_size: int, lengths: Any = None) -> Padded:
+    """The texts as tokens [B, P] int32, zero beyond their lengths, and the lengths [B] int32.
 
+    Args:
+        kind: the texts' name in messages.
+        texts: B sequences of tokens, or an array [B, P]. Traced tokens are not checked.
+        lengths: [B], of an array that is padded at the end; None: the texts are not padded.
 
-def check_tokens(kind: str, texts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raises ValueError for a text (named by `kind` and row) that is empty or has a token outside the vocabulary.
-
-    Traced tokens are not checked.
+    Raises:
+        ValueError: a text that is empty or has an entry that is no token, lengths outside [1, P] or without an array.
     """
-    for row, text in enumerate(texts):
+    batch, shape = len(texts), tuple(getattr(texts, "shape", ()))
+    if not batch or 0 in shape:
+        raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
+    if lengths is not None:
+        if len(shape) != 2:
+            raise ValueError(f"lengths are those of padded {kind}s, one array [rows, slots], got {shortened(texts)}")
+        lengths = in_rows(batch, lengths, "lengths", Between(1, shape[1], whole=True))
+    if len(shape) == 2 and (isinstance(texts, Tracer) or isinstance(lengths, Tracer)):
+        lengths = host(np.full(batch, shape[1], np.int32)) if lengths is None else lengths
+        return jnp.where(np.arange(shape[1], dtype=np.int32)[None, :] < lengths[:, None], jnp.asarray(texts), 0).astype(
+            jnp.int32
+        ), lengths
+    rows: Any = texts if lengths is None else [row[:end] for row, end in zip(np.asarray(texts), lengths, strict=True)]
+    for row, text in enumerate(rows):
         if not np.ndim(text):
             raise ValueError(f"{kind} {row} must be a sequence of tokens, got {text!r}")
         if not len(text):
             raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
         concrete = np.zeros(0, np.int32) if isinstance(text, Tracer) else np.asarray(text)
-        wrong = concrete[~((concrete >= 0) & (concrete < vocab_size))]
+        if concrete.dtype.kind not in "iu" or concrete.ndim > 1:
+            raise ValueError(f"{kind} {row} must be a sequence of whole numbers, got {shortened(text)}")
+        wrong = concrete[(concrete < 0) | (concrete >= vocab_size)]
         if len(wrong):
             raise ValueError(f"{kind} {row} has token {wrong[0]}, outside the vocabulary of {vocab_size}")
+    sizes = np.array([len(text) for text in rows], np.int32)
+    return laid(rows, int(sizes.max()) if lengths is None else shape[1]), host(sizes)
 
 
 def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
     """The texts padded with zeros to [B, slots] int32; traced if any of them is."""
-    if isinstance(texts, Tracer) or any(isinstance(text, Tracer) for text in texts):
+    if any(isinstance(text, Tracer) for text in texts):
         return jnp.stack([jnp.pad(jnp.asarray(text, jnp.int32), (0, slots - len(text))) for text in texts])
     tokens = np.zeros((len(texts), slots), np.int32)
     for row, text in enumerate(texts):
@@ -160,44 +197,9 @@ def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
     return host(tokens)
 
 
-def _keys(prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, seed: Any) -> Array:
-    """[B, 2] uint32: a hash of each row's inputs, and its seed. A row's random numbers depend on these alone."""
-    hashes = prompt_hashes(*[prompts] if sources is None else [prompts, sources])
-    batch, numbers = len(prompts), seeds_of(seed, len(prompts))
-    if isinstance(numbers, Tracer):
-        more = jnp.arange(batch) if numbers.shape == () else jnp.zeros(batch)
-        seeds = numbers.astype(jnp.uint32) + more.astype(jnp.uint32)
-    else:
-        if numbers.dtype.kind not in "iu" or np.any(numbers < 0) or np.any(numbers >= 2**32):
-            raise ValueError(f"seed must be an integer in [0, 2**32), got {seed!r}")
-        if numbers.shape not in ((), (batch,)):
-            raise ValueError(f"seed must be one number or {batch} (one a row), got shape {numbers.shape}")
-        seeds = (int(numbers) + np.arange(batch)) % 2**32 if numbers.shape == () else numbers
-        seeds = seeds.astype(np.uint32)
-    if isinstance(hashes, Tracer) or isinstance(seeds, Tracer):
-        return jnp.stack([hashes, seeds], axis=1)
-    return host(np.stack([hashes, seeds], axis=1))
-
-
-def _padded(stop_ids: Sequence[int], batch: int) -> Array:
-    missing = -len(stop_ids) % STOP_IDS or (STOP_IDS if not stop_ids else 0)
-    return host(np.tile(np.array([*stop_ids, *[-1] * missing], np.int32), (batch, 1)))
-
-
-def fresh_request(
-    parts: Parts,
-    prompts: Sequence[Sequence[int]],
-    *,
-    sources: Sequence[Sequence[int]] | None = None,
-    source_slots: int | None = None,
-    **options: Any,
-) -> tuple[DecodeState, Padded | None]:
-    """A state on the host (with the options of `fresh_state`), and the padded sources if the target has an encoder.
-
-    Raises ValueError as `fresh_state` and `padded_sources` do.
-    """
-    padded = padded_sources(parts.target.spec, sources, len(prompts), source_slots)
-    return fresh_state(parts, prompts, sources=sources, **options), padded
+def _namespace(values: Any) -> Any:
+    """The module of an array's functions: jax.numpy for a traced one, numpy for one on the host."""
+    return jnp if isinstance(values, Tracer) else np
 
 
 def source_slots_for(sources: Sequence[Sequence[int]]) -> int:
@@ -225,15 +227,15 @@ def padded_sources(
         raise ValueError("the target has an encoder: give a source for each prompt")
     if len(sources) != rows:
         raise ValueError(f"{rows} prompts need as many sources, got {len(sources)}")
-    check_tokens("source", sources, spec.vocab_size)
-    longest = max(map(len, sources))
+    tokens, lengths = padded_rows("source", sources, spec.vocab_size)
+    longest = tokens.shape[1]
     if longest > spec.source.longest:
-        row = [len(source) for source in sources].index(longest)
+        row = np.asarray(lengths).argmax()
         raise ValueError(f"source {row} of {longest} tokens exceeds the target's most, {spec.source.longest}")
     slots = source_slots_for(sources) if slots is None else slots
     if slots < longest:
         raise ValueError(f"{slots} slots cannot hold a source of {longest} tokens")
-    return laid(sources, slots), np.array([len(source) for source in sources], np.int32)
+    return _namespace(tokens).pad(tokens, ((0, 0), (0, slots - longest))), lengths
 
 
 def refuse_encoder(model: LanguageModel, caller: str) -> None:

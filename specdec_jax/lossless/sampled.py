@@ -106,7 +106,7 @@ def check_on_toy(
     widths = (1, *default_widths(policy.max_tokens(longest)))
     decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, widths=widths, **options)
     warp = make_warp(2, temperature=0.0)
-    check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]] * 2, max_new_tokens=0, warp=warp))
+    check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]] * 2, max_new_tokens=0, warp=warp)[0])
 
 
 def test_by_sampling(

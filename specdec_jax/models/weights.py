@@ -262,14 +262,14 @@ def _block(parts: list[Part], shared: slice, dtype: Any) -> np.ndarray:
     return block
 
 
-_is_finite = jax.jit(lambda leaf: jnp.isfinite(jnp.sum(leaf * 0)) if jnp.issubdtype(leaf.dtype, jnp.floating) else True)
+is_finite = jax.jit(lambda leaf: jnp.isfinite(jnp.sum(leaf * 0)) if jnp.issubdtype(leaf.dtype, jnp.floating) else True)
 
 
 def check_finite(params: Any, where: Any) -> None:
     """Raises ValueError with `where` and the name of the first leaf that has NaN or infinity. Reads devices once."""
-    finite = jax.device_get(jax.tree.map(_is_finite, params))  # on a CPU 2.6 times as fast as all(isfinite)
-    for (path, leaf), is_finite in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(finite), strict=True):
-        if not is_finite:
+    finite = jax.device_get(jax.tree.map(is_finite, params))  # on a CPU 2.6 times as fast as all(isfinite)
+    for (path, leaf), good in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(finite), strict=True):
+        if not good:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(f"{where}: {name} has NaN or infinity in {leaf.dtype}")
 

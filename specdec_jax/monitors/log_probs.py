@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +18,7 @@ class LogProbs(NamedTuple):
 
     raw: Array  # [B, N] float32, at temperature 1 without truncation
     warped: Array  # [B, N] float32, in the sampled distribution: 0 at temperature 0
+    tempered: Array  # [B, N] float32, at the row's temperature without truncation; `raw` at temperature 0
 
 
 class LogProbsState(NamedTuple):
@@ -33,8 +35,9 @@ class LogProbsState(NamedTuple):
 def log_probs(longest: Annotated[int, Between(1)] = 2048, monitor: Monitor | None = None) -> Monitor:
     """Gathers the target's log-probability of every emitted token in `state.monitor.log_probs`.
 
-    They equal those of `scoring.score` (`raw` with its default warp, `warped` with the request's), up to rounding in
-    passes of other widths. A lossy verifier may emit tokens whose `warped` is minus infinity.
+    They equal those of `scoring.score` (`raw` with its default warp, `warped` with the request's, `tempered` with the
+    request's temperature alone), up to rounding in passes of other widths. A lossy verifier may emit tokens whose
+    `warped` is minus infinity.
 
     Args:
         longest: N, maximum number of new tokens of a row; later tokens have no entry.
@@ -46,7 +49,7 @@ def log_probs(longest: Annotated[int, Between(1)] = 2048, monitor: Monitor | Non
     def init(batch: int, **hyperparameters: Any) -> LogProbsState:
         nothing = host(np.zeros((batch, longest), np.float32))
         watched = () if monitor is None else monitor.init(batch, **hyperparameters)
-        return LogProbsState(LogProbs(nothing, nothing), watched)
+        return LogProbsState(LogProbs(*[nothing] * len(LogProbs._fields)), watched)
 
     def observe(
         state: LogProbsState, logits: Array, result: VerificationResult, context: RoundContext
@@ -56,12 +59,19 @@ def log_probs(longest: Annotated[int, Between(1)] = 2048, monitor: Monitor | Non
         place = jnp.arange(longest, dtype=jnp.int32)[None, :] - context.emitted[:, None]  # in this round
         new = (place >= 0) & (place < result.length[:, None])
 
-        def extended(entries: Array, log_prob: Array) -> Array:
-            of_round = jnp.take_along_axis(log_prob, tokens[:, :, None], axis=2)[:, :, 0]
-            return jnp.where(new, jnp.take_along_axis(of_round, place, axis=1, mode="clip"), entries)
-
         assert seen.raw_log_prob is not None  # set by `distributions`
-        held = LogProbs(*map(extended, state.log_probs, (seen.raw_log_prob, seen.log_prob)))
+        temperature = jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0)[:, None]
+        scores = seen.raw_log_prob / temperature[:, :, None]
+        raw, warped = (
+            jnp.take_along_axis(log_prob, tokens[:, :, None], axis=2)[:, :, 0]
+            for log_prob in (seen.raw_log_prob, seen.log_prob)
+        )
+        of_round = LogProbs(raw, warped, raw / temperature - jax.nn.logsumexp(scores, axis=-1))
+        held = jax.tree.map(
+            lambda values, entries: jnp.where(new, jnp.take_along_axis(values, place, axis=1, mode="clip"), entries),
+            of_round,
+            state.log_probs,
+        )
         watched = () if monitor is None else monitor.observe(state.watched, logits, result, context)
         return LogProbsState(held, watched)
 

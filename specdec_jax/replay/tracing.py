@@ -101,7 +101,7 @@ def trace_texts(
         run=None if chained is None else chained.run,
         candidate=(candidate if chained is None else chained.candidate).astype(np.int8),
         truncation=np.stack([np.asarray(getattr(device_warp, name), np.float32) for name in TRUNCATIONS], axis=1),
-        prompt_hash=sampling.prompt_hashes([prompt for prompt, _ in texts]),
+        prompt_hash=sampling.prompt_hashes((np.asarray(tokens), prompts)),
     )
 
 

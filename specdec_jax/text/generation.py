@@ -46,6 +46,7 @@ class Generation(NamedTuple):
     rounds: list[dict[str, Any]] | None = None  # per round, on request
     log_probs: list[float] | None = None  # nats, the target's raw log-probabilities of the tokens, on request
     warped_log_probs: list[float] | None = None  # those of the sampled distribution
+    tempered_log_probs: list[float] | None = None  # those at its temperature without truncation
 
 
 def generate(
@@ -125,7 +126,9 @@ def prepare(
     costs of the pair.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system, parse_special=parse_special) for prompt in prompts]
-    tokenizer, ends, reads = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec.source
+    tokenizer, ends, spec = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec
+    reads = spec.source
+    usual = sorted(token for token in {*spec.eos_ids, *tokenizer.eos_ids} if token < spec.vocab_size)
     sources = {} if reads is None else {"sources": ids}
     ids = ids if reads is None else [[reads.first_token]] * len(ids)
     if slots is None:
@@ -134,7 +137,7 @@ def prepare(
         "max_new_tokens": sampling.max_new_tokens,
         "warp": make_warp(len(ids), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
         "seed": sampling.seed,
-        "stop_ids": sorted({*pair.target.model.spec.eos_ids, *tokenizer.eos_ids}) if ends is None else list(ends),
+        "stop_ids": usual if ends is None else ends,
         **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
         **learnt_hyperparameters(pair, calibration, sampling.temperature, slots),
         "slots": slots,
@@ -268,7 +271,7 @@ def finish(
         reason = "length"
     counts = jax.tree.map(lambda leaf: leaf[row : row + 1], state.statistics)
     rounds = None if state.record is None else recorded_rounds(state, row)
-    raw, warped = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor] or (None, None)
+    raw, warped, tempered = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor] or [None] * 3
     return Generation(
         text=text,
         tokens=tokens,
@@ -281,6 +284,7 @@ def finish(
         rounds=rounds,
         log_probs=raw,
         warped_log_probs=warped,
+        tempered_log_probs=tempered,
     )
 
 

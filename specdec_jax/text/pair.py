@@ -19,7 +19,7 @@ from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.state import fresh_request
+from specdec_jax.decoding.state import fresh_state
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.draft_models.intersection import SharedParams
@@ -257,7 +257,7 @@ def _checked(pair: Pair) -> Pair:
     answered = _answered(parts)  # a cached set, empty until these parts were checked
     if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
         sources, greedy = None if parts.target.spec.source is None else [[0], [0]], make_warp(2, temperature=0.0)
-        state, source = fresh_request(parts, [[0], [0]], sources=sources, max_new_tokens=0, warp=greedy)
+        state, source = fresh_state(parts, [[0], [0]], sources=sources, max_new_tokens=0, warp=greedy)
         check_parts(parts, pair.params, state, source)
     answered.add(True)
     return pair

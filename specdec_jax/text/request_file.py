@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.decoding.state import fresh_request
+from specdec_jax.decoding.state import fresh_state
 from specdec_jax.ranges import ranges_of, shortened
 from specdec_jax.strategy import nearest
 from specdec_jax.text.generation import Generation, Request, prepare
@@ -18,7 +18,7 @@ SAMPLING = (*ranges_of(SamplingParams), "stop")
 HYPERPARAMETERS = ("policy", "verifier")
 FIELDS = (*TEXT_KEYS, "system", *ID_KEYS, "category", "split", *SAMPLING, *HYPERPARAMETERS)
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
-LOG_PROBS = ("log_probs", "warped_log_probs")
+LOG_PROBS = ("log_probs", "warped_log_probs", "tempered_log_probs")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
         name = f"{kind}_hyperparameters"
         if kind in fields:
             request.options[name] = {**request.options.get(name, {}), **fields[kind]}
-    fresh_request(pair.decoder.parts, request.prompts, **request.options)
+    fresh_state(pair.decoder.parts, request.prompts, **request.options)
     return request
 
 

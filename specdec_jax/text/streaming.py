@@ -43,6 +43,7 @@ class Chunk(NamedTuple):
     threshold: float  # the policy's, NaN if it has none
     log_probs: Sequence[float] = ()  # log-probabilities of the chunk's tokens, as in Generation
     warped_log_probs: Sequence[float] = ()
+    tempered_log_probs: Sequence[float] = ()
 
 
 class Stream(Iterator[Chunk]):

@@ -124,7 +124,7 @@ def decoder_of(changed):
 
 
 def checked(decoder, params, prompts):
-    check_parts(decoder.parts, params, fresh_state(decoder.parts, prompts, max_new_tokens=4))
+    check_parts(decoder.parts, params, fresh_state(decoder.parts, prompts, max_new_tokens=4)[0])
 
 
 @pytest.mark.parametrize("strategy, name, function, words", WRONG)

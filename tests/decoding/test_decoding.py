@@ -12,6 +12,7 @@ from rules import FAST, counting
 from specdec_jax.decoding import build_decoder, sampling
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
+from specdec_jax.decoding.state import padded_rows
 from specdec_jax.decoding.summaries import summarise
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
@@ -49,7 +50,9 @@ def decoder_of(policy, verifier, vocab=5, widths=None):
 def uniform_table(prompt, seed):
     """uniform[emitted, position, role] of one request, by its key: the hash of its prompt, and its seed."""
     emitted, position = (grid.ravel().astype(np.int32) for grid in np.mgrid[0 : NEW + 1, 0 : K + 1])
-    keys = np.tile(np.array([*sampling.prompt_hashes([prompt]), seed], np.uint32), (len(emitted), 1))
+    keys = np.tile(
+        np.array([*sampling.prompt_hashes(padded_rows("prompt", [prompt], 99)), seed], np.uint32), (len(emitted), 1)
+    )
     roles = [np.asarray(sampling.uniforms(keys, emitted, position, role), np.float64) for role in range(3)]
     return np.stack(roles, axis=-1).reshape(NEW + 1, K + 1, 3)
 
@@ -217,7 +220,7 @@ def chain_pair(vocab=40, wrong=(7, 8, 15)):
 def test_a_stop_token_anywhere_ends_the_text_after_it(stop):
     """First token, inside accepted drafts, a recovered and a bonus token, or never; rows end at different times."""
     prompts = [[3], [1, 2], [9], [14, 15], [20]]
-    options = {"pair": chain_pair(), "numbers": WARPS[0], "stop_ids": (stop, 1000), "new_tokens": 14}
+    options = {"pair": chain_pair(), "numbers": WARPS[0], "stop_ids": (stop, stop), "new_tokens": 14}
     state = assert_as_twin("static", "rejection", prompts, **options)
     for row, prompt in enumerate(prompts):
         new = state.tokens[row, len(prompt) : state.length[row]].tolist()

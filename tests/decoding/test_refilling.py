@@ -152,7 +152,7 @@ def left_with(count):
 test_what_is_refused = refusals(
     (lambda: refilled(3), r"row in \[0, 3\), got 3"),
     (lambda: refilled(-1), r"row in \[0, 3\), got -1"),
-    (lambda: refilled(0, stop_ids=range(9)), "room for 8 stop_ids a row, the prompt's take 16"),
+    (lambda: refilled(0, stop_ids=[0] * 9), "room for 8 stop_ids a row, the prompt's take 16"),
     (lambda: refilled(0, record_rounds=4), "keeps no record"),
     (lambda: left_with(0), "leaves when 1 or more"),
 )

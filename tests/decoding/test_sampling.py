@@ -10,6 +10,7 @@ from scipy import stats
 from specdec_jax import lossless
 from specdec_jax.decoding import sampling
 from specdec_jax.decoding.sampling import make_warp, policy_seeds, prompt_hashes, uniforms
+from specdec_jax.decoding.state import padded_rows
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
 
@@ -138,13 +139,21 @@ def test_uniforms_differ_by_seed_emitted_position_and_role_and_by_nothing_else()
 TEXTS, SMALL, PROMPT = 1024, 3, [0, 1]
 
 
+def hashes_of(*texts):
+    """The hashes of prompts, or of prompts and sources."""
+    return prompt_hashes(*[padded_rows("text", rows, 99) for rows in texts])
+
+
 def test_hashes_stay_what_they_are():
     """Every text at a seed depends on them."""
-    hashes = [459728077, 459728077, 615005626]
-    assert prompt_hashes([[0, 1], [0, 1], [1, 0]]).tolist() == hashes
-    assert jax.jit(prompt_hashes)([jnp.array(prompt) for prompt in ([0, 1], [0, 1], [1, 0])]).tolist() == hashes
-    assert len(set(prompt_hashes([[0] * length for length in range(1, 300)]).tolist())) == 299
-    assert prompt_hashes([[0]], [[1]]) != prompt_hashes([[0, 1]])  # a source counts, and is no part of the prompt
+    hashes, prompts = [459728077, 459728077, 615005626], np.array([[0, 1, 9], [0, 1, 9], [1, 0, 9]])
+    assert hashes_of([[0, 1], [0, 1], [1, 0]]).tolist() == hashes
+    assert jax.jit(hashes_of)([jnp.array(prompt) for prompt in ([0, 1], [0, 1], [1, 0])]).tolist() == hashes
+    padded = lambda *texts: prompt_hashes(padded_rows("text", *texts))  # noqa: E731
+    assert padded(prompts, 99, [2, 2, 2]).tolist() == hashes
+    assert jax.jit(padded)(prompts, 99, jnp.array([2, 2, 2])).tolist() == hashes
+    assert len(set(hashes_of([[0] * length for length in range(1, 300)]).tolist())) == 299
+    assert hashes_of([[0]], [[1]]) != hashes_of([[0, 1]])  # a source counts, and is no part of the prompt
 
 
 def test_a_seed_alone_stands_for_the_key_with_0():
@@ -153,7 +162,7 @@ def test_a_seed_alone_stands_for_the_key_with_0():
     keys = np.stack([zero, seeds], axis=1)
     np.testing.assert_array_equal(uniforms(keys, emitted, 2, 1), uniforms(seeds, emitted, 2, 1))
     np.testing.assert_array_equal(policy_seeds(keys), policy_seeds(seeds))
-    hashed = np.stack([prompt_hashes([PROMPT] * 4), seeds], axis=1)
+    hashed = np.stack([hashes_of([PROMPT] * 4), seeds], axis=1)
     assert not np.any(np.asarray(uniforms(hashed, emitted, 2, 1)) == np.asarray(uniforms(seeds, emitted, 2, 1)))
     assert not np.any(np.asarray(policy_seeds(hashed)) == np.asarray(policy_seeds(seeds)))
 

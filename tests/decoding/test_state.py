@@ -322,6 +322,7 @@ test_what_is_refused = refusals(
     (lambda: begun([[1], [2]], seed=jax.random.PRNGKey(3)), "two seeds or one raw key"),
     (lambda: begun([[1]], seed=jax.random.split(jax.random.key(3))), r"seed.*\(2,\)"),
     (lambda: begun([1, 2]), "prompt 0 must be a sequence of tokens, got 1"),
+    (lambda: begun([[1]], warp=make_warp(2)), "the warp is of 2 rows, and there are 1"),
     (lambda: begun([[1]], policy_hyperparameters={"threshold": 2.0}), "threshold.*2.0"),
     (lambda: of_greedy(temperature=[0.0, 0.8, 0.0]), r"temperature 0.*0\.8"),
     (lambda: built(verification_widths=(2,)), "2.*3.*4"),

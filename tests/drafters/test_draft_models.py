@@ -144,7 +144,7 @@ def decoded(take, prefill=None, widths=(2, 8), layers=(1,)):
     rule, (_, params) = static(draft_length=3), model_and_params()
     decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
     weights = ModelParams(params, params)
-    check_parts(decoder.parts, weights, fresh_state(decoder.parts, [[1, 2, 3]], max_new_tokens=8))
+    check_parts(decoder.parts, weights, fresh_state(decoder.parts, [[1, 2, 3]], max_new_tokens=8)[0])
     return decoder.run(weights, decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, stop_ids=[]))
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens are the scores of the text, however it was decoded; and the sampler."""
+"""Log-probabilities of emitted tokens are the scores of the text, however it was decoded; and phases."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,10 @@ import plain_oracles as oracles
 import pytest
 from refusals import refusals
 from stopping_cases import play_rows, story
-from tiny_llama import noisy_pair
 from tiny_pair import write_pair
 from tiny_t5 import padded
 from tiny_t5 import write_pair as write_t5
 
-import specdec_jax as sd
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -48,14 +46,15 @@ def tiny(tmp_path_factory):
 
 
 def scores(pair, result, warp):
-    """(raw, warped) of its tokens, by the scorer."""
+    """(raw, warped, tempered) of its tokens, by the scorer."""
     text, begin = [*result.prompt_tokens, *result.tokens], len(result.prompt_tokens) - 1
-    both = (score(pair.decoder, pair.params, [text], make_warp(1, **one)) for one in ({"temperature": 1.0}, warp))
-    return [np.asarray(each.log_p)[0, begin:] for each in both]
+    warps = {"temperature": 1.0}, warp, {"temperature": warp["temperature"] or 1.0}
+    every = (score(pair.decoder, pair.params, [text], make_warp(1, **one)) for one in warps)
+    return [np.asarray(each.log_p)[0, begin:] for each in every]
 
 
 def assert_scored(pair, result, warp, atol=CLOSE):
-    found = result.log_probs, result.warped_log_probs
+    found = result.log_probs, result.warped_log_probs, result.tempered_log_probs
     assert all(len(each) == len(result.tokens) > 1 for each in found)
     np.testing.assert_allclose(found, scores(pair, result, warp), atol=atol)
 
@@ -130,44 +129,6 @@ def test_the_monitor_inside_still_watches(tiny):
     assert result.statistics == plain.statistics and 0 < result.statistics["num_reasoning_tokens"] < 30
     assert log_probs(9, monitor).hyperparameters == monitor.hyperparameters
     assert log_probs(9, monitor).bare == log_probs(9, phases()) != log_probs(8, phases())
-
-
-# The sampler
-
-
-def test_samples_are_those_of_the_decoder_and_new_parameters_compile_nothing():
-    model, params, noisy = noisy_pair()
-    drafter, sampling = sd.drafters.model(model, 3), SamplingParams(max_new_tokens=10, temperature=0.9, top_p=0.8)
-    sample, traced = sd.sampler(model, drafter, sampling, policy=static(), prefill_chunk=4), []
-
-    @jax.jit
-    def step(params, drafter_params, prompts, seed):
-        traced.append(seed)
-        return sample(params, drafter_params, prompts, seed)
-
-    decoder = sd.build_decoder(model, drafter, static(), sd.verification.rejection(), prefill_chunk=4)
-    prompts = [[5, 7, 9], [11, 3]]
-    for seed, scale in (1, 1.0), (8, 1.1):
-        both = [jax.tree.map(lambda leaf, scale=scale: scale * leaf, tree) for tree in (params, noisy)]
-        found = step(*both, [np.array(prompt) for prompt in prompts], seed)
-        weights, warp = sd.ModelParams(*both), make_warp(2, 0.9, top_p=0.8)
-        state = decoder.run(weights, decoder.prefill(weights, prompts, max_new_tokens=10, warp=warp, seed=seed))
-        begin, end = np.asarray(state.prompt_length), np.asarray(state.length)
-        np.testing.assert_array_equal(found.mask.sum(axis=1), end - begin)
-        for row in range(2):
-            text = np.asarray(state.tokens)[row, : end[row]]
-            np.testing.assert_array_equal(found.tokens[row, found.mask[row]], text[begin[row] :])
-            said = score(decoder, weights, text[None], make_warp(1, 0.9, top_p=0.8)).log_p[0, begin[row] - 1 :]
-            np.testing.assert_allclose(found.log_probs.warped[row, found.mask[row]], said, atol=CLOSE)
-        assert not found.tokens[~found.mask].any() and not found.log_probs.raw[~found.mask].any()
-        np.testing.assert_array_equal(sample(*both, prompts, seed).tokens, found.tokens)
-    assert len(traced) == 1
-    wrong = jax.tree.map(lambda leaf: leaf.at[0].set(jnp.nan), params)
-    for name, trees in (("params", (wrong, noisy)), ("drafter_params", (params, wrong))):
-        with pytest.raises(ValueError, match=f"^{name}: .* has NaN or infinity in float32"):
-            sample(*trees, prompts)
-    with pytest.raises(ValueError, match="decodes no text.*stop='x'"):
-        sd.sampler(model, drafter, SamplingParams(stop="x"))
 
 
 HYPERPARAMETERS = {"enter": 1.0, "leave": 0.7, "minimum_length": 3, "decay": 0.6}
