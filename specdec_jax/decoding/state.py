@@ -159,7 +159,7 @@ def padded_rows(kind: str, texts: Sequence[Sequence[int]], vocab_size: int, leng
     Raises:
         ValueError: a text that is empty or has an entry that is no token, lengths outside [1, P] or without an array.
     """
-    batch, shape = len(texts), tuple(getattr(texts, "shape", ()))
+    batch, shape = len(texts), list[int](getattr(texts, "shape", ()))
     if not batch or 0 in shape:
         raise ValueError(f"a {kind} is empty: decoding needs at least one token to continue from")
     if lengths is not None:
