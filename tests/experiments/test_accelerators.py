@@ -179,6 +179,7 @@ def test_gpus_have_target_files_and_flags_only_where_they_belong():
     job = Job("h100", "tiny", "run", "out")
     assert "--xla_gpu_autotune_level=0" in chips.environment(job)["XLA_FLAGS"]
     assert "XLA_FLAGS" not in chips.environment(Job("tpu-v5e", "a", "b", "c"))
+    assert chips.environment(job)["SPECDEC_JAX_KERNELS"] == "off"  # else branches of a CPU's kernels hide products
 
 
 def test_an_environment_that_cannot_be_made_is_a_line(tmp_path, monkeypatch, capsys):
