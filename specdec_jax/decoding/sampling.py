@@ -1,8 +1,8 @@
 """Sampling: warping of logits, entropy, and drawing a token from one uniform.
 
 Warps follow Hugging Face's order (temperature, top-k, top-p, min-p) with every number traced and per row. The top-k and
-top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: 31 counts, not a sort
-(a full sort of 49,152 entries takes 8.5 ms on a CPU core, a count about 0.01 ms). It is exact and keeps ties.
+top-p thresholds are found by bisection over the ordered bit patterns of the log-probabilities: at most 31 counts, not a
+sort (a full sort of 49,152 entries takes 8.5 ms on a CPU core, a count about 0.01 ms). It is exact and keeps ties.
 """
 
 from collections.abc import Callable
@@ -52,22 +52,29 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
     """
     top, is_sampled = argmax(logits), warp.temperature > 0
     shifted = logits - _max(logits)
-    raw, is_top = _summary(shifted), jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == top[:, None]
-    greedy = jnp.where(is_top, jnp.zeros((), logits.dtype), jnp.array(-jnp.inf, logits.dtype))
-    at_zero = (greedy, raw.entropy, raw.largest, raw.margin)
+    raw = _sums(shifted)
 
-    def sampled() -> tuple[Array, ...]:
+    def greedy() -> tuple[Array, _Sums]:
+        is_top = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :] == top[:, None]
+        return jnp.where(is_top, jnp.zeros((), logits.dtype), jnp.array(-jnp.inf, logits.dtype)), raw
+
+    def sampled() -> tuple[Array, _Sums]:
         scores = _warped(shifted, warp)
-        summary = _summary(scores)
-        by_scores = (scores - summary.log_norm[:, None], summary.entropy, summary.largest, summary.margin)
-        return tuple(
-            jnp.where(is_sampled.reshape(-1, *(1,) * (mine.ndim - 1)), mine, other)
-            for mine, other in zip(by_scores, at_zero, strict=True)
+        sums = _sums(scores)
+        by_scores = scores - jnp.log(sums.norm)[:, None], sums
+        return jax.tree.map(
+            lambda mine, other: jnp.where(is_sampled.reshape(-1, *(1,) * (mine.ndim - 1)), mine, other),
+            by_scores,
+            greedy(),
         )
 
-    log_prob, entropy, largest, margin = lax.cond(jnp.any(is_sampled), sampled, lambda: at_zero)
-    raw_log_prob = shifted - raw.log_norm[:, None]
-    return Distribution(log_prob, top, entropy, largest, margin, raw.entropy, raw.largest, raw_log_prob)
+    # Branches return sums, not statistics: as few operations as possible run in each, and none twice.
+    log_prob, sums = lax.cond(jnp.any(is_sampled), sampled, greedy)
+    mine, of_raw = _summary(sums), _summary(raw)
+    raw_log_prob = shifted - of_raw.log_norm[:, None]
+    return Distribution(
+        log_prob, top, mine.entropy, mine.largest, mine.margin, of_raw.entropy, of_raw.largest, raw_log_prob
+    )
 
 
 def distributions(logits: Array, warp: Warp) -> Distribution:
@@ -86,7 +93,7 @@ def entropy(log_prob: Array) -> Array:
 
 def raw_entropy(logits: Array) -> Array:
     """Entropy [...] in nats of [..., V] logits at temperature 1 without truncation."""
-    return _summary(logits - _max(logits)).entropy
+    return _summary(_sums(logits - _max(logits))).entropy
 
 
 def log_prob_of(distribution: Distribution, token: Array) -> Array:
@@ -101,7 +108,7 @@ def argmax(values: Array) -> Array:
     vocab = values.shape[-1]
     index = jnp.arange(vocab, dtype=jnp.int32)[None, :]
     hit = values == jnp.max(values, axis=-1, keepdims=True)
-    return jnp.minimum(jnp.min(jnp.where(hit, index, vocab), axis=-1), vocab - 1)
+    return jnp.min(jnp.where(hit, index, vocab - 1), axis=-1)
 
 
 def draw(weights: Array, uniform: Array) -> Array:
@@ -255,21 +262,37 @@ def policy_uniforms(context: RoundContext, count: int) -> Array:
     return jnp.stack(columns, axis=1)
 
 
-def _sum(values: Array) -> Array:
-    """Sum over the last axis; on CPUs over columns first, which XLA vectorises and which reduces the rounding error."""
-    vocab = values.shape[-1]
-    if vocab % _BLOCK or vocab == _BLOCK:
-        return jnp.sum(values, axis=-1)
+def _sum(values: Any) -> Any:
+    """Sums over the last axis of an array, or of a tuple of arrays of one shape, by a single reduction.
+
+    On CPUs over columns first, which XLA vectorises and which reduces the rounding error.
+    """
+    *_, vocab = shape = jax.tree.leaves(values)[0].shape
 
     def by_columns(values: Array) -> Array:
-        return jnp.sum(jnp.sum(values.reshape(*values.shape[:-1], -1, _BLOCK), axis=-2), axis=-1)
+        return jnp.sum(jnp.sum(values.reshape(*shape[:-1], -1, _BLOCK), axis=-2), axis=-1)
 
+    def at_once(values: Any) -> Any:
+        zeros = jax.tree.map(lambda each: jnp.zeros((), each.dtype), values)
+        return lax.reduce(values, zeros, partial(jax.tree.map, lax.add), [len(shape) - 1])
+
+    if vocab % _BLOCK or vocab == _BLOCK:
+        return jax.tree.map(partial(jnp.sum, axis=-1), values)
     with jax.named_scope("by_platform"):
-        return lax.platform_dependent(values, cpu=by_columns, default=lambda values: jnp.sum(values, axis=-1))
+        return lax.platform_dependent(values, cpu=partial(jax.tree.map, by_columns), default=at_once)
 
 
 def _max(values: Array) -> Array:
     return jnp.max(values, axis=-1, keepdims=True)
+
+
+class _Sums(NamedTuple):
+    """Sums over the tokens of scores [..., V] whose maximum is 0, each of shape [...]."""
+
+    norm: Array  # of exp(score)
+    moment: Array  # of score * exp(score)
+    ties: Array  # number of tokens with score 0
+    below: Array  # exp of the largest score below 0
 
 
 class _Summary(NamedTuple):
@@ -281,72 +304,82 @@ class _Summary(NamedTuple):
     margin: Array  # largest minus second largest probability
 
 
-def _summary(scores: Array) -> _Summary:
-    """Statistics of the distribution of scores [..., V] whose maximum is 0; excluded tokens have minus infinity.
+def _sums(scores: Array) -> _Sums:
+    """The sums of scores [..., V] whose maximum is 0; excluded tokens have minus infinity.
 
-    All sums and maxima depend on the scores only, not on one another, so that the compiler can fuse them into one pass.
+    They depend on the scores only, not on one another, so that the compiler can fuse them into one pass.
     """
     finite, weight = scores > -jnp.inf, jnp.exp(scores)
-    norm, moment = _sum(weight), _sum(weight * jnp.where(finite, scores, 0.0))
-    several = _sum((scores == 0).astype(scores.dtype)) > 1
-    below = jnp.exp(jnp.max(jnp.where(scores < 0, scores, -jnp.inf), axis=-1))
-    log_norm = jnp.log(norm)
-    return _Summary(log_norm, log_norm - moment / norm, 1 / norm, jnp.where(several, 0.0, 1 - below) / norm)
+    norm, moment = _sum((weight, weight * jnp.where(finite, scores, 0.0)))
+    ties = _sum((scores == 0).astype(scores.dtype))
+    return _Sums(norm, moment, ties, jnp.exp(jnp.max(jnp.where(scores < 0, scores, -jnp.inf), axis=-1)))
+
+
+def _summary(sums: _Sums) -> _Summary:
+    log_norm = jnp.log(sums.norm)
+    margin = jnp.where(sums.ties > 1, 0.0, 1 - sums.below) / sums.norm
+    return _Summary(log_norm, log_norm - sums.moment / sums.norm, 1 / sums.norm, margin)
 
 
 def _warped(shifted: Array, warp: Warp) -> Array:
     """Temperature, then the enabled truncations, of [B, V] logits whose maximum is 0; it stays 0.
 
-    Rows at temperature 0 get temperature 1 here.
+    Rows at temperature 0 get temperature 1 here. Truncations return the lowest score that stays, not the scores, which
+    a branch would copy.
     """
     divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
-    scores = shifted / divisor[:, None]  # all <= 0, as `_ordered` requires
-    scores = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda x: x, scores)
-    scores = lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda x: x, scores)
-    floor = jnp.log(warp.min_p).astype(scores.dtype)
-    return jnp.where(scores >= floor[:, None], scores, -jnp.inf)
+    scores = shifted / divisor[:, None]  # all <= 0, as `_bisect` requires
+    every = jnp.full_like(divisor, -jnp.inf)
+
+    def cut() -> Array:
+        low = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda scores: every, scores)
+        return lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda scores, low: low, scores, low)
+
+    low = lax.cond(jnp.any((warp.top_k > 0) | (warp.top_p < 1)), cut, lambda: every)
+    low = jnp.maximum(low, jnp.log(warp.min_p).astype(scores.dtype))
+    return jnp.where(scores >= low[:, None], scores, -jnp.inf)
 
 
 def _top_k(top_k: Array, scores: Array) -> Array:
+    """The lowest score [B] among the k largest; with k = 0 among all."""
     vocab = scores.shape[-1]
     wanted = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
-    keys = _ordered(scores)
 
-    def too_low(key: Array) -> Array:  # at least k entries are strictly above
+    def too_low(keys: Array, key: Array) -> Array:  # at least k entries are strictly above
         return jnp.sum((keys > key[:, None]).astype(jnp.int32), axis=-1) >= wanted
 
-    return jnp.where(keys >= _bisect(too_low, keys)[:, None], scores, -jnp.inf)
+    return _bisect(too_low, scores)
 
 
-def _top_p(top_p: Array, scores: Array) -> Array:
-    keys = _ordered(scores)
+def _top_p(top_p: Array, scores: Array, low: Array) -> Array:
+    """The lowest score [B] of the nucleus of the scores from `low` [B] on."""
+    scores = jnp.where(scores >= low[:, None], scores, -jnp.inf)
     prob = jnp.exp(scores - jnp.log(_sum(jnp.exp(scores)))[..., None])
     wanted = jnp.where(top_p < 1, top_p, 2.0).astype(scores.dtype)  # rows with top-p 1 keep everything
 
-    def too_low(key: Array) -> Array:  # the entries strictly above already have the required mass
+    def too_low(keys: Array, key: Array) -> Array:  # the entries strictly above already have the required mass
         return _sum(jnp.where(keys > key[:, None], prob, 0.0)) >= wanted
 
-    return jnp.where(keys >= _bisect(too_low, keys)[:, None], scores, -jnp.inf)
+    return jnp.maximum(low, _bisect(too_low, scores))
 
 
-def _ordered(scores: Array) -> Array:
-    """Floats <= 0 as integers <= 0 in the same order."""
+def _bisect(too_low: Callable[[Array, Array], Array], scores: Array) -> Array:
+    """The smallest score [B] that is not too low, of scores [B, V] <= 0; `too_low` (keys, key [B]) is monotone, and
+    false at the largest key. Keys are the scores as integers <= 0 in the same order."""
     integer = jnp.int64 if scores.dtype == jnp.float64 else jnp.int32
+    largest = jnp.iinfo(integer).max
     bits = lax.bitcast_convert_type(scores, integer)
-    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, 0)
+    keys = jnp.where(bits < 0, bits ^ largest, 0)
 
-
-def _bisect(too_low: Callable[[Array], Array], keys: Array) -> Array:
-    """The smallest key [B] that is not too low; `too_low` is monotone and false at the largest key."""
-    integer = keys.dtype
-
-    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = low + (high - low) // jnp.array(2, integer)
-        return jnp.where(too_low(middle), middle + jnp.array(1, integer), low), jnp.where(too_low(middle), high, middle)
+        above = too_low(keys, middle)
+        return jnp.where(above, middle + jnp.array(1, integer), low), jnp.where(above, high, middle)
 
-    steps = jnp.iinfo(integer).bits - 1
-    return lax.fori_loop(0, steps, halve, (jnp.min(keys, axis=-1), jnp.max(keys, axis=-1)))[1]
+    bounds = jnp.min(keys, axis=-1), jnp.max(keys, axis=-1)
+    _, key = lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, bounds)
+    return lax.bitcast_convert_type(jnp.where(key < 0, key ^ largest, 0), scores.dtype)
 
 
 def _first(hit: Array, possible: Array) -> Array:
