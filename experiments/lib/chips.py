@@ -38,7 +38,6 @@ from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.kernels import OFF, VARIABLE
 from specdec_jax.loading.families import family_of
 from specdec_jax.loading.load import SHARE_DRAFTER
 from specdec_jax.meshes import caches_laid, make_mesh, mesh_sizes, weight_sharding
@@ -320,7 +319,7 @@ def environment(job: Job) -> dict[str, str]:
     """Environment variables that the process needs before jax starts."""
     # The lock is for programs that run on a TPU; the one of a killed process would stop every compilation after it.
     variables = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    variables[VARIABLE] = OFF  # on the chip there are no CPU kernels; their branches would hide products from `by_part`
+    variables["SPECDEC_JAX_KERNELS"] = "off"  # branches of a CPU's kernels, which no chip has, hide products
     if CHIPS[job.chip].platform == "cuda":
         flags = ["--xla_gpu_autotune_level=0", f"--xla_dump_to={job.out}/dump", "--xla_dump_hlo_module_re=.*"]
         variables["XLA_FLAGS"] = " ".join(flags)

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from specdec_jax.hyperparameters import select_rows
 from specdec_jax.ranges import Between, Count, NotNegative, Share
 from specdec_jax.strategy import by_row
 from specdec_jax.types import Array, Distribution, RoundContext, Warp
@@ -61,20 +62,12 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
     def sampled() -> tuple[Array, _Sums]:
         scores = _warped(shifted, warp)
         sums = _sums(scores)
-        by_scores = scores - jnp.log(sums.norm)[:, None], sums
-        return jax.tree.map(
-            lambda mine, other: jnp.where(is_sampled.reshape(-1, *(1,) * (mine.ndim - 1)), mine, other),
-            by_scores,
-            greedy(),
-        )
+        return select_rows(is_sampled, (scores - jnp.log(sums.norm)[:, None], sums), greedy())
 
     # Branches return sums, not statistics: as few operations as possible run in each, and none twice.
     log_prob, sums = lax.cond(jnp.any(is_sampled), sampled, greedy)
-    mine, of_raw = _summary(sums), _summary(raw)
-    raw_log_prob = shifted - of_raw.log_norm[:, None]
-    return Distribution(
-        log_prob, top, mine.entropy, mine.largest, mine.margin, of_raw.entropy, of_raw.largest, raw_log_prob
-    )
+    (_, *statistics), (raw_norm, *of_raw, _) = _statistics(sums), _statistics(raw)
+    return Distribution(log_prob, top, *statistics, *of_raw, raw_log_prob=shifted - raw_norm[:, None])
 
 
 def distributions(logits: Array, warp: Warp) -> Distribution:
@@ -93,7 +86,7 @@ def entropy(log_prob: Array) -> Array:
 
 def raw_entropy(logits: Array) -> Array:
     """Entropy [...] in nats of [..., V] logits at temperature 1 without truncation."""
-    return _summary(_sums(logits - _max(logits))).entropy
+    return _statistics(_sums(logits - _max(logits)))[1]
 
 
 def log_prob_of(distribution: Distribution, token: Array) -> Array:
@@ -295,15 +288,6 @@ class _Sums(NamedTuple):
     below: Array  # exp of the largest score below 0
 
 
-class _Summary(NamedTuple):
-    """Statistics of a distribution, each of shape [...]."""
-
-    log_norm: Array
-    entropy: Array  # nats, over the nonzero probabilities
-    largest: Array  # probability
-    margin: Array  # largest minus second largest probability
-
-
 def _sums(scores: Array) -> _Sums:
     """The sums of scores [..., V] whose maximum is 0; excluded tokens have minus infinity.
 
@@ -315,27 +299,26 @@ def _sums(scores: Array) -> _Sums:
     return _Sums(norm, moment, ties, jnp.exp(jnp.max(jnp.where(scores < 0, scores, -jnp.inf), axis=-1)))
 
 
-def _summary(sums: _Sums) -> _Summary:
+def _statistics(sums: _Sums) -> tuple[Array, ...]:
+    """Log of the norm, entropy in nats over the nonzero probabilities, the largest probability, and its margin over the
+    second largest one, each of shape [...]."""
     log_norm = jnp.log(sums.norm)
     margin = jnp.where(sums.ties > 1, 0.0, 1 - sums.below) / sums.norm
-    return _Summary(log_norm, log_norm - sums.moment / sums.norm, 1 / sums.norm, margin)
+    return log_norm, log_norm - sums.moment / sums.norm, 1 / sums.norm, margin
 
 
 def _warped(shifted: Array, warp: Warp) -> Array:
     """Temperature, then the enabled truncations, of [B, V] logits whose maximum is 0; it stays 0.
 
-    Rows at temperature 0 get temperature 1 here. Truncations return the lowest score that stays, not the scores, which
-    a branch would copy.
+    Rows at temperature 0 get temperature 1 here. The branch returns the lowest score that stays: it would copy scores.
     """
     divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
     scores = shifted / divisor[:, None]  # all <= 0, as `_bisect` requires
-    every = jnp.full_like(divisor, -jnp.inf)
-
-    def cut() -> Array:
-        low = lax.cond(jnp.any(warp.top_k > 0), partial(_top_k, warp.top_k), lambda scores: every, scores)
-        return lax.cond(jnp.any(warp.top_p < 1), partial(_top_p, warp.top_p), lambda scores, low: low, scores, low)
-
-    low = lax.cond(jnp.any((warp.top_k > 0) | (warp.top_p < 1)), cut, lambda: every)
+    low = lax.cond(
+        jnp.any((warp.top_k > 0) | (warp.top_p < 1)),
+        lambda: _top_p(warp.top_p, scores, _top_k(warp.top_k, scores)),
+        lambda: jnp.full_like(divisor, -jnp.inf),
+    )
     low = jnp.maximum(low, jnp.log(warp.min_p).astype(scores.dtype))
     return jnp.where(scores >= low[:, None], scores, -jnp.inf)
 
@@ -348,37 +331,43 @@ def _top_k(top_k: Array, scores: Array) -> Array:
     def too_low(keys: Array, key: Array) -> Array:  # at least k entries are strictly above
         return jnp.sum((keys > key[:, None]).astype(jnp.int32), axis=-1) >= wanted
 
-    return _bisect(too_low, scores)
+    return _bisect(too_low, scores, top_k > 0)
 
 
 def _top_p(top_p: Array, scores: Array, low: Array) -> Array:
-    """The lowest score [B] of the nucleus of the scores from `low` [B] on."""
+    """The lowest score [B] of the nucleus of the scores from `low` [B] on; with top-p 1 `low`."""
     scores = jnp.where(scores >= low[:, None], scores, -jnp.inf)
     prob = jnp.exp(scores - jnp.log(_sum(jnp.exp(scores)))[..., None])
-    wanted = jnp.where(top_p < 1, top_p, 2.0).astype(scores.dtype)  # rows with top-p 1 keep everything
+    wanted = jnp.where(top_p < 1, top_p, 2.0).astype(scores.dtype)
 
     def too_low(keys: Array, key: Array) -> Array:  # the entries strictly above already have the required mass
         return _sum(jnp.where(keys > key[:, None], prob, 0.0)) >= wanted
 
-    return jnp.maximum(low, _bisect(too_low, scores))
+    return jnp.maximum(low, _bisect(too_low, scores, top_p < 1))
 
 
-def _bisect(too_low: Callable[[Array, Array], Array], scores: Array) -> Array:
-    """The smallest score [B] that is not too low, of scores [B, V] <= 0; `too_low` (keys, key [B]) is monotone, and
-    false at the largest key. Keys are the scores as integers <= 0 in the same order."""
+def _bisect(too_low: Callable[[Array, Array], Array], scores: Array, rows: Array) -> Array:
+    """The smallest score [B] that is not too low, of scores [B, V] <= 0; the smallest of all where `rows` [B] is False.
+
+    Keys are the scores as integers <= 0 in the same order. `too_low` (keys [B, V], key [B]) is monotone, and false at
+    the largest key. Without rows the loop ends before its first turn.
+    """
     integer = jnp.int64 if scores.dtype == jnp.float64 else jnp.int32
     largest = jnp.iinfo(integer).max
     bits = lax.bitcast_convert_type(scores, integer)
     keys = jnp.where(bits < 0, bits ^ largest, 0)
 
-    def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
+    def halve(bounds: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        width, low, high = bounds
         middle = low + (high - low) // jnp.array(2, integer)
         above = too_low(keys, middle)
-        return jnp.where(above, middle + jnp.array(1, integer), low), jnp.where(above, high, middle)
+        low, high = jnp.where(above, middle + jnp.array(1, integer), low), jnp.where(above, high, middle)
+        return width // jnp.array(2, integer), low, high
 
-    bounds = jnp.min(keys, axis=-1), jnp.max(keys, axis=-1)
-    _, key = lax.while_loop(lambda bounds: jnp.any(bounds[0] < bounds[1]), halve, bounds)
+    low = jnp.min(keys, axis=-1)
+    high = jnp.where(rows, jnp.max(keys, axis=-1), low)
+    # The widest interval says when to end, not each row's: devices that share the rows ask each other once.
+    *_, key = lax.while_loop(lambda bounds: bounds[0] > 0, halve, (jnp.max(high - low), low, high))
     return lax.bitcast_convert_type(jnp.where(key < 0, key ^ largest, 0), scores.dtype)
 
 
