@@ -314,36 +314,29 @@ def _warped(shifted: Array, warp: Warp) -> Array:
     """
     divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
     scores = shifted / divisor[:, None]  # all <= 0, as `_bisect` requires
-    low = lax.cond(
-        jnp.any((warp.top_k > 0) | (warp.top_p < 1)),
-        lambda: _top_p(warp.top_p, scores, _top_k(warp.top_k, scores)),
-        lambda: jnp.full_like(divisor, -jnp.inf),
-    )
+    every = jnp.full_like(divisor, -jnp.inf)
+    low = lax.cond(jnp.any((warp.top_k > 0) | (warp.top_p < 1)), _lowest, lambda warp, scores: every, warp, scores)
     low = jnp.maximum(low, jnp.log(warp.min_p).astype(scores.dtype))
     return jnp.where(scores >= low[:, None], scores, -jnp.inf)
 
 
-def _top_k(top_k: Array, scores: Array) -> Array:
-    """The lowest score [B] among the k largest; with k = 0 among all."""
+def _lowest(warp: Warp, scores: Array) -> Array:
+    """The lowest score [B] among the k largest, and in the nucleus of these; with k = 0 and top-p 1 of all."""
     vocab = scores.shape[-1]
-    wanted = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
+    wanted = jnp.where(warp.top_k > 0, jnp.minimum(warp.top_k, vocab), vocab)
 
-    def too_low(keys: Array, key: Array) -> Array:  # at least k entries are strictly above
+    def has_k_above(keys: Array, key: Array) -> Array:
         return jnp.sum((keys > key[:, None]).astype(jnp.int32), axis=-1) >= wanted
 
-    return _bisect(too_low, scores, top_k > 0)
-
-
-def _top_p(top_p: Array, scores: Array, low: Array) -> Array:
-    """The lowest score [B] of the nucleus of the scores from `low` [B] on; with top-p 1 `low`."""
+    low = _bisect(has_k_above, scores, warp.top_k > 0)
     scores = jnp.where(scores >= low[:, None], scores, -jnp.inf)
     prob = jnp.exp(scores - jnp.log(_sum(jnp.exp(scores)))[..., None])
-    wanted = jnp.where(top_p < 1, top_p, 2.0).astype(scores.dtype)
+    mass = jnp.where(warp.top_p < 1, warp.top_p, 2.0).astype(scores.dtype)
 
-    def too_low(keys: Array, key: Array) -> Array:  # the entries strictly above already have the required mass
-        return _sum(jnp.where(keys > key[:, None], prob, 0.0)) >= wanted
+    def has_mass_above(keys: Array, key: Array) -> Array:
+        return _sum(jnp.where(keys > key[:, None], prob, 0.0)) >= mass
 
-    return jnp.maximum(low, _bisect(too_low, scores, top_p < 1))
+    return jnp.maximum(low, _bisect(has_mass_above, scores, warp.top_p < 1))
 
 
 def _bisect(too_low: Callable[[Array, Array], Array], scores: Array, rows: Array) -> Array:
