@@ -137,6 +137,8 @@ def build_decoder(
             played, run = carry
             return (played < rounds) & (jnp.sum(run.state.done.astype(jnp.int32)) < leave)
 
+        drafter_params = params.drafter if drafter.model is None else drafter.model.hidden.prepared(params.drafter)
+        params = ModelParams(target.hidden.prepared(params.target), drafter_params)
         one_more = lambda carry: (carry[0] + 1, play(parts, params, carry[1]))  # noqa: E731
         _, run = lax.while_loop(unfinished, one_more, (jnp.int32(0), with_buffer(parts, params, state)))
         return by_rows(run.state)

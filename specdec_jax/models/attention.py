@@ -237,6 +237,27 @@ def split_heads(fused: Array, heads: tuple[int, int, int]) -> tuple[Array, Array
     return query, key, value
 
 
+def split_rotated(fused: Array, heads: tuple[int, int, int], cos_sin: tuple[Array, Array]) -> tuple[Array, ...]:
+    """`split_heads` with queries and keys rotated; elsewhere than on a CPU before the split, by fewer operations."""
+
+    def apart(fused: Array, cos_sin: tuple[Array, Array]) -> tuple[Array, ...]:
+        query, key, value = split_heads(fused, heads)
+        return rotate(query, cos_sin), rotate(key, cos_sin), value
+
+    def together(fused: Array, cos_sin: tuple[Array, Array]) -> tuple[Array, ...]:
+        parts, (cos, sin) = fused.reshape(*fused.shape[:2], *heads), cos_sin
+        cos, sin = (each.reshape(*each.shape[:2], 1, 1, -1) for each in (cos, sin))
+        first, second = jnp.split(parts, 2, axis=-1)
+        rotated = parts * cos - jnp.concatenate([second, first], axis=-1) * sin
+        is_value = jnp.arange(heads[1], dtype=jnp.int32)[:, None] == heads[1] - 1
+        return split_heads(jnp.where(is_value, parts, rotated).reshape(fused.shape), heads)
+
+    if 2 * cos_sin[0].shape[-1] < heads[-1]:  # only a head's first part is rotated
+        return apart(fused, cos_sin)
+    with jax.named_scope("by_platform"):
+        return lax.platform_dependent(fused, cos_sin, cpu=apart, default=together)
+
+
 class Attention(nn.Module):
     """Cached self-attention with a fused projection of q, k and v (`fused_heads`); rotary if cos and sin are given.
 
@@ -261,11 +282,14 @@ class Attention(nn.Module):
         width, model_width = x.shape[1:]
         heads = fused_heads(self.heads, self.kv_heads, self.head_dim)
         fused = Projection(math.prod(heads), self.qkv_bias, self.dtype, name="qkv")(x)
-        query, key, value = split_heads(fused, heads)
-        if self.norm is not None:
-            query, key = self.norm(name="query_norm")(query), self.norm(name="key_norm")(key)
-        if cos_sin is not None:
-            query, key = rotate(query, cos_sin), rotate(key, cos_sin)
+        if self.norm is None and cos_sin is not None:
+            query, key, value = split_rotated(fused, heads, cos_sin)
+        else:
+            query, key, value = split_heads(fused, heads)
+            if self.norm is not None:
+                query, key = self.norm(name="query_norm")(query), self.norm(name="key_norm")(key)
+            if cos_sin is not None:
+                query, key = rotate(query, cos_sin), rotate(key, cos_sin)
         key, value = key.swapaxes(1, 2), value.swapaxes(1, 2)
         output = Projection(model_width, self.output_bias, self.dtype, name="output")
         if keys is None:

@@ -138,8 +138,20 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
     by_slot = any(kind.startswith(SLIDING) for kind in c.layer_kinds) or getattr(c, "scoring", PLAIN).bias is not None
     spec = ModelSpec(c.vocab_size, c.context, c.eos_token_ids, by_position=not by_slot)
     kernel = functools.partial(head_kernel, c, dtype)
-    hidden_states = Hidden(hidden, kernel, c.logit_cap, dtype, tapped, c.num_hidden_layers, c.hidden_size)
+    hidden_states = Hidden(
+        hidden, kernel, c.logit_cap, dtype, tapped, c.num_hidden_layers, c.hidden_size, with_wide_vectors
+    )
     return LanguageModel(init_cache, apply, with_length, spec, hidden_states)
+
+
+def with_wide_vectors(params: Any) -> Any:
+    """The parameters with biases and scales of norms in float32: a TPU converts each by an operation in every pass."""
+
+    def wide(leaf: Any) -> Any:
+        is_vector = leaf.ndim == 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(jnp.float32) if is_vector else leaf
+
+    return jax.tree.map(wide, params)
 
 
 def head_kernel(config: Any, dtype: Any, params: Any) -> Any:

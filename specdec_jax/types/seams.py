@@ -69,6 +69,7 @@ class Hidden(NamedTuple):
     streams: StreamsForward | None = None
     num_layers: int = 0  # L: `streams` accepts layers 0 to L
     width: int = 0  # D of `streams`
+    prepared: Callable[[Params], Params] = lambda params: params  # weights as passes read them, once per dispatch
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,15 @@ from experiments.lib.parity_side.cases import padded_sources, random_tensors
 from specdec_jax import models
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
 from specdec_jax.loading.families import family as family_named
 from specdec_jax.models import adapters, layers, llama
 from specdec_jax.models.adapters import with_source
-from specdec_jax.models.rope import rope
+from specdec_jax.models.attention import split_rotated
+from specdec_jax.models.rope import inverse_frequencies, rope, rotation
 from specdec_jax.stopping import static
 from specdec_jax.types import DraftModel, LanguageModel, ModelSpec
 from specdec_jax.verification import rejection
@@ -356,6 +358,29 @@ def test_an_unused_head_costs_nothing():
     text = jax.jit(lambda *a: model.apply(*a)[1]).lower(params, tokens, cache).compile().as_text()
     assert "f32[6,977]" not in text and "f32[2,3,977]" not in text
     assert "977]" in jax.jit(lambda *a: model.apply(*a)[0]).lower(params, tokens, cache).compile().as_text()
+
+
+def test_other_devices_split_and_sum_to_the_same(monkeypatch):
+    rng, heads = np.random.default_rng(0), (2, 4, 8)
+    fused, places = jnp.asarray(rng.normal(size=(2, 3, 64)), jnp.float32), jnp.arange(6).reshape(2, 3) + 5
+    logits, warp = jnp.asarray(3 * rng.normal(size=(2, 256)), jnp.float32), make_warp(2, [0.0, 0.7])
+
+    def both():
+        return split_rotated(fused, heads, rotation(places, inverse_frequencies(8, 1e4, None))), distribution(
+            logits, warp
+        )
+
+    here = both()
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *operands, cpu, default: default(*operands))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6), here, both())
+
+
+def test_prepared_weights_have_wide_vectors_and_give_the_same_logits():
+    model, params = model_and_params(CONFIG, jnp.bfloat16)
+    wide, tokens = model.hidden.prepared(params), random_tokens(2, 3)
+    assert all((leaf.dtype == jnp.float32) == (leaf.ndim == 1) for leaf in jax.tree.leaves(wide))
+    before, after = (model.apply(weights, tokens, model.init_cache(None, 2, 8))[0] for weights in (params, wide))
+    np.testing.assert_array_equal(before, after)
 
 
 def test_a_lone_row_is_doubled_only_below_float32():

@@ -103,8 +103,10 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftMod
             apply=reading_pass,
         )
     )
+
     reduced = ReducedHead(note, few, token_of, spread)
-    return DraftModel(init_cache, apply, with_length, model.spec, head=reduced, reading=reads, draft_with=drafts)
+    hidden = Hidden(prepared=lambda params: params._replace(model=head.prepared(params.model)))
+    return DraftModel(init_cache, apply, with_length, model.spec, hidden, reduced, reads, drafts)
 
 
 def note(params: ReducedParams, tokens: Array, cache: ReducedCache) -> ReducedCache:
