@@ -217,6 +217,13 @@ assert scores.log_p.shape == scores.log_q.shape == (4, 12)
 """
 
 
+def test_the_page_of_your_model_runs():
+    """Its models pass `check_model`, and what they decode is compared with their own passes, on the page itself."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a reader has them
+        exec(compile("\n".join(blocks("your_model.md", "python")), "your_model.md", "exec"), seen := {})
+    assert seen["report"] < 1e-4
+
+
 @pytest.mark.seldom
 def test_the_page_of_the_library_runs():
     assert len(LIBRARY) == 9
@@ -307,7 +314,7 @@ def test_the_reference_lists_every_public_name_once():
     made = [each.__name__ for each in functions if "LanguageModel" in str(inspect.signature(each).return_annotation)]
     public |= {f"specdec_jax.models.adapters.{name}" for name in made}
     others = {*LISTED} - public
-    assert public < {*LISTED} and len({*LISTED}) == len(LISTED) and "specdec_jax.models.adapters.from_nnx" in public
+    assert public < {*LISTED} and len({*LISTED}) == len(LISTED) and "specdec_jax.models.adapters.per_row" in public
     assert [name for name in others if not re.search(rf"\b{name.split('.')[-1]}\b", TEXTS)] == []
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from refusals import refusals
 from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, variant
 from tiny_reading import reads_at_all_positions
@@ -23,7 +22,7 @@ from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
 from specdec_jax.loading.families import family as family_named
 from specdec_jax.models import adapters, layers, llama
-from specdec_jax.models.adapters import with_source
+from specdec_jax.models.adapters import check_model, with_source
 from specdec_jax.models.attention import split_rotated
 from specdec_jax.models.rope import inverse_frequencies, rope, rotation
 from specdec_jax.stopping import static
@@ -74,20 +73,13 @@ def test_every_family_obeys_the_seam(name):
     assert isinstance(model, LanguageModel) and type(config).from_hf(config.to_hf()) == config
     params = family.init_params(config, jax.random.key(0), jnp.float32)
     params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
-    tokens = random_tokens(2, 8, model.spec.vocab_size)
     if isinstance(model, DraftModel):
         params, model = with_something_to_read(params), reads_at_all_positions(model)
-    whole, cache = one_pass(model, params, tokens)
-    assert whole.dtype == jnp.float32 and whole.shape == (2, 8, model.spec.vocab_size)
-    cache = model.with_length(cache, jnp.asarray([5, 3], jnp.int32))  # rows at different lengths
-    rest, cache = jax.jit(model.apply)(params, jnp.stack([tokens[0, 5:8], tokens[1, 3:6]]), cache)
-    np.testing.assert_allclose(rest[0], whole[0, 5:8], atol=1e-4)
-    np.testing.assert_allclose(rest[1], whole[1, 3:6], atol=1e-4)
-    assert cache.length.tolist() == [8, 6]
+    check_model(model, params)
     named = family.named_from_params(config, params)
     again = family.params_from_named(config, named, jnp.float32)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
-    assert all(x.dtype != jnp.float64 for x in jax.tree.leaves((params, cache)))
+    assert all(x.dtype != jnp.float64 for x in jax.tree.leaves(params))
 
 
 @pytest.mark.often(2)
@@ -169,21 +161,15 @@ FAMILY_LOGITS = json.loads(pathlib.Path(__file__).parents[1].joinpath("data", "f
 
 @pytest.mark.parametrize("name", FAMILY_LOGITS["cases"])
 def test_a_family_equals_transformers(name):
-    """Logits by transformers on torch of the same random weights, in float32: `experiments.parity --reference`.
-
-    In one pass, and the last position by itself behind a cache.
-    """
+    """Logits by transformers on torch of the same random weights, in float32: `experiments.parity --reference`."""
     case = FAMILY_LOGITS["cases"][name]
     family = family_named(case["config"]["model_type"])
     config = config_class(family).from_hf(case["config"])
     params = family.params_from_named(config, random_tensors(case["shapes"]), jnp.float32)
     model, tokens = family.language_model(config, jnp.float32), jnp.asarray(FAMILY_LOGITS["tokens"])
-    logits, cache = one_pass(model, params, tokens, source=None if model.spec.source is None else sources())
+    logits, _ = one_pass(model, params, tokens, source=None if model.spec.source is None else sources())
     theirs, near = np.asarray(case["logits"]), 1e-4 * np.abs(case["logits"]).max()
     np.testing.assert_allclose(logits[:, FAMILY_LOGITS["positions"]], theirs, atol=near)
-    cache = model.with_length(cache, jnp.full((2,), tokens.shape[1] - 1))
-    logits, _ = jax.jit(model.apply)(params, tokens[:, -1:], cache)
-    np.testing.assert_allclose(logits[:, 0], theirs[:, -1], atol=near)
     assert family.named_from_params(config, params).keys() == case["shapes"].keys()
 
 
@@ -220,76 +206,6 @@ def test_smollm2_equals_transformers(dtype, tolerance, request):
                 assert ours.argmax() == ids[0]
     print(f"{dtype}: largest difference {worst:.4f}")
     assert worst < tolerance
-
-
-class Wrapped(nnx.Module):
-    """An nnx module with an explicit cache: our model's parameters as nnx variables."""
-
-    def __init__(self, model, params):
-        self.model, self.weights = nnx.static(model), nnx.Param(params)
-
-    def __call__(self, tokens, cache):
-        return self.model.apply(self.weights.get_value(), tokens, cache)
-
-
-def adapted(kind):
-    """(adapted model, its params) of the very model `model_and_params` gives."""
-    model, params = model_and_params()
-    if kind == "logits function":
-        return adapters.from_logits_function(lambda p, t: one_pass(model, p, t, t.shape[1])[0], model.spec), params
-    if kind == "function":
-        return adapters.from_function(lambda p, t, c: model.apply(p, t, c), model.init_cache, model.spec), params
-    return adapters.from_nnx(Wrapped(model, params), lambda p, b, s: model.init_cache(p, b, s), model.spec)
-
-
-@pytest.mark.parametrize("kind", ["logits function", "function", "nnx"])
-def test_adapters_give_the_same_logits(kind):
-    model, params = model_and_params()
-    other, other_params = adapted(kind)
-    tokens = random_tokens(2, 10)
-    expected, _ = one_pass(model, params, tokens)
-    assert other.spec == model.spec
-    apply = jax.jit(other.apply)
-    _, cache = apply(other_params, tokens[:, :7], other.init_cache(other_params, 2, 16))
-    cache = other.with_length(cache, jnp.asarray([4, 2], jnp.int32))
-    rest = jnp.stack([tokens[0, 4:10], tokens[1, 2:8]])
-    logits, cache = apply(other_params, rest, cache)
-    np.testing.assert_allclose(logits[0], expected[0, 4:10], atol=1e-4)
-    np.testing.assert_allclose(logits[1], expected[1, 2:8], atol=1e-4)
-    assert cache.length.tolist() == [10, 8]
-
-
-def test_an_adapted_nnx_module_runs_inside_a_loop():
-    model, params = adapted("nnx")
-    step = jax.jit(lambda p, c, t: jax.lax.fori_loop(0, 3, lambda _, c: model.apply(p, t, c)[1], c))
-    assert step(params, model.init_cache(params, 1, 8), jnp.ones((1, 2), jnp.int32)).length.tolist() == [6]
-
-
-def applied(model, *positions):
-    _, params = model_and_params()
-    return model.apply(params, random_tokens(1, 2), model.init_cache(params, 1, 8), *positions)
-
-
-test_what_is_refused = refusals(
-    (lambda: applied(adapted("logits function")[0], jnp.zeros((1, 2), jnp.int32)), "positions and mask"),
-    (
-        lambda: applied(adapters.from_logits_function(lambda p, t: jnp.zeros((*t.shape, 5)), ModelSpec(6, 8))),
-        r"\(1, 8, 5\) instead of \(1, 8, 6\)",
-    ),
-    (lambda: adapters.with_vocabulary(model_and_params()[0], 0), "at least 1"),
-)
-
-
-@pytest.mark.parametrize("size", [50, 61, 70])
-def test_another_vocabulary_size_cuts_or_pads(size):
-    model, params = model_and_params()
-    tokens = random_tokens(1, 4, 50)
-    expected, _ = one_pass(model, params, tokens)
-    other = adapters.with_vocabulary(model, size)
-    logits, _ = one_pass(other, params, tokens)
-    assert other.spec.vocab_size == size and logits.shape == (1, 4, size)
-    np.testing.assert_array_equal(logits[..., :61], expected[..., :size])
-    assert (logits[..., 61:] == -jnp.inf).all()
 
 
 def test_positions_and_mask_serve_a_tree():
