@@ -182,9 +182,8 @@ def check_model(
             equal(logits, whole, "hidden.streams differs from apply")
 
     kind, length = type(fresh).__name__, shapes(getattr(fresh, "length", None))
-    require(
-        length == {"": f"int32[{batch}]"}, f"the cache (a {kind}) must have `length` [B] int32, not {length or 'none'}"
-    )
+    wanted = {"": f"int32[{batch}]"}
+    require(length == wanted, f"the cache (a {kind}) must have `length` [B] int32, not {length.get('')}")
     returned, after = jax.eval_shape(model.apply, params, tokens, fresh)
     wanted = {"": f"float32[{batch}, {num_tokens}, {vocab}]"}
     require(shapes(returned) == wanted, f"a pass must return logits {wanted['']}, not {shapes(returned).get('')}")

@@ -1,16 +1,27 @@
-"""Models whose cache is {layer_i: {"k": [B, S, H, D], "v": ..., "end_index": [B], ...}}, as tunix and gemma have.
+"""Models of tunix (nnx) and gemma (linen) as targets and drafters, and a decoding compared with their own passes.
 
-A pass takes (tokens, positions, cache, attention_mask [B, T, S]) and writes all rows at `end_index[0]`, so that rows of
-different lengths need `per_row`.
+Question:  do rows of different lengths decode what the library's own passes say?
+Command:   python docs/examples/jax_libraries.py google-tunix (or gemma), where that library is installed
+Expected:  two numbers, the largest difference of `check_model` (below 1e-6) and the share of drafts that were accepted
+
+Their cache is {layer_i: {"k": [B, S, H, D], "v": ..., "end_index": [B], ...}}. A pass takes (tokens, positions, cache,
+attention_mask [B, T, S]) and writes all rows at `end_index[0]`, so that rows of different lengths need `per_row`. Copy
+`from_tunix` or `from_gemma` with `_model`: the libraries themselves are imported by the demonstration alone.
 """
 
+import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 
-from specdec_jax.models.adapters import from_function, per_row
+import specdec_jax as sd
+from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
+from specdec_jax.models.adapters import check_model, from_function, per_row
 from specdec_jax.types import Cache, Hidden, LanguageModel, ModelSpec, Params
 
 Array = jax.Array
@@ -26,8 +37,6 @@ def from_tunix(module: Any, *, context: int, dtype: Any = jnp.float32) -> tuple[
     Raises:
         ValueError: its config asks for flash attention, which does not read the cache in passes of several tokens.
     """
-    from flax import nnx  # here, because its import takes half a second
-
     config, (graph, params) = module.config, nnx.split(module)
     if getattr(config, "use_flash_attention", False):
         raise ValueError("a tunix model with use_flash_attention reads no cache in passes of several tokens")
@@ -101,3 +110,65 @@ def _model(
 
     model = from_function(at_end(call), init_cache, spec, with_length)
     return per_row(model.replace(hidden=hidden._replace(last=None if states is None else at_end(states))))
+
+
+PROMPTS, NEW = [[3, 1, 4], [5], [2, 6, 5, 3, 5, 8]], 24
+
+
+def decode(target, params, drafter, drafter_params, reference):
+    """Greedy tokens of ragged rows are those of whole passes of the library's own model; gives accepted and drafted."""
+    strategies = sd.stopping.static(draft_length=3), sd.verification.rejection()
+    decoder = sd.build_decoder(target, sd.drafters.model(drafter, max_draft_length=3), *strategies)
+    weights = sd.ModelParams(params, drafter_params)
+    state = decoder.run(weights, decoder.prefill(weights, PROMPTS, max_new_tokens=NEW, stop_ids=()))
+    for row, prompt in enumerate(PROMPTS):
+        text = np.asarray(state.tokens)[row, : len(prompt) + NEW]
+        choices = np.asarray(reference(jnp.asarray(text[None])))[0].argmax(-1)
+        assert text[len(prompt) :].tolist() == choices[len(prompt) - 1 : -1].tolist(), row
+    counts = sd.summarise(state.statistics)
+    assert counts["num_draft_tokens"] > 0
+    return counts["draft_acceptance_rate"]
+
+
+def causal(tokens):
+    at = jnp.arange(tokens.shape[1])
+    return at[None], (at <= at[:, None])[None]
+
+
+def tunix():
+    from tunix.models.qwen3 import model as qwen3
+
+    sizes = {"num_layers": 2, "vocab_size": 64, "embed_dim": 32, "hidden_dim": 64, "rope_theta": 10_000}
+    config = qwen3.ModelConfig(**sizes, num_heads=4, head_dim=8, num_kv_heads=2, norm_eps=1e-6)
+    module = qwen3.Qwen3(config, rngs=nnx.Rngs(0))
+    state = jax.tree.map(lambda x: 3 * x if x.ndim > 1 else x, nnx.state(module))  # so that tokens matter
+    nnx.update(module, state)
+    target, params = from_tunix(module, context=64)
+
+    def reference(tokens):
+        positions, visible = causal(tokens)
+        return module(tokens, positions, None, visible)[0]
+
+    noisy = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params)
+    rate = decode(target, params, target, noisy, reference)
+    return check_model(target, params, reference=reference), rate
+
+
+def gemma():
+    from gemma import gm
+
+    module = gm.testing.DummyGemma(dtype=jnp.float32)
+    params = module.init(jax.random.key(0), jnp.ones((1, 2), jnp.int32))["params"]
+    model = from_gemma(module, context=64)
+
+    def reference(tokens):  # with a mask of its own, because gemma's hides token 0, its padding
+        positions, visible = causal(tokens)
+        return module.apply({"params": params}, tokens, positions=positions, attention_mask=visible).logits
+
+    few = with_reduced_head(model), reduce_params(model, params, range(6))
+    rate = decode(model, params, *few, reference)
+    return check_model(model, params, reference=reference), rate
+
+
+if __name__ == "__main__":
+    print(json.dumps({"google-tunix": tunix, "gemma": gemma}[sys.argv[1]]()))

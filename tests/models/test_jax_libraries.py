@@ -1,9 +1,8 @@
-"""Claim: models of tunix and gemma, through their adapters, decode what their own passes say."""
+"""Claim: models of tunix and gemma, as docs/examples/jax_libraries.py adapts them, decode what their own passes say."""
 
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from pages import ROOT
@@ -25,7 +24,7 @@ def test_a_library_decodes_what_its_own_passes_say(library):
     except Failed as failure:
         pytest.skip(str(failure))
     [installed] = python.parents[1].glob("lib/python*/site-packages")
-    side = [sys.executable, str(Path(__file__).with_name("library_side.py")), library]
+    side = [sys.executable, str(ROOT / "docs" / "examples" / "jax_libraries.py"), library]
     paths = os.pathsep.join([str(ROOT), str(installed)])
     out, _ = run(side, f"{library} does not decode", 900, env=os.environ | {"PYTHONPATH": paths})
     difference, accepted = json.loads(out.splitlines()[-1])
