@@ -21,7 +21,7 @@ from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
 from specdec_jax.loading.families import family as family_named
-from specdec_jax.models import adapters, layers, llama
+from specdec_jax.models import layers, llama
 from specdec_jax.models.adapters import check_model, with_source
 from specdec_jax.models.attention import split_rotated
 from specdec_jax.models.rope import inverse_frequencies, rope, rotation
