@@ -145,16 +145,14 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
     options = {"dtype": config.dtype, "costs": config.costs}
     plain = measured_pair(config.target, None, **options)
-    options["verification_widths"] = config.verification_widths
+    options |= {"verification_widths": config.verification_widths, "rule_cost": True}
     pairs = {}
     for method in config.chosen_methods():
         drafter = config.drafter if method.drafter is None else method.drafter
         longest = method.max_draft_length or config.max_draft_length
         rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest}
         drafts = method.policy is not None
-        pairs[method.name] = (
-            measured_pair(plain.target, drafter, **rules, **options, rule_cost=True) if drafts else plain
-        )
+        pairs[method.name] = measured_pair(plain.target, drafter, **rules, **options) if drafts else plain
     return pairs
 
 

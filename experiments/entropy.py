@@ -37,17 +37,7 @@ from experiments.lib.commands import command, with_studies
 from experiments.lib.rules import THRESHOLDS, rule
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.tables import NONE, Row, at_temperature, gain, interval, markdown, number, percent_more, speedup
-from experiments.lib.trace_runs import (
-    ALL,
-    Run,
-    Source,
-    TraceOptions,
-    Variant,
-    costs_or_default,
-    drafter_of,
-    replay_rule,
-    variant,
-)
+from experiments.lib.trace_runs import ALL, Run, Source, TraceOptions, Variant, variant
 from specdec_jax.contrib.trees.replaying import chances, rejections
 from specdec_jax.costs.cost_model import between, cost_model
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
@@ -84,7 +74,7 @@ class Positions(NamedTuple):
 def study(options: Entropy, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     made_up = {"one pair": {1.0: made_up_trace(1.0)}, "another": {1.0: made_up_trace(1.0, boost=0.7)}}
-    pair_of = lambda trace: f"{drafter_of(trace)} for {trace.about.get('target', 'target')}"  # noqa: E731
+    pair_of = lambda trace: f"{runs.drafter_of(trace)} for {trace.about.get('target', 'target')}"  # noqa: E731
     sources = runs.read_sources(options, made_up, group=pair_of)
     run = runs.open_traces("entropy", options, console, sources=sources)
 
@@ -274,7 +264,7 @@ def siblings_study(options: Siblings, console: Console) -> None:
                     lines.append([name, str(mask.sum()), *cells])
             blocks += [f"## {title}", markdown(["rejected at", "rejections", *ORDINALS], lines)]
             lines = []
-            longest, tpu = min(options.max_draft_length, trace.max_draft_length), costs_or_default(TPU)
+            longest, tpu = min(options.max_draft_length, trace.max_draft_length), runs.costs_or_default(TPU)
             machines = {
                 mine.device or "the costs given": mine,
                 "flat verification": cost_model(mine.ratio, dict.fromkeys(WIDTHS, 1.0)),
@@ -282,7 +272,7 @@ def siblings_study(options: Siblings, console: Console) -> None:
             }
             for name, costs in machines.items():
                 rules = rule("survival"), rule("survival-siblings")
-                chain, comb = (replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
+                chain, comb = (runs.replay_rule(trace, each, costs, longest).seconds(costs)[0] for each in rules)
                 over_plain = interval(ratio_of_totals(trace.length * costs.plain_pass, chain))
                 lines.append([name, over_plain, percent_more(ratio_of_totals(chain, comb))])
             blocks.append(markdown(["machine, replayed", "survival", "survival_tree(siblings=3)"], lines))

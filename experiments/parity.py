@@ -98,8 +98,20 @@ def parity(config: Parity, console: Console) -> int:
     cells = [[row["model"], row["model_type"], f"{row['pass']:.1e}", f"{row['cached']:.1e}"] for row in rows]
     note = "Largest difference from transformers on torch, over the largest logit.\n\n"
     publish(folder, note + markdown(["model", "family", "a pass", "a token behind a cache"], cells) + "\n", console)
-    if config.reference:
-        _write_reference(Path(config.reference), out, python)
+    if config.reference:  # logits of the float32 models at some positions, and how their weights are made
+        question = "import torch, transformers; print(transformers.__version__, torch.__version__.split('+')[0])"
+        printed = subprocess.run([str(python), "-c", question], capture_output=True, text=True, check=True).stdout
+        head = {"made_by": "transformers {}, torch {}, float32".format(*printed.split()), "tokens": TOKENS}
+        lines = []
+        for place in sorted(out.glob("*-float32")):
+            model, shapes = (json.loads((place / f"{name}.json").read_text()) for name in ("config", "shapes"))
+            logits = np.load(place / "logits.npz")["logits"][:, list(POSITIONS)].astype(np.float64)
+            case = {"config": model, "shapes": shapes, "logits": np.round(logits, 5).tolist()}
+            lines.append(f"  {json.dumps(place.name)}: {json.dumps(case)}")
+        if len(lines) != len(CASES):
+            raise OSError(f"{out} has {len(lines)} of {len(CASES)} small models")
+        text = json.dumps(head | {"positions": list(POSITIONS)})[:-1] + ', "cases": {\n' + ",\n".join(lines) + "\n}}\n"
+        write_text(Path(config.reference), text)
     far = [row["model"] for row in rows if not max(row["pass"], row["cached"]) < NEAR]
     for name in far:
         console.print(f"{name} differs by more than {NEAR} of its largest logit", style="red")
@@ -148,23 +160,6 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
         "pass": float(np.abs(ours[..., :vocab] - logits).max()) / size,
         "cached": float(np.abs(last[:, 0, :vocab] - logits[:, -1]).max()) / size,
     }
-
-
-def _write_reference(path: Path, out: Path, python: Path) -> None:
-    """Logits of the float32 models at some positions, and how their weights are made."""
-    question = "import torch, transformers; print(transformers.__version__, torch.__version__.split('+')[0])"
-    versions = subprocess.run([str(python), "-c", question], capture_output=True, text=True, check=True).stdout.split()
-    head = {"made_by": f"transformers {versions[0]}, torch {versions[1]}, float32", "tokens": TOKENS}
-    lines = []
-    for folder in sorted(out.glob("*-float32")):
-        config, shapes = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "shapes"))
-        logits = np.load(folder / "logits.npz")["logits"][:, list(POSITIONS)].astype(np.float64)
-        case = {"config": config, "shapes": shapes, "logits": np.round(logits, 5).tolist()}
-        lines.append(f"  {json.dumps(folder.name)}: {json.dumps(case)}")
-    if len(lines) != len(CASES):
-        raise OSError(f"{out} has {len(lines)} of {len(CASES)} small models")
-    text = json.dumps(head | {"positions": list(POSITIONS)})[:-1] + ', "cases": {\n' + ",\n".join(lines) + "\n}}\n"
-    write_text(path, text)
 
 
 def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int]], out: Path) -> list[dict[str, Any]]:

@@ -150,9 +150,8 @@ def export(folder: Path, out: Path | None = None) -> list[Path]:
             answers, records = files.setdefault(name, ({}, []))
             prompt, histogram = str(row["prompt_id"]), row["acceptance_histogram"]
             answer = {"question_id": int(prompt) if prompt.isdecimal() else prompt, "category": row["category"]}
-            choices = answers.setdefault(prompt, answer | {"model_id": name, "choices": [], "tstamp": started})[
-                "choices"
-            ]
+            answer |= {"model_id": name, "choices": [], "tstamp": started}
+            choices = answers.setdefault(prompt, answer)["choices"]
             choice: dict[str, Any] = {"index": len(choices), "turns": [row["text"]]}
             choice |= {"decoding_steps": [row["num_rounds"]], "new_tokens": [row["num_emitted_tokens"]]}
             choice |= {"wall_time": [row["prefill_seconds"] + row["seconds"]]}

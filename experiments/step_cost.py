@@ -33,20 +33,9 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import NONE, PARENTHESES, WORDS, interval, markdown, publish
 from specdec_jax.compilation_cache import enable
+from specdec_jax.costs import step_cost as timing
 from specdec_jax.costs.cost_model import CostModel, RuleCost, save_cost_model
 from specdec_jax.costs.machine import device
-from specdec_jax.costs.step_cost import (
-    SAMPLED,
-    Cost,
-    clocked,
-    costs_of,
-    large_product,
-    pass_programs,
-    prompt_pass,
-    summary,
-    time_policy,
-    turns,
-)
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, for_target, load_model, refuse_encoders
@@ -107,21 +96,21 @@ def measure(config: StepCost, console: Console) -> None:
             drafter = for_target(targets[config.dtypes[0]], drafter, say)
         with console.status("Measuring passes and steps"):
             passes = measure_passes(config, targets, drafter)
-        rules = {}
+        rules, options = {}, {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS}
+        options |= {"drafter_of": drafter_of, "repeats": config.repeats}
         for name, policy in policies.items():
             with console.status(f"Measuring {name}"):
-                options = {"drafter_of": drafter_of, "repeats": config.repeats, **rounds_options(config)}
-                cost, shares = time_policy(targets[config.dtypes[0]], drafter, policy, **options)
+                cost, shares = timing.time_policy(targets[config.dtypes[0]], drafter, policy, **options)
                 rules[name] = {"cost": cost, "shares": shares}
         machine = f"{device()}, {config.dtypes[0]}, jax {jax.__version__}"
         prompt = {}
         if config.prompt:  # needs every matrix but embedding and head, and causal attention
             target, size, length = targets[config.dtypes[0]], 64 if config.smoke else PRODUCT, config.prompt
-            product = large_product(precision(config.dtypes[0]).dtype, size)
-            calls = {"prompt": prompt_pass(target.model, target.params, length), "product": product}
+            product = timing.large_product(precision(config.dtypes[0]).dtype, size)
+            calls = {"prompt": timing.prompt_pass(target.model, target.params, length), "product": product}
             with console.status("Measuring a prompt"):
-                spent = turns({name: clocked(call) for name, call in calls.items()}, config.repeats)
-            seconds = {name: summary(times) for name, times in spent.items()}
+                spent = timing.turns({name: timing.clocked(call) for name, call in calls.items()}, config.repeats)
+            seconds = {name: timing.summary(times) for name, times in spent.items()}
             layers = {name: value for name, value in target.params.items() if name.startswith("layer_")}
             matrices, c = sum(leaf.size for leaf in jax.tree.leaves(layers) if leaf.ndim == 2), target.config
             attention = 2 * c.num_hidden_layers * c.num_attention_heads * c.head_dim * length**2
@@ -129,34 +118,22 @@ def measure(config: StepCost, console: Console) -> None:
             prompt = {"seconds": seconds, "operations": operations}
         folder.write_json(COSTS, {"device": machine, "passes": passes, "rules": rules, "prompt": prompt})
     measured = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
-    model = cost_model_in(config, measured)
+    times = {name: timing.Cost(*entry) for name, entry in measured["passes"][config.dtypes[0]].items()}
+    rule_costs = [entry["cost"] for entry in measured["rules"].values()]
+    model = timing.costs_of(times, device=measured["device"], batch=config.batch, rules=rule_costs)
     save_cost_model(folder.path / COST_MODEL, model)
     publish(folder, report(config, model, measured), console)
-    console.print(f"c = {model.ratio:.3f}, sampled {model.at(temperature=SAMPLED).ratio:.3f}")
-
-
-def rounds_options(config: StepCost) -> dict[str, int]:
-    """Options of `timed_rounds`."""
-    return {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS}
-
-
-def cost_model_in(config: StepCost, measured: Mapping[str, Any]) -> CostModel:
-    """The cost model of the first dtype in the figures of costs.json."""
-    times = {name: Cost(*entry) for name, entry in measured["passes"][config.dtypes[0]].items()}
-    rules = [entry["cost"] for entry in measured["rules"].values()]
-    return costs_of(times, device=measured["device"], batch=config.batch, rules=rules)
+    console.print(f"c = {model.ratio:.3f}, sampled {model.at(temperature=timing.SAMPLED).ratio:.3f}")
 
 
 def measure_passes(
     config: StepCost, targets: Mapping[str, LoadedModel], drafter: LoadedModel
-) -> dict[str, dict[str, Cost]]:
+) -> dict[str, dict[str, timing.Cost]]:
     """By dtype the seconds of `pass_programs`; the programs of all dtypes run in turn."""
-    each = {
-        dtype: pass_programs(target, drafter, config.widths, drafter_of=drafter_of, **rounds_options(config))
-        for dtype, target in targets.items()
-    }
+    options = {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS, "drafter_of": drafter_of}
+    each = {dtype: timing.pass_programs(target, drafter, config.widths, **options) for dtype, target in targets.items()}
     programs = {(dtype, name): call for dtype, (calls, _) in each.items() for name, call in calls.items()}
-    spent = turns(programs, config.repeats)
+    spent = timing.turns(programs, config.repeats)
     return {
         dtype: seconds_of({name: spent[dtype, name] for name in calls}) for dtype, (calls, seconds_of) in each.items()
     }
@@ -171,13 +148,13 @@ def report(config: StepCost, model: CostModel, measured: Mapping[str, Any]) -> s
     )
     rows, names = [], ["plain pass", "drafter step", *(f"pass of {width} tokens" for width in model.widths)]
     for dtype, times in measured["passes"].items():
-        for at in ("0", f"{SAMPLED:g}"):
-            costs = [Cost(*times[f"{at} {name}"]) for name in names]
+        for at in ("0", f"{timing.SAMPLED:g}"):
+            costs = [timing.Cost(*times[f"{at} {name}"]) for name in names]
             cells = [interval([1e3 * seconds for seconds in cost], bounds=PARENTHESES) for cost in costs]
             rows.append([f"{dtype}, {at}, ms", *cells])
             rows.append(["over a plain pass", *(f"{cost.median / costs[0].median:.3f}" for cost in costs)])
     tables = [about, markdown(["dtype, temperature", *names], rows)]
-    heads = ["rule", *(f"{head}, {at:g}" for at in (0.0, SAMPLED) for head in ("µs a pass", "a round", "share"))]
+    heads = ["rule", *(f"{head}, {at:g}" for at in (0.0, timing.SAMPLED) for head in ("µs a pass", "a round", "share"))]
     lines = []
     for name, entry in measured["rules"].items():
         rule = RuleCost(*entry["cost"])
@@ -186,16 +163,15 @@ def report(config: StepCost, model: CostModel, measured: Mapping[str, Any]) -> s
         lines.append([name, *times[:2], shares[0], *times[2:], shares[1]])
     if lines:
         tables += [markdown(heads, lines), "Share: of a round of seven drafts."]
-    if not prompt:
-        return "\n\n".join(tables) + "\n"
-    seconds = {name: Cost(*entry) for name, entry in prompt["seconds"].items()}
-    rates = {name: prompt["operations"][name] / cost.median / 1e9 for name, cost in seconds.items()}
-    sentence = (
-        f"A prompt of {config.prompt:,} tokens takes {interval(seconds['prompt'], '.2f', PARENTHESES)} s: "
-        f"{config.prompt / seconds['prompt'].median:.0f} tokens/s, {rates['prompt']:.0f} GFLOP/s, "
-        f"{rates['prompt'] / rates['product']:.0%} of the {rates['product']:.0f} that a large product reaches."
-    )
-    return "\n\n".join([*tables, sentence]) + "\n"
+    if prompt:
+        seconds = {name: timing.Cost(*entry) for name, entry in prompt["seconds"].items()}
+        rates = {name: prompt["operations"][name] / cost.median / 1e9 for name, cost in seconds.items()}
+        tables.append(
+            f"A prompt of {config.prompt:,} tokens takes {interval(seconds['prompt'], '.2f', PARENTHESES)} s: "
+            f"{config.prompt / seconds['prompt'].median:.0f} tokens/s, {rates['prompt']:.0f} GFLOP/s, "
+            f"{rates['prompt'] / rates['product']:.0%} of the {rates['product']:.0f} that a large product reaches."
+        )
+    return "\n\n".join(tables) + "\n"
 
 
 PRECISION = """What do a model's weights in fewer bits change, and how much memory do they save?

@@ -75,9 +75,8 @@ def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
             facts["seconds"] = round(steps * paces[name], 1)
             figures = by_task(judge(target, drafter, texts), tasks)
             facts["agreement"] = list(figures[MACRO].agreement)
-            facts |= {
-                f"acceptance_{temperature:g}": list(share) for temperature, share in figures[MACRO].acceptance.items()
-            }
+            for temperature, share in figures[MACRO].acceptance.items():
+                facts[f"acceptance_{temperature:g}"] = list(share)
             facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
             if variant.shape.reads:
                 unroll = Unroll(min(drafts, getattr(drafter.config, "block_size", drafts)))

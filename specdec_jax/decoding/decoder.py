@@ -39,13 +39,10 @@ _warned: set[str] = set()  # names of verifiers that were warned about
 class Decoder(NamedTuple):
     """The result of build_decoder. `jitted` has the jitted functions, for lowering, exporting and cost analysis."""
 
-    prefill: Callable[
-        ..., DecodeState
-    ]  # (params, prompts, n=1, **options of `fresh_state`): n rows a prompt, filled once
-    compile: Callable[
-        ..., Callable[[], DecodeState]
-    ]  # arguments of prefill but n; compiles it and, without a mesh, `run`,
-    # and returns the function that prefills this request, to be called once
+    # (params, prompts, n=1, **options of `fresh_state`): n rows a prompt, filled once
+    prefill: Callable[..., DecodeState]
+    # arguments of prefill but n: compiles it and, without a mesh, `run`; returns what prefills this request, once
+    compile: Callable[..., Callable[[], DecodeState]]
     extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
     idle: Callable[..., DecodeState]  # (params, rows, slots, **options of one row): a state of finished rows
     refill: Callable[..., DecodeState]  # (params, state, row, prompt, **options): replaces the row by a new request
