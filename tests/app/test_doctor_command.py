@@ -39,17 +39,14 @@ def place(tmp_path_factory):
     return folder
 
 
-def words(place, *more):
-    models = ["--target", str(place / "target"), "--drafter", str(place / "drafter")]
-    return ["doctor", *models, *SHORT, "--prompts", str(place / "prompts.jsonl"), *more]
-
-
 def examined(place, *more):
     """(exit code, page, what is on standard error, report)."""
     report, out, err = place / "report.json", io.StringIO(), io.StringIO()
     report.unlink(missing_ok=True)
+    models = ["--target", str(place / "target"), "--drafter", str(place / "drafter")]
+    words = ["doctor", *models, *SHORT, "--prompts", str(place / "prompts.jsonl"), "--json", str(report), *more]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main([*words(place), "--json", str(report), *more])
+        code = cli.main(words)
     return code, out.getvalue(), err.getvalue(), json.loads(report.read_text())
 
 

@@ -91,9 +91,10 @@ def test_the_output_does_not_depend_on_the_batch_nor_on_citing(models, source, w
 
 
 def test_a_run_that_was_killed_goes_on_wherever_it_was(models, source, whole, tmp_path):
-    """The same bytes, also after a line that was half-written and with another batch."""
-    output = tmp_path / "cut.jsonl"
-    run(models, source, output, "--batch", "2")
+    """The same bytes, also after a line that was half-written, with another batch and under another name."""
+    output, begun = tmp_path / "cut.jsonl", tmp_path / "begun.jsonl"
+    run(models, source, begun, "--batch", "2")
+    begun.with_name("begun.jsonl.settings.json").rename(tmp_path / "cut.jsonl.settings.json")
     for cut in (0, len(whole) // 3, whole.index(b"\n") + 1, len(whole) - 1):
         output.write_bytes(whole[:cut])
         run(models, source, output, "--batch", "3")

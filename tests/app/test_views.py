@@ -196,17 +196,17 @@ def described(tokens):
     return "".join(f"{' '.join(line)} {drafts}\n" for line, drafts in zip(lines, rejected, strict=True))
 
 
-def test_every_token_what_was_rejected_before_it_and_texts_that_end_early(stored):
-    tokens = tokens_shown(example(), tokenizer())
-    stored("tokens.txt", described(tokens))
-    assert phases_of(tokens) == [(3, 4)]
-    a, b = tokens_of("ab")
+def test_every_token_what_was_rejected_before_it_texts_that_end_early_and_branches(stored):
+    assert phases_of(tokens_shown(example(), tokenizer())) == [(3, 4)]
+    a, b, c, d, x, y = tokens_of("abcdxy")
     ended = generation_of([a, 2], [round_([a, 2, b], 2, 2, [0.1] * 3)], reason="stop")
-    tokens = tokens_shown(ended, tokenizer())
-    assert [token.kind for token in tokens] == ["accepted"] * 2 and not any(token.rejected for token in tokens)
-    tokens = tokens_of("abcd")
-    stopped = generation_of(tokens, [round_([], 0, 1, [0.5]) for _ in tokens], text="ab", reason="stop_string")
-    assert [token.text for token in tokens_shown(stopped, tokenizer())] == ["a", "b", "", ""]
+    rounds = [round_([], 0, 1, [0.5]) for _ in range(4)]
+    stopped = generation_of([a, b, c, d], rounds, text="ab", reason="stop_string")
+    branch = generation_of([a, b, c], [round_([a, x, y], 1, 3, [0.1, 1.5, 0.7])])
+    texts = [described(tokens_shown(each, tokenizer())) for each in (example(), ended, stopped, branch)]
+    stored("tokens.txt", "\n".join(texts))
+    assert '<span class="token branch"' in page(branch, tokenizer())
+    assert '<span class="token branch"' not in page(example(), tokenizer())
 
 
 def test_a_record_read_back_from_json_gives_the_same_tokens_and_none_is_refused():
@@ -368,20 +368,13 @@ def test_in_a_browser_arrow_keys_walk_and_enter_chooses(browser, file):
     assert browser.value(TIP) == "" and browser.errors == []
 
 
-def test_a_branch_stands_for_a_rejected_draft_and_is_shown():
+def test_a_branch_stands_for_a_rejected_draft():
     rejected = {"accepted": 1, "drafted": 3}
     assert kinds_of(rejected | {"emitted": 3}) == ["accepted", "branch", "bonus"]
     assert kinds_of(rejected | {"emitted": 2}) == ["accepted", "recovered"]
     assert kinds_of(rejected | {"emitted": 4}) == ["accepted", "branch", "branch", "bonus"]
     assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
     assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]
-    a, b, c, x, y = tokens_of("abcxy")
-    shown = generation_of([a, b, c], [round_([a, x, y], 1, 3, [0.1, 1.5, 0.7])])
-    tokens = tokens_shown(shown, tokenizer())
-    assert [token.kind for token in tokens] == ["accepted", "branch", "bonus"]
-    assert [draft.text for draft in tokens[1].rejected] == ["x", "y"]
-    assert '<span class="token branch"' in page(shown, tokenizer())
-    assert '<span class="token branch"' not in page(example(), tokenizer())
 
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]

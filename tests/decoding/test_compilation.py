@@ -197,9 +197,3 @@ def test_lowers_for_every_platform_without_callbacks_and_float64(exported, name)
     assert not [call for call in calls if "callback" in call or "python" in call.lower()], calls
     assert "outfeed" not in text and "infeed" not in text
     assert not re.search(r"\bf64\b|xf64", text)
-
-
-def test_run_is_a_loop_of_rounds_around_a_loop_of_passes(exported):
-    _, run = exported["run"]
-    _, step = exported["step"]
-    assert run.count("stablehlo.while") > step.count("stablehlo.while") >= 1

@@ -78,18 +78,13 @@ def decoder_alone():
     return llama.language_model(config, jnp.float32), llama.init_params(config, jax.random.key(0), jnp.float32)
 
 
-def reduced():
-    target, _, noisy = tiny()
-    return with_reduced_head(target, 16), reduce_params(target, noisy, np.arange(5, 40))
-
-
 def drafters():
     target, _, noisy = tiny()
     own = drafter_of(target, MOST)
     yield "t5", own, noisy, None
     yield "another source", other_source(own), noisy, None
-    few, weights = reduced()
-    yield "draft vocabulary", drafter_of(few, MOST), weights, None
+    weights = reduce_params(target, noisy, np.arange(5, 40))
+    yield "draft vocabulary", drafter_of(with_reduced_head(target, 16), MOST), weights, None
     small, weights = decoder_alone()
     yield "decoder alone", model(small, MOST), weights, None
     yield "ngram", ngram(MOST, slots=64), None, None

@@ -86,12 +86,6 @@ def test_a_distribution_says_what_rules_read(rows, temperatures):
             assert np.exp(distribution.log_prob[row]).tolist() == np.eye(VOCAB)[np.argmax(logits[row])].tolist()
 
 
-def test_entropy_of_a_distribution_with_zeros():
-    with np.errstate(divide="ignore"):
-        log_p = jnp.asarray(np.log([[0.5, 0.5, 0.0]]), jnp.float32)
-    np.testing.assert_allclose(sampling.entropy(log_p), [np.log(2)], rtol=1e-6)
-
-
 @pytest.mark.parametrize("vocab", [3, 128, 129, 1000])
 def test_drawing_inverts_the_cumulative_sum(vocab):
     rng = np.random.default_rng(vocab)
@@ -121,11 +115,6 @@ def test_drawing_gives_no_token_of_weight_zero_where_rounded_sums_disagree():
         assert (weights.reshape(rows, -1)[np.arange(rows), drawn] > 0).all()
 
 
-def one_uniform(seed, emitted, position, role):
-    arguments = (np.array([seed], np.uint32), np.array([emitted], np.int32), np.array([position], np.int32))
-    return float(sampling.uniforms(*map(jnp.asarray, arguments), role)[0])
-
-
 def test_uniforms_differ_by_seed_emitted_position_and_role_and_by_nothing_else():
     grid = [(s, e, p, r) for s in (0, 1, 2**32 - 1) for e in range(4) for p in range(4) for r in range(3)]
     columns = [np.array(column) for column in zip(*grid, strict=True)]
@@ -133,7 +122,8 @@ def test_uniforms_differ_by_seed_emitted_position_and_role_and_by_nothing_else()
     by_role = [np.asarray(sampling.uniforms(*map(jnp.asarray, (seeds, emitted, positions)), r)) for r in range(3)]
     values = [float(by_role[role][i]) for i, (*_, role) in enumerate(grid)]
     assert len(set(values)) == len(grid) and min(values) >= 0 and max(values) < 1
-    assert values[5] == one_uniform(*grid[5]) and values[-1] == one_uniform(*grid[-1])
+    alone = sampling.uniforms(seeds[-1:], emitted[-1:], positions[-1:], 2)
+    assert values[-1] == float(alone[0])
 
 
 TEXTS, SMALL, PROMPT = 1024, 3, [0, 1]

@@ -15,7 +15,6 @@ from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters import model
-from specdec_jax.drafters import model as model_drafter
 from specdec_jax.drafters.draft_models.intersection import ROOM, shared_params, with_shared_tokens
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static
@@ -94,8 +93,8 @@ def decoder_of(policy, verifier, most=3):
     config = variant(vocab_size=V, eos_token_ids=())
     target = llama.language_model(config, jnp.float32)
     target_params = llama.params_from_named(config, random_named(config, 1), jnp.float32)
-    _, _, model, params = drafter_model()
-    decoder = build_decoder(target, model_drafter(model, most), policy, verifier, prefill_chunk=4)
+    _, _, shared, params = drafter_model()
+    decoder = build_decoder(target, model(shared, most), policy, verifier, prefill_chunk=4)
     return decoder, ModelParams(target_params, params)
 
 

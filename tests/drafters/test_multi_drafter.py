@@ -179,12 +179,6 @@ def test_rules_get_the_relative_cost_of_the_drafter_that_drafts():
     assert np.sum((who == 1) & (longest == MOST)) > 2
 
 
-def test_a_lookup_alone_is_free_too():
-    state = decode(prompt_lookup(MOST), None, policy=asking_costs(), policy_hyperparameters={"highest": 0.0})
-    rounds = rounds_of(state, 0)
-    assert np.all(state.record.threshold[0, :rounds] == 0.0) and state.record.drafted[0, :rounds].max() == MOST
-
-
 def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
     """A second drafter without distributions: no round fills a buffer, and the loop carries none."""
     draws = table()
@@ -306,16 +300,9 @@ def test_a_cache_is_one_pass_over_the_text(played, index):
             fed = (state.record.drafted[rows, last] > 0) & (state.record.drafter_id[rows, last] == index)
             assert (drafter.valid[fed] >= state.length[fed] - 2).all() and (drafter.valid <= state.length - 1).all()
             tiny_llama.assert_filled(llama, params[index], drafter, (later or [first])[-1].tokens)
-
-
-def test_the_target_as_a_drafter_is_accepted_whole_whenever_it_comes_back(played):
-    for *_, last in played[2]:
-        for row in range(3):
-            rounds = int(last.statistics.num_rounds[row])
-            who = last.record.drafter_id[row, :rounds]
-            drafted, accepted = last.record.drafted[row, :rounds], last.record.accepted[row, :rounds]
-            np.testing.assert_array_equal(accepted[who == TARGET], drafted[who == TARGET])
-            assert row == 2 or np.sum((who[1:] == TARGET) & (who[:-1] != TARGET)) >= 2, "it must have sat out"
+        who = later[-1].record.drafter_id[:2]
+        back = np.sum((who[:, 1:] == TARGET) & (who[:, :-1] != TARGET), axis=1)
+        assert (back >= 2).all(), "the target must have sat out"
 
 
 def test_a_rule_that_drafts_nothing_feeds_nobody(played):

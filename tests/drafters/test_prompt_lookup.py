@@ -37,14 +37,19 @@ def context_of(lengths, budgets):
     return context(len(lengths), budget=jnp.array(budgets, jnp.int32))._replace(length=jnp.array(lengths, jnp.int32))
 
 
-def proposed(drafter, texts, budgets, slots=40, policy=None, **hyperparameters):
-    """(Draft, Drafted) of one round on those texts."""
-    rng, policy = np.random.default_rng(0), policy or static()
-    tokens = rng.integers(0, 4, (len(texts), slots)).astype(np.int32)  # what lies beyond a text must not matter
+def rows_of(texts, slots):
+    """(tokens [B, slots], lengths [B]); what lies beyond a text must not matter."""
+    tokens = np.random.default_rng(1).integers(0, 4, (len(texts), slots)).astype(np.int32)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = text
-    now, state = context_of([len(text) for text in texts], budgets), policy.init(len(texts), **hyperparameters)
-    return draft_once(drafter, None, (), jnp.array(tokens), now, policy, state)[:2]
+    return jnp.array(tokens), jnp.array([len(text) for text in texts], jnp.int32)
+
+
+def drafts_of(drafter, texts, state=(), slots=96, policy=None, **hyperparameters):
+    """(Draft, Drafted) of one round on those texts."""
+    policy, (tokens, lengths) = policy or static(), rows_of(texts, slots)
+    now = context_of(lengths, [drafter.max_draft_length] * len(texts))
+    return draft_once(drafter, None, state, tokens, now, policy, policy.init(len(texts), **hyperparameters))[:2]
 
 
 @pytest.mark.parametrize(("longest", "shortest", "vocab"), [(3, 1, 4), (5, 2, 3), (2, 2, 6), (1, 1, 12)])
@@ -53,11 +58,9 @@ def test_drafts_are_what_a_loop_finds(longest, shortest, vocab):
     rng, slots = np.random.default_rng(vocab), 24
     texts = [rng.integers(0, vocab, n).tolist() for n in [*range(1, slots + 1), *range(1, slots + 1)]]
     drafter = prompt_lookup(5, longest, shortest)
-    draft, info = proposed(drafter, texts, [5] * len(texts), slots, draft_length=5)
-    tokens = np.zeros((len(texts), slots), np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    _, matched = find(jnp.array(tokens), jnp.array([len(t) for t in texts], jnp.int32), longest, shortest)
+    draft, _ = drafts_of(drafter, texts, slots=slots, draft_length=5)
+    tokens, lengths = rows_of(texts, slots)
+    _, matched = find(tokens, lengths, longest, shortest)
     sizes = set()
     for row, text in enumerate(texts):
         expected, size = looked_up(text, longest, shortest, 5)
@@ -66,19 +69,19 @@ def test_drafts_are_what_a_loop_finds(longest, shortest, vocab):
         sizes.add(size)
     assert sizes == {0, *range(shortest, longest + 1)}
     assert draft.log_q is None and bool(np.all(draft.one_hot))
-    assert drafter.source(None, (), jnp.array(tokens), context_of([1] * len(texts), [5] * len(texts))).cost == 0
+    assert drafter.source(None, (), tokens, context_of([1] * len(texts), [5] * len(texts))).cost == 0
 
 
 def test_policies_see_a_longer_match_as_less_uncertain():
     """Matches of 1, 2 and 3 tokens; three tokens into a copy it is three tokens longer."""
     texts = [[5, 1, 6, 1], [5, 1, 2, 6, 1, 2], [5, 1, 2, 3, 6, 1, 2, 3]]
-    _, info = proposed(prompt_lookup(3), texts, [3] * 3, draft_length=3)
+    _, info = drafts_of(prompt_lookup(3), texts, draft_length=3)
     long = np.arange(3)[:, None] + 1 + np.arange(3)[None, :]
     chance = (long + 0.5) / (long + 1)
     np.testing.assert_allclose(info.max_prob, chance, rtol=1e-6)
     entropy = -(chance * np.log(chance) + (1 - chance) * np.log(1 - chance))
     np.testing.assert_allclose(info.entropy, entropy, rtol=1e-5)
-    drafts, _ = proposed(prompt_lookup(3), texts, [3] * 3, policy=adaedl())
+    drafts, _ = drafts_of(prompt_lookup(3), texts, policy=adaedl())
     assert drafts.length.tolist() == [0, 0, 3]  # AdaEDL at its defaults trusts three tokens
 
 
@@ -193,23 +196,9 @@ class Counts:
         return made, chances
 
 
-def rows_of(texts, slots):
-    rng = np.random.default_rng(1)
-    tokens = rng.integers(0, 4, (len(texts), slots)).astype(np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    return jnp.array(tokens), jnp.array([len(text) for text in texts], jnp.int32)
-
-
-def drafts_of(drafter, state, texts, slots=96, **hyperparameters):
-    policy, (tokens, lengths) = static(), rows_of(texts, slots)
-    now = context_of(lengths, [drafter.max_draft_length] * len(texts))
-    return draft_once(drafter, None, state, tokens, now, policy, policy.init(len(texts), **hyperparameters))[:2]
-
-
 def same_drafts(drafter, state, texts, oracles):
     most = drafter.max_draft_length
-    draft, info = drafts_of(drafter, state, texts, draft_length=most)
+    draft, info = drafts_of(drafter, texts, state, draft_length=most)
     for row, (text, oracle) in enumerate(zip(texts, oracles, strict=True)):
         made, chances = oracle.draft(text, most)
         length = int(draft.length[row])
@@ -255,7 +244,7 @@ def test_a_text_that_is_cut_back_keeps_its_counts():
     oracles[1].count_text(after[1])
     same_drafts(drafter, state, after, oracles)
     other = [[7, 2, 3], [4]]  # "2 3" was seen in the old text alone
-    assert int(drafts_of(drafter, state, other, draft_length=1)[0].length[0]) == 1
+    assert int(drafts_of(drafter, other, state, draft_length=1)[0].length[0]) == 1
 
 
 def test_a_table_serves_another_prompt():
@@ -264,7 +253,7 @@ def test_a_table_serves_another_prompt():
     empty = drafter.init(None, 2, 16)
     assert len({leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(empty)}) == 4  # it can be donated
     fresh = drafter.init(learnt := table_of(drafter.commit(None, empty, tokens, lengths), 1), 2, 16)
-    draft, _ = drafts_of(drafter, fresh, [[1], [5, 2]], draft_length=3)
+    draft, _ = drafts_of(drafter, [[1], [5, 2]], fresh, draft_length=3)
     assert draft.tokens.tolist()[0] == [2, 3, 4] and draft.tokens[1, :2].tolist() == [3, 4]
     assert draft.length.tolist() == [3, 2]
     with pytest.raises(ValueError, match="must be those it was learnt with"):

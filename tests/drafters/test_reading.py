@@ -149,12 +149,9 @@ def test_what_cannot_read_or_be_read_is_refused():
 def test_nothing_is_recorded_unless_asked_for():
     """A target whose drafter reads nothing runs the program it ran before."""
     target, params, _, _ = reading_pair()
-    decoder = build_decoder(target, model(target, MOST), static(draft_length=MOST), verification.rejection())
-    bare = build_decoder(
-        target.replace(hidden=Hidden()), model(target, MOST), static(draft_length=MOST), verification.rejection()
-    )
-    texts = []
-    for one in (decoder, bare):
-        state = one.prefill(ModelParams(params, params), [[1, 2, 3]], max_new_tokens=4)
-        texts.append(one.jitted["run"].lower(ModelParams(params, params), state, np.int32(9), np.int32(1)).as_text())
+    texts, weights = [], ModelParams(params, params)
+    for one in (target, target.replace(hidden=Hidden())):
+        decoder = build_decoder(one, model(target, MOST), static(draft_length=MOST), verification.rejection())
+        state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=4)
+        texts.append(decoder.jitted["run"].lower(weights, state, np.int32(9), np.int32(1)).as_text())
     assert texts[0] == texts[1]

@@ -15,7 +15,7 @@ from specdec_jax.decoding import build_decoder, sampling
 from specdec_jax.decoding.rounds import ModelParams, round_context
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.lossless import enumeration, nodes, toys
+from specdec_jax.lossless import nodes, toys
 from specdec_jax.lossless.enumeration import setting_of
 from specdec_jax.lossless.nodes import CHOSEN, DRAWN, Requests
 from specdec_jax.lossless.toys import FADES, toy_pair, with_reading
@@ -97,26 +97,6 @@ def test_the_distribution_of_a_draw_is_that_of_the_real_draw(weights):
 # What must fail the proof
 
 
-def dropping(draft_tree):
-    """Drafts whose last token had a probability under a third are cut by it, after it was drawn."""
-
-    def wrong(setting, nodes):
-        branches = draft_tree(setting, nodes)
-        rows = np.flatnonzero(branches.drafted > 0)
-        last = branches.drafted[rows] - 1
-        prob = np.exp(branches.log_q[rows, last, branches.text[rows, 2 + last]])
-        branches.drafted[rows[prob < 1 / 3]] -= 1
-        return branches
-
-    return wrong
-
-
-@pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_dropping_a_drawn_token_fails(monkeypatch, verifier):
-    monkeypatch.setattr(enumeration, "draft_tree", dropping(enumeration.draft_tree))
-    assert distance(static(), VERIFIERS[verifier], kinds=(DRAWN,), batch=1) > 0.01
-
-
 def test_a_residual_without_the_clamp_fails(monkeypatch):
     module = importlib.import_module("specdec_jax.verification.rejection")
     monkeypatch.setattr(module, "residual", lambda log_p, log_q: jnp.exp(log_p) - jnp.exp(log_q))
@@ -124,17 +104,15 @@ def test_a_residual_without_the_clamp_fails(monkeypatch):
     assert distance(static(), patched, toys=[toys.toy_pair(3, n) for n in range(4)], kinds=(DRAWN,), batch=1) > 0.01
 
 
-def at_another_temperature(verifier, temperature=1.25):
-    def verify(state, draft, distributions, context):
-        other = draft._replace(log_q=jax.nn.log_softmax(draft.log_q / temperature))
-        return verifier.verify(state, other, distributions, context)
-
-    return verifier.replace(verify=verify)
-
-
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_q_of_another_temperature_fails(verifier):
-    wrong = at_another_temperature(VERIFIERS[verifier])
+    honest = VERIFIERS[verifier]
+
+    def verify(state, draft, distributions, context):
+        other = draft._replace(log_q=jax.nn.log_softmax(draft.log_q / 1.25))
+        return honest.verify(state, other, distributions, context)
+
+    wrong = honest.replace(verify=verify)
     assert distance(static(), wrong, warps=WARPS[:1], kinds=(DRAWN,), batch=1) > 0.001
 
 
@@ -222,21 +200,17 @@ def test_the_whole_decoder_draws_from_the_target(rule, verifier, temperature):
     assert report.lossless and report.drafted[1] > 500  # of which a second one has read the drafter's own state
 
 
-def leaking(decoder, params):
-    """The decoder's drafter, but with distributions as if each draft had read the draft's own position."""
-    read = params.drafter.read
+def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():
+    """The control's distributions are as if each draft had read the draft's own position."""
+    decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
+    parts, read = decoder.parts, jnp.asarray(params.drafter.read)
 
     def leaked(drafted):
-        seen = jax.nn.one_hot(drafted.tokens, read.shape[0]) @ jnp.asarray(read)
+        seen = jax.nn.one_hot(drafted.tokens, read.shape[0]) @ read
         return drafted._replace(log_q=jax.nn.log_softmax(drafted.log_q + seen))
 
-    return with_drafted(decoder.parts.drafter, leaked)
-
-
-def test_hidden_states_of_a_position_that_is_not_verified_are_rejected():
-    decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
-    parts = decoder.parts
-    cheat = build_decoder(parts.target, leaking(decoder, params), parts.policy, parts.verifier, prefill_chunk=4)
+    leaking = with_drafted(parts.drafter, leaked)
+    cheat = build_decoder(parts.target, leaking, parts.policy, parts.verifier, prefill_chunk=4)
     assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
     assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
 

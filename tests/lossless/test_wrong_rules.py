@@ -25,11 +25,7 @@ def enumerated(policy, verifier, **options):
 # What a cheat may depend on: (context, index of the draft [B], its token [B] or None, rounds played [B]) -> [B] bool
 
 
-def at_draft(k):
-    return lambda context, index, token, rounds: index == k - 1
-
-
-PLACES = {f"draft {k}": at_draft(k) for k in (1, 3, MOST)}
+PLACES = {f"draft {k}": lambda context, index, token, rounds, k=k: index == k - 1 for k in (1, 3, MOST)}
 PLACES |= {
     "token 2": lambda context, index, token, rounds: token == 2,
     "row 1": lambda context, index, token, rounds: jnp.arange(index.shape[0], dtype=jnp.int32) == 1,

@@ -9,15 +9,7 @@ from rich.console import Console
 
 from experiments.compare import picture
 from experiments.lib.smoke import made_up_trace
-from experiments.lib.tables import (
-    Whole,
-    doubts_of_rows,
-    methods_tables,
-    predictions_table,
-    speedup,
-    speedups,
-    summarise,
-)
+from experiments.lib.tables import Whole, doubts_of_rows, methods_tables, predictions_table, speedups, summarise
 from specdec_jax.metrics import acceptance as figures_of
 from specdec_jax.metrics.acceptance import best_draft_length, by_draft, by_task, expected_speedup, expected_tokens
 from specdec_jax.metrics.intervals import RESAMPLES, mean_interval, ratio_of_totals, total_speedup
@@ -125,14 +117,11 @@ ROWS = [
 
 
 def test_every_figure(stored):
-    plain, fast = summarise(ROWS)
-    assert (plain["what"], fast["what"], len(fast["emitted"])) == ("plain", "fast", 2)
-    assert speedups(fast) == pytest.approx([2.0, 4.0]) and speedups(fast, clean=True) == pytest.approx([2.0])
-    assert speedup(fast).estimate == pytest.approx(8 / 2.5)
-    stored("methods.md", methods_tables([plain, fast])[1])
+    tables = methods_tables(summarise(ROWS))
+    stored("methods.md", tables[1])
     for width in (60, 80, 81, 200):  # words are never cut
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(Whole(methods_tables([plain, fast])[1]))
+        console.print(Whole(tables[1]))
         assert {"acceptance", "prompts", "discarded", "repeats"} <= set(console.export_text().split())
 
 
@@ -258,20 +247,12 @@ def test_all_accepted_or_none_is_an_end_of_the_range(accepted, least, most):
     assert least < found.low <= found.high <= most + 1e-9
 
 
-def test_texts_by_hand():
-    """A loop from its second copy on, a copy that is not adjacent, and seven tokens in common, which are a phrase."""
-    loop, sentence = [90, 91, 92, *[1, 2, 3, 4, 5] * 4], list(range(10))
-    assert repeated_mask(loop).tolist() == [False] * 8 + [True] * 15
-    assert repeated_share(loop) == pytest.approx(15 / 23)
-    assert repeated_mask([*sentence, 50, 51, 52, *sentence, 60]).tolist() == [False] * 13 + [True] * 10 + [False]
-    assert not repeated_mask([*range(7), 50, *range(7), 51]).any()
-    assert repeated_mask([*range(8), 50, *range(8), 51]).sum() == 8
-
-
 def test_equals_the_definition_on_random_texts():
+    """Of any length of a phrase, which is eight tokens unless given."""
     rng = np.random.default_rng(5)
     seen = 0
-    assert repeated_share([]) == 0.0
+    assert repeated_share([]) == 0.0 and not repeated_mask([*range(7), 50, *range(7), 51]).any()
+    assert repeated_share([90, 91, 92, *[1, 2, 3, 4, 5] * 4]) == pytest.approx(15 / 23)  # from its second copy on
     for _ in range(200):
         tokens = rng.integers(0, rng.integers(1, 4), size=rng.integers(0, 50)).tolist()
         n = int(rng.integers(1, 9))

@@ -190,18 +190,6 @@ def decode(policy, monitor=None, **hyperparameters):
     return tables, jax.tree.map(np.asarray, decoder.run(params, state))
 
 
-def expected_phases(table, state, row, hyperparameters):
-    """The phase each round began in, from the emitted tokens and the target's table."""
-    start, end = int(state.prompt_length[row]), int(state.length[row])
-    text = state.tokens[row, :end]
-    entropies = []
-    for t in range(start, end):
-        entropies.append(oracles.entropy(oracles.softmax(table[text[t - 2], text[t - 1]].astype(np.float64))))
-    after = [0, *phases_by_hand(entropies, **hyperparameters)]
-    emitted = state.record.emitted[row]
-    return [after[int(emitted[:i].sum())] for i in range(int(state.statistics.num_rounds[row]))]
-
-
 WATCH = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
 
 
@@ -209,10 +197,13 @@ def test_the_record_says_which_phase_a_round_began_in():
     tables, state = decode(static(), phases(), monitor_hyperparameters=WATCH)
     seen = set()
     for row in range(2):
-        wanted = expected_phases(np.asarray(tables.target), state, row, WATCH)
+        start, text = int(state.prompt_length[row]), state.tokens[row, : int(state.length[row])]
+        logits = np.asarray(tables.target, np.float64)[text[start - 2 : -2], text[start - 1 : -1]]
+        after = [0, *phases_by_hand([oracles.entropy(oracles.softmax(each)) for each in logits], **WATCH)]
+        emitted = state.record.emitted[row, : int(state.statistics.num_rounds[row])]
+        wanted = [after[int(emitted[:i].sum())] for i in range(len(emitted))]
         assert state.record.phase[row, : len(wanted)].tolist() == wanted
         seen |= set(wanted)
-        emitted = state.record.emitted[row, : len(wanted)]
         assert state.statistics.num_reasoning_tokens[row] == emitted[np.array(wanted) == 1].sum() > 0
     assert seen == {0, 1}
 

@@ -48,7 +48,11 @@ WATCH = {"enter": 0.8, "leave": 0.75, "minimum_length": 2, "decay": 0.5}  # of t
 
 @pytest.fixture(scope="module")
 def greedy_trace():
-    return trace_of(PROMPTS, stop_ids=STOPS, **TRUNCATED)
+    """Texts that end in both ways and whose tokens are rejected now and then."""
+    trace = trace_of(PROMPTS, stop_ids=STOPS, **TRUNCATED)
+    assert 3 <= (trace.length < trace.limit).sum() <= len(PROMPTS) - 3
+    assert 0.3 < trace.accepted.sum() / trace.num_positions < 0.95
+    return trace
 
 
 @pytest.mark.often(6)
@@ -105,13 +109,6 @@ def test_a_rule_that_joins_rows_is_not_replayed(greedy_trace):
     for policy in (survival(together=True), update_every(policy=survival(together=True))):
         with pytest.raises(ValueError, match="decides for the rows of a batch together"):
             replay(greedy_trace, policy)
-
-
-def test_the_greedy_texts_end_in_both_ways_and_are_rejected_now_and_then(greedy_trace):
-    ended = greedy_trace.length < greedy_trace.limit
-    assert 3 <= ended.sum() <= len(PROMPTS) - 3
-    share = greedy_trace.accepted.sum() / greedy_trace.num_positions
-    assert 0.3 < share < 0.95
 
 
 SAMPLED = {

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from specdec_jax.costs.cost_model import between, cost_model, load_cost_model, save_cost_model
-from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 
@@ -73,13 +72,6 @@ def test_joining_what_was_selected_gives_the_whole():
         select(trace, [])
     with pytest.raises(ValueError, match="one tail length"):
         join([trace, trace._replace(tails=trace.tails[:, :2])])
-
-
-def test_phases_are_of_the_raw_entropies_unless_told_otherwise():
-    trace = some_trace()
-    warm = trace._replace(target_entropy=trace.target_entropy + 5)
-    np.testing.assert_array_equal(running_entropy(warm), running_entropy(trace))
-    assert np.nanmin(running_entropy(warm, raw_entropy=False)) > 5 > np.nanmax(running_entropy(warm))
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from stopping_cases import K, context, distribution_of_entropies, outcome
+from stopping_cases import K, context, outcome
 
-from specdec_jax.stopping import adaedl, adaptive_gamma, at_least, goodput, hf_heuristic, static, update_every
-from specdec_jax.stopping.adaptive_gamma import fitted_factor
-
-
-@pytest.mark.parametrize("minimum", [0, 1, 3])
-def test_at_least_overrules_until_its_minimum_only(minimum):
-    rows, inner, policy = 300, adaedl(), at_least(minimum, adaedl())
-    seen, _ = distribution_of_entropies(rows)
-    for drafted in range(5):
-        count = jnp.full(rows, drafted, jnp.int32)
-        own, _ = inner.check(inner.init(rows), seen, count, context(rows))
-        draw, _ = policy.check(policy.init(rows), seen, count, context(rows))
-        np.testing.assert_array_equal(draw, np.asarray(own) | (drafted < minimum))
-    none = at_least(minimum, static())
-    begins, _ = none.begin(none.init(1, draft_length=0), context(1))
-    assert bool(begins[0]) == (minimum > 0)
-    keep = at_least(minimum, adaedl(keep_checked_token=True))
-    _, state = keep.check(keep.init(rows, threshold=0.99), seen, jnp.zeros(rows, jnp.int32), context(rows))
-    for drafted in range(1, 5):
-        count = jnp.full(rows, drafted, jnp.int32)
-        go_on, _ = keep.proceed(state, seen, seen.top_token, count, context(rows))
-        np.testing.assert_array_equal(go_on, ~np.asarray(state.failed) | (drafted < minimum))
+from specdec_jax.stopping import adaedl, goodput, hf_heuristic, update_every
 
 
 def test_a_threshold_read_from_a_state_is_accepted():
@@ -57,26 +35,6 @@ def test_lambda_after_one_round_by_hand():
     extreme = adaedl().init(2, threshold=[0.95, 0.05], step=1.0, threshold_decay=0.0, acceptance_decay=0.0)
     bounds = adaedl().update(extreme, *outcome([3, 3], [0, 3])).control.threshold
     np.testing.assert_allclose(bounds, [0.99, 0.0], rtol=1e-6)
-
-
-def test_the_fitted_factor_by_hand():
-    """Prior (10 positions at 0.2) and one round: two positions at 4 nats, the second rejected."""
-    policy = adaptive_gamma()
-    state = policy.init(1)._replace(root_entropy=jnp.full((1, 32), 2.0))
-    np.testing.assert_allclose(fitted_factor(state), 0.2, rtol=1e-6)
-    after = policy.update(state, *outcome([3], [1]))
-    np.testing.assert_allclose(fitted_factor(after), ((10 * np.sqrt(0.2) + 1) / (10 + 4)) ** 2, rtol=1e-6)
-    calm = state._replace(prior_weight=jnp.full(1, 1e-6), rejected=jnp.zeros(1))
-    np.testing.assert_allclose(fitted_factor(policy.update(calm, *outcome([3], [3]))), 1e-3, rtol=1e-6)
-
-
-@pytest.mark.parametrize("a, cost, best", [(0.5, 0.05, 3), (0.7, 0.05, 6), (0.9, 0.1, 10), (0.6, 0.2, 2), (1, 0.1, 16)])
-def test_goodput_drafts_the_best_static_length(a, cost, best):
-    """The optima of Leviathan et al.'s formula (arXiv 2211.17192, section 3.3), as tabulated for these values."""
-    policy = goodput()
-    state = policy.init(1, prior_acceptance=a, drafter_cost=cost, verification_cost=0.0)
-    begins, state = policy.begin(state, context(1))
-    assert bool(begins[0]) and int(state.draft_length[0]) == best
 
 
 def test_goodput_pays_for_passes_what_this_rounds_drafter_costs():

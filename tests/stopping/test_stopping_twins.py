@@ -55,6 +55,16 @@ CASES = {
     "adaedl": (stopping.adaedl(), {}, twins.AdaEDL),
     "adaedl_keep": (stopping.adaedl(True, True), LIVELY, lambda: twins.AdaEDL(raw=True, keep=True, **LED)),
     "adaedl_slow": (stopping.adaedl(), LIVELY | {"acceptance_decay": 0.8}, lambda: twins.AdaEDL(beta1=0.8, **LED)),
+    "at_least_keep": (
+        stopping.at_least(3, stopping.adaedl(keep_checked_token=True)),
+        LIVELY,
+        lambda: twins.AtLeast(3, twins.AdaEDL(keep=True, **LED)),
+    ),
+    "at_least_of_none": (
+        stopping.at_least(2, stopping.static()),
+        {"draft_length": 0},
+        lambda: twins.AtLeast(2, twins.Static(0)),
+    ),
     "update_every": (stopping.update_every(), LIVELY, lambda: Slow(twins.AdaEDL(**LED), 4)),
     "update_every_keep": (
         stopping.update_every(stopping.adaedl(keep_checked_token=True)),
@@ -143,7 +153,7 @@ CASES = {
 }
 COLUMNS = ("drafted", "passes", "accepted", "shown")
 STILL = {"max_confidence_raw", "draft_and_verify_fixed", "svip", "svip_sampled", "hf_confidence_fixed"}
-STILL |= {"cumulative_confidence"}
+STILL |= {"cumulative_confidence", "at_least_of_none"}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -44,14 +44,10 @@ def traced(hyperparameters):
     return {name: value for name, value in hyperparameters.items() if name != "top_n"}
 
 
-def as_used(hyperparameters):
-    used = {name: float(np.float32(value)) for name, value in traced(hyperparameters).items()}
-    return used | {"top_n": hyperparameters.get("top_n", 8)}
-
-
 def oracle(verify, toy, warp, hyperparameters, limit=TOKENS + 1, phases=None, tokens=TOKENS):
     target, drafter = tables(toy, warp)
-    used = as_used(hyperparameters)
+    used = {name: float(np.float32(value)) for name, value in traced(hyperparameters).items()}
+    used["top_n"] = hyperparameters.get("top_n", 8)
     if warp["temperature"] == 0:
         used["raw_target"] = tables(toy, {"temperature": 1.0})[0]
     shape = {"drafts": DRAFTS, "tokens": tokens, "limit": limit, "phases": phases}
