@@ -143,7 +143,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
 
 def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
-    options = {"dtype": config.dtype, "costs": config.costs}
+    options: dict[str, Any] = {"dtype": config.dtype, "costs": config.costs}
     plain = measured_pair(config.target, None, **options)
     options |= {"verification_widths": config.verification_widths, "rule_cost": True}
     pairs = {}

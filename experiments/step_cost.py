@@ -96,7 +96,8 @@ def measure(config: StepCost, console: Console) -> None:
             drafter = for_target(targets[config.dtypes[0]], drafter, say)
         with console.status("Measuring passes and steps"):
             passes = measure_passes(config, targets, drafter)
-        rules, options = {}, {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS}
+        rules = {}
+        options: dict[str, Any] = {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS}
         options |= {"drafter_of": drafter_of, "repeats": config.repeats}
         for name, policy in policies.items():
             with console.status(f"Measuring {name}"):
@@ -130,7 +131,7 @@ def measure_passes(
     config: StepCost, targets: Mapping[str, LoadedModel], drafter: LoadedModel
 ) -> dict[str, dict[str, timing.Cost]]:
     """By dtype the seconds of `pass_programs`; the programs of all dtypes run in turn."""
-    options = {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS, "drafter_of": drafter_of}
+    options: dict[str, Any] = {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS, "drafter_of": drafter_of}
     each = {dtype: timing.pass_programs(target, drafter, config.widths, **options) for dtype, target in targets.items()}
     programs = {(dtype, name): call for dtype, (calls, _) in each.items() for name, call in calls.items()}
     spent = timing.turns(programs, config.repeats)
