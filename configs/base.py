@@ -96,6 +96,8 @@ class CompareConfig(Models):
     """Most tokens drafted per round, for methods that set none."""
     verification_widths: tuple[int, ...] | None = None
     """Ascending; none: the steps of the target's measured pass, or powers of two where costs are estimated."""
+    rule_costs: bool = False
+    """Measure what each rule's own computation takes, which predicted times then contain: half a minute each, once."""
     chat: bool = True
     """Put prompts through the chat template."""
     system: str | None = None

@@ -36,5 +36,6 @@ config = CompareConfig(
     temperatures=(0.0, 0.7, 1.0),
     max_new_tokens=80,
     repeats=1,
+    rule_costs=True,
     max_draft_length=15,
 )

@@ -11,7 +11,7 @@ decodes a prompt untimed, when its turn comes first; each result is a line on th
 Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 
 Measured costs (the default, or --costs FILE) predict the seconds of every row; table.md has predicted over measured
-ones by method and temperature. By default what each rule's own computation takes is measured, too, once per machine.
+ones by method and temperature. With --rule-costs what each rule's own computation takes is measured, too, once per machine.
 
 Costs that the machine was too busy to measure are called doubtful, on the screen, in table.md and in the manifest, and
 so are those of several drafters with different passes of the one target. If plain decoding disagrees with costs before
@@ -145,7 +145,7 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     """Both models once, and a decoder for each method. Methods of equal static options share a compiled program."""
     options: dict[str, Any] = {"dtype": config.dtype, "costs": config.costs}
     plain = measured_pair(config.target, None, **options)
-    options |= {"verification_widths": config.verification_widths, "rule_cost": True}
+    options |= {"verification_widths": config.verification_widths, "rule_cost": config.rule_costs}
     pairs = {}
     for method in config.chosen_methods():
         drafter = config.drafter if method.drafter is None else method.drafter
