@@ -54,7 +54,7 @@ wheel: $(VENV)/.interpreter ## dist/*.whl, installed into an empty environment t
 	cd build && empty/bin/specdec-jax generate "Why is the sky blue?" --max-new-tokens 8
 	rm -rf build/empty
 
-bench: $(VENV)/.runtime ## what a target pass, a drafter step and the entropy check cost here
+bench: $(VENV)/.runtime ## what a target pass, a drafter step and the rules cost here
 	$(RUN) -m experiments.step_cost $(ARGS)
 
 accelerators: $(VENV)/.runtime ## what TPU and GPU compilers make of a small decoder, against configs/chips/budgets.json

@@ -150,7 +150,7 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     for method in config.chosen_methods():
         drafter = config.drafter if method.drafter is None else method.drafter
         longest = method.max_draft_length or config.max_draft_length
-        rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest}
+        rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest, "rule_cost": True}
         drafts = method.policy is not None
         pairs[method.name] = measured_pair(plain.target, drafter, **rules, **options) if drafts else plain
     return pairs
@@ -245,7 +245,7 @@ def _report(
     began = list(json.loads(path.read_text(encoding="utf-8")).values()) if path.is_file() else []
     clauses = [costs.get("doubts", ()) for costs in began]  # doubts about the costs of the first and of resumed runs
     clauses += [pair.costs.doubts for pair in pairs.values() if pair.costs is not None]
-    clauses.append([clause for clause in [passes_disagree(map(cost_model_of, began))] if clause])
+    clauses.append([clause for clause in [passes_disagree(("", cost_model_of(each)) for each in began)] if clause])
     doubts = [*dict.fromkeys(clause for each in clauses for clause in each), *tables.doubts_of_rows(rows)]
     folder.update_manifest(doubts=doubts)
     drafting = {row["method"] for row in rows if row["num_draft_tokens"] or not row["drafter_passes"]}

@@ -320,8 +320,8 @@ def by_machine(options: Policies, console: Console) -> None:
         title = tables.at_temperature(source.temperature) + (f", {kind}" if kind else "")
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
     blocks, lines = [runs.about_traces(run)], {}
-    first = [source.costs for source in sources if source.temperature == sources[0].temperature]
-    if options.groups and (doubt := passes_disagree(first)):
+    timed = [((source.trace.about.get("target"), source.temperature), source.costs) for source in sources]
+    if options.groups and (doubt := passes_disagree(timed)):
         blocks.append(f"**Doubtful costs: {doubt}.**")
     for title, mine in sections.items():
         here = [runs.by_name(rows, source) for source in mine]

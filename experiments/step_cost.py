@@ -59,7 +59,7 @@ TINY |= {"prompt": 64, "rules": ("survival",), "repeats": 3}
 
 @dataclass(frozen=True)
 class StepCost(Output, Smoke, Models):
-    """Measure target passes, drafter steps and the entropy check."""
+    """Measure target passes, drafter steps and what rules add."""
 
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
     """The target's, one table each; the drafter is measured in the first."""

@@ -291,7 +291,7 @@ def about(run: Run) -> str:
         name = f"{costs.device or 'flat costs'}, c = {costs.ratio:.3f}"
         name += f", {at_temperature(source.temperature)}" if costs.sampled_plain else ""
         named[name] = max(named.get(name, ""), omitted, key=len)
-    times = [f"{name} ({omitted})" if omitted else name for name, omitted in sorted(named.items())]
+    times = [f"{name} ({omitted})" for name, omitted in sorted(named.items())]
     return f"{about_traces(run)} Replayed; time: {'; '.join(times)}.{live_rounds(run)}"
 
 

@@ -53,8 +53,10 @@ class CostModel(NamedTuple):
     rules: tuple[RuleCost, ...] = ()  # of the policies that were measured
 
     def left_out(self, temperature: float) -> str:
-        """A clause on what predictions at this temperature leave out, since it was not measured; "" if nothing is."""
-        clauses = ["the rules' own computation is not counted"] if not self.rules else []
+        """A clause on what predictions at this temperature leave out, since it was not measured."""
+        measured = ", ".join(rule.policy for rule in self.rules)
+        counted = f"only counted for {measured}" if measured else "not counted"
+        clauses = [f"the rules' own computation is {counted}"]
         if temperature > 0 and not self.sampled_plain:
             clauses.insert(0, "sampled passes are taken to last as long as greedy ones")
         return " and ".join(clauses)
@@ -156,12 +158,15 @@ def agree(first: float, second: float) -> bool:
     return 1 / AGREE <= first / second <= AGREE
 
 
-def passes_disagree(models: Iterable[CostModel]) -> str | None:
-    """A clause if passes of plain decoding that should be of one target were measured at different times."""
-    times = sorted({model.plain_pass for model in models})
-    if len(times) < 2 or times[-1] <= SAME_PASS * times[0]:
-        return None
-    return f"passes of plain decoding of one target took {1e3 * times[0]:.2f} and {1e3 * times[-1]:.2f} ms"
+def passes_disagree(models: Iterable[tuple[Any, CostModel]]) -> str | None:
+    """A clause if passes of plain decoding of one target took different times; `models` are (target, costs)."""
+    times: dict[Any, list[float]] = {}
+    for target, model in models:
+        times.setdefault(target, []).append(model.plain_pass)
+    for each in times.values():
+        if max(each) > SAME_PASS * min(each):
+            return f"passes of plain decoding of one target took {1e3 * min(each):.2f} and {1e3 * max(each):.2f} ms"
+    return None
 
 
 def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:

@@ -162,10 +162,7 @@ def pass_programs(
         and "drafter step", each after its temperature: "0 plain pass", "0.7 plain pass" etc.
     """
     plain = partial(timed_rounds, target, drafter_of(None, 0), None, static(), **options)
-    passes, longest = (
-        0,
-        None,
-    )  # of a round of seven drafts; the drafter that fills the widest pass, unless it is of blocks
+    passes, longest = 0, None  # of a round of seven drafts; the drafter that fills the widest pass (blocks may not)
     if drafter is not None:
         longest = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), max(widths[-1] - 1, 1))
         widths = [min(width, longest.max_draft_length + 1) for width in widths]

@@ -168,9 +168,8 @@ def padded_rows(kind: str, texts: Sequence[Sequence[int]], vocab_size: int, leng
         lengths = in_rows(batch, lengths, "lengths", Between(1, shape[1], whole=True))
     if len(shape) == 2 and (isinstance(texts, Tracer) or isinstance(lengths, Tracer)):
         lengths = host(np.full(batch, shape[1], np.int32)) if lengths is None else lengths
-        return jnp.where(np.arange(shape[1], dtype=np.int32)[None, :] < lengths[:, None], jnp.asarray(texts), 0).astype(
-            jnp.int32
-        ), lengths
+        inside = np.arange(shape[1], dtype=np.int32)[None, :] < lengths[:, None]
+        return jnp.where(inside, jnp.asarray(texts), 0).astype(jnp.int32), lengths
     rows: Any = texts if lengths is None else [row[:end] for row, end in zip(np.asarray(texts), lengths, strict=True)]
     for row, text in enumerate(rows):
         if not np.ndim(text):

@@ -171,6 +171,7 @@ def check_model(
         return model.with_length(cache, jnp.asarray(lengths, jnp.int32))
 
     def check_hidden(hidden: Hidden) -> None:
+        equal(apply(hidden.prepared(params), tokens, fresh)[0], whole, "hidden.prepared changes the result of apply")
         if hidden.last is not None and hidden.kernel is not None:
             states, kernel = jax.jit(hidden.last)(params, tokens, fresh)[0], hidden.kernel(params)
             product = layers.soft_cap(layers.project(states, kernel, hidden.dtype or kernel.dtype), hidden.cap)

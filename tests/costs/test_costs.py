@@ -315,7 +315,8 @@ def test_costs_of_earlier_versions_serve_for_every_temperature_and_say_so(tmp_pa
     sampled = {"sampled_step": 0.2, "sampled_pass": [1.2, 1.1], "sampled_plain": 1.1}
     (tmp_path / "new.json").write_text(json.dumps(old | sampled | {"rules": [["svip", 1.0, 2.0, 3.0, 4.0]]}))
     new = load_cost_model(tmp_path / "new.json")
-    assert new.sampled_pass == (1.2, 1.2) and new.rules[0].sampled_step == 3.0 and not new.left_out(0.7)
+    assert new.sampled_pass == (1.2, 1.2) and new.rules[0].sampled_step == 3.0
+    assert new.left_out(0.7) == "the rules' own computation is only counted for svip"
     assert between(new, (2, 5)).sampled_pass == pytest.approx((1.2, 1.2)) and {new}
     (tmp_path / "new.json").write_text(json.dumps(old | sampled | {"sampled_pass": [1.2]}))
     with pytest.raises(ValueError, match="sampled_pass must have a time for each of 2 widths"):
@@ -323,10 +324,10 @@ def test_costs_of_earlier_versions_serve_for_every_temperature_and_say_so(tmp_pa
 
 
 def test_passes_of_one_target_that_took_other_times_are_doubtful():
-    first = cost_model(0.1, {1: 6.77e-3, 8: 8e-3})
-    other = first._replace(plain_pass=8.40e-3)
-    assert passes_disagree([first, other, first]) == "passes of plain decoding of one target took 6.77 and 8.40 ms"
-    assert passes_disagree([first, first._replace(plain_pass=7.1e-3)]) is passes_disagree([]) is None
+    first, close, other = (cost_model(0.1, {1: milliseconds / 1e3}) for milliseconds in (6.77, 7.1, 8.4))
+    expected = "passes of plain decoding of one target took 6.77 and 8.40 ms"
+    assert passes_disagree([("a", first), ("b", close), ("a", other), ("a", first)]) == expected
+    assert passes_disagree([("a", first), ("a", close), ("b", other)]) is passes_disagree([]) is None
 
 
 def in_made_up_seconds(monkeypatch):

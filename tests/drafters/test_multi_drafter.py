@@ -90,11 +90,8 @@ def test_the_drafter_of_most_expected_tokens_per_time_drafts():
         record = jax.tree.map(lambda leaf, row=row: leaf[row, : rounds_of(state, row)].tolist(), state.record)
         assert set(record.drafter_id) == {0, 1, 2}
         for index, drafter in enumerate(record.drafter_id):
-            shares, costs = learnt[0] / learnt[1], (0.0, 0.1, 0.1)
-            rates = [
-                np.max(np.cumsum(share**drafts) / (1 + cost * drafts))
-                for share, cost in zip(shares, costs, strict=True)
-            ]
+            shares, costs = (learnt[0] / learnt[1])[:, None], np.array([0.0, 0.1, 0.1])[:, None]
+            rates = np.max(np.cumsum(shares**drafts, axis=1) / (1 + costs * drafts), axis=1)
             best_model = 1 + np.argmax(rates[1:])
             assert drafter in (np.argmax(rates), best_model)  # the model, where the lookup finds nothing
             learnt, accepted = prior + 0.8 * (learnt - prior), record.accepted[index]

@@ -130,6 +130,7 @@ test_what_is_wrong_is_named = refusals(
     wrong("NaN", gives=lambda logits, cache: (logits * jnp.nan, cache)),
     wrong("the cache .a dict. must have", with_one_position()),
     wrong("hidden.last", attends().replace(hidden=Hidden(attends().apply, lambda params: jnp.eye(13)[::-1]))),
+    wrong("hidden.prepared changes", attends().replace(hidden=Hidden(prepared=lambda p: jax.tree.map(jnp.sin, p)))),
     wrong(r"hidden.streams must return .*\(3, 8, 2, 8\)", without_states(attends())),
     (
         lambda: check_model(
