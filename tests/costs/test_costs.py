@@ -347,9 +347,8 @@ def in_made_up_seconds(monkeypatch):
 
 def test_differences_that_a_busy_machine_made_negative_are_doubtful_costs():
     seconds = {f"{at} {name}": Cost(*[1.0] * 3) for at in ("0", "0.7") for name in ("plain pass", "pass of 2 tokens")}
-    seconds |= {f"{at} drafter step": Cost(-0.1, -0.2, 0.1) for at in ("0", "0.7")} | {
-        "0 pass of 2 tokens": Cost(-1, 1, 1)
-    }
+    seconds |= {f"{at} drafter step": Cost(-0.1, -0.2, 0.1) for at in ("0", "0.7")}
+    seconds["0 pass of 2 tokens"] = Cost(-1, 1, 1)
     costs = step_cost.costs_of(seconds, doubts=step_cost.spread_doubts(seconds))
     assert costs.drafter_step == costs.sampled_step == costs.target_pass[0] == 0.001 and costs.sampled_pass == (1.0,)
     assert costs.doubts == ("0 drafter step took -200.0 to 100.0 ms (quartiles)",)
@@ -360,15 +359,11 @@ def test_passes_steps_and_a_rules_work_are_told_apart(one_pass, monkeypatch):
     in_made_up_seconds(monkeypatch)
     target, drafter = tiny_pair()
     options = {"batch": 1, "slots": 64, "rounds": 2}
-
-    class OnePass(Drafter):
-        pass
-
-    OnePass.one_pass = one_pass
+    kind = type("Kind", (Drafter,), {"one_pass": one_pass})
 
     def as_one_pass(model, longest):
         usual = drafter_of(model, longest)
-        return OnePass(usual.init, usual.source, usual.commit, min(longest, 7), usual.model)
+        return kind(usual.init, usual.source, usual.commit, min(longest, 7), usual.model)
 
     widths = (1, 2, 8)
     programs, seconds_of = step_cost.pass_programs(target, drafter, (1, 2, 12), drafter_of=as_one_pass, **options)

@@ -282,9 +282,8 @@ def test_other_devices_split_and_sum_to_the_same(monkeypatch):
     logits, warp = jnp.asarray(3 * rng.normal(size=(2, 256)), jnp.float32), make_warp(2, [0.0, 0.7])
 
     def both():
-        return split_rotated(fused, heads, rotation(places, inverse_frequencies(8, 1e4, None))), distribution(
-            logits, warp
-        )
+        rotated = split_rotated(fused, heads, rotation(places, inverse_frequencies(8, 1e4, None)))
+        return rotated, distribution(logits, warp)
 
     here = both()
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *operands, cpu, default: default(*operands))

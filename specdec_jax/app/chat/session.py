@@ -165,9 +165,8 @@ class Session:
                     if result.tokens:
                         self.messages = [*messages, {"role": "assistant", "content": result.text}]
                         sizes = request.options["slots"], chunks.reused, len(ids) - chunks.reused
-                        self.last = Turn(
-                            ids, rendered, result, *sizes, why, self.settings, chunks.pair.target.tokenizer
-                        )
+                        tokenizer = chunks.pair.target.tokenizer
+                        self.last = Turn(ids, rendered, result, *sizes, why, self.settings, tokenizer)
 
     def _models(self) -> tuple[Any, ...]:
         settings = self.settings
