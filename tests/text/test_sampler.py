@@ -37,6 +37,12 @@ def toy_sampler(stop_ids=(), **options):
     return sd.sampler(small, model(small, 3), sampling, policy=static(), **options), tables.target, tables.drafter
 
 
+def overflowing(params, tokens, cache):
+    """The logits of a toy, infinite after token 3."""
+    logits, cache = table_model(V).apply(params, tokens, cache)
+    return jnp.where((tokens == 3)[:, :, None], jnp.inf, logits), cache
+
+
 def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -99,7 +105,8 @@ def test_a_loop_of_other_prompts_and_parameters_compiles_nothing():
 
 
 def test_n_samples_of_a_prompt_have_its_distribution_and_prefill_it_once():
-    """Chi-square of two tokens, of both prompts; a row is that of its prompt and seed alone."""
+    """Chi-square of two tokens, of both prompts, after one of which the drafter's distribution is NaN; a row is that of
+    its prompt and seed alone."""
     count, shapes = 4096, []
     small = table_model(V)
 
@@ -109,8 +116,9 @@ def test_n_samples_of_a_prompt_have_its_distribution_and_prefill_it_once():
 
     watched, tables = small.replace(apply=counted), toy_pair(V)
     sampling = sd.SamplingParams(max_new_tokens=2, temperature=1.0, stop_ids=())
-    sample = sd.sampler(watched, model(small, 3), sampling, n=count, policy=static())
-    prompts = [[0, 1], [2, 3, 4]]
+    drafter = model(small.replace(apply=overflowing), 3)
+    sample = sd.sampler(watched, drafter, sampling, n=count, policy=static())
+    prompts = [[0, 1], [2, 4, 3]]
     samples = sample(tables.target, tables.drafter, prompts, 5)
     assert {rows for rows, width in shapes if width > 4} == {2} and {rows for rows, width in shapes} == {2, 2 * count}
     p = np.asarray(jax.nn.softmax(tables.target), np.float64)
@@ -119,7 +127,7 @@ def test_n_samples_of_a_prompt_have_its_distribution_and_prefill_it_once():
         observed = np.bincount(tokens[:, 0] * V + tokens[:, 1], minlength=V * V)
         assert chi_square(observed, joint.ravel() * count)[2] > 1e-4
         assert chi_square(observed, np.roll(joint, 1, axis=1).ravel() * count)[2] < 1e-9  # the control
-    few = sd.sampler(small, model(small, 3), sampling, policy=static())
+    few = sd.sampler(small, drafter, sampling, policy=static())
     for row in (0, count - 1, count, 2 * count - 1):
         alone = few(tables.target, tables.drafter, [prompts[row // count]], 5 + row)
         np.testing.assert_array_equal(alone.tokens[0], samples.tokens[row])
@@ -153,11 +161,6 @@ def test_what_is_not_finite_is_reported():
         with pytest.raises(ValueError, match=f"^{name}: .* has NaN or infinity in float32"):
             sample(*trees, PROMPTS)
     small, tables = table_model(V), toy_pair(V)
-
-    def overflowing(params, tokens, cache):
-        logits, cache = small.apply(params, tokens, cache)
-        return jnp.where((tokens == 3)[:, :, None], jnp.inf, logits), cache
-
     sampling = sd.SamplingParams(max_new_tokens=1, temperature=1.0, stop_ids=())
     broken = sd.sampler(small.replace(apply=overflowing), model(small, 3), sampling, policy=static())
     assert broken(tables.target, tables.drafter, [[1], [3, 2]]).finite.all()
