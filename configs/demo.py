@@ -2,8 +2,7 @@
 
 Command:   make demo        (python -m experiments.compare configs/demo.py)
 Hardware:  2 x86 cores, 4 GB of memory; no accelerator needed
-Time:      5:10 with the install on 2 cores without AMX, nothing compiled or measured before, by a version that did not
-           measure what four rules compute: about half a minute more for each, once
+Time:      5:10 with the install on 2 cores without AMX, nothing compiled or measured before
 Expected:  there, total speed-up greedy 1.10, 1.23, 1.43, 1.39 (rows in order), at 0.8 0.84, 1.07, 1.21, 1.30, in a
            noisy hour (in a quiet one the first three 1.18, 1.59, 1.52 and 1.06, 1.35, 1.43); greedy outputs equal but
            for near ties. With AMX, all twelve prompts, the first three: 1.30, 1.68, 1.80 and 1.17, 1.31, 1.44

@@ -11,7 +11,7 @@ decodes a prompt untimed, when its turn comes first; each result is a line on th
 Seconds are decoding only: prompt processing is reported apart, compilation is left out.
 
 Measured costs (the default, or --costs FILE) predict the seconds of every row; table.md has predicted over measured
-ones by method and temperature. With --rule-costs what each rule's own computation takes is measured, too, once per machine.
+ones by method and temperature. With --rule-costs what each rule's own computation takes is measured, too, once.
 
 Costs that the machine was too busy to measure are called doubtful, on the screen, in table.md and in the manifest, and
 so are those of several drafters with different passes of the one target. If plain decoding disagrees with costs before
@@ -150,7 +150,7 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
     for method in config.chosen_methods():
         drafter = config.drafter if method.drafter is None else method.drafter
         longest = method.max_draft_length or config.max_draft_length
-        rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest, "rule_cost": True}
+        rules = {"policy": method.policy, "verifier": method.verifier, "max_draft_length": longest}
         drafts = method.policy is not None
         pairs[method.name] = measured_pair(plain.target, drafter, **rules, **options) if drafts else plain
     return pairs
