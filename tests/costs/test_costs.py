@@ -1,6 +1,5 @@
 """Costs of the machine at hand: measured once, kept on disk, and given to rules that weigh them."""
 
-import functools
 import json
 import os
 import sys
@@ -49,7 +48,9 @@ from specdec_jax.types import Drafter
 TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
 
 
-measured = functools.partial(at_hand.measured, drafter_of=drafter_of)
+def measured(*models, **options):
+    """The costs of the tiny pair, or of these models."""
+    return at_hand.measured(*(models or tiny_pair()), drafter_of=drafter_of, **options)
 
 
 class Made(list):
@@ -101,10 +102,11 @@ def another_process():
 
 
 def test_a_pair_is_measured_once_and_its_costs_are_printed(measuring, tmp_path, capsys):
-    target, drafter = tiny_pair()
-    found = measured(target, drafter)
+    """Threads that come second wait for the first."""
+    with ThreadPoolExecutor(3) as pool:
+        (found,) = {*pool.map(lambda _: measured(), range(3))}
     assert "0.130" in (printed := capsys.readouterr().err) and "1.20 at 8" in printed
-    assert measured(target, drafter) == found and len(measuring) == 1 and capsys.readouterr().err == ""
+    assert measured() == found and len(measuring) == 1 and capsys.readouterr().err == ""
     assert found.ratio == 0.13 and dict(zip(found.widths, found.target_pass, strict=True)) == TIMES
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     assert load_cost_model(file) == found
@@ -113,7 +115,7 @@ def test_a_pair_is_measured_once_and_its_costs_are_printed(measuring, tmp_path, 
 def test_in_a_batch_cache_slots_cost_time_and_rules_get_it(measuring, capsys):
     """(1 - 0.616) / (512 - 128): a thousandth of a pass each; alone they cost nothing and are not measured."""
     target, drafter = tiny_pair()
-    alone, four = measured(target, drafter), measured(target, drafter, batch=4)
+    alone, four = measured(), measured(batch=4)
     assert alone.at(64) == alone and measuring[1] == ["few", "many"] and len(measuring) == 3
     assert "every hundred cache slots 100.0 ms" in capsys.readouterr().err
     assert four.slots == 512 and four.slot_time == pytest.approx(0.001) and four.at(512) == four
@@ -132,27 +134,26 @@ def test_in_a_batch_cache_slots_cost_time_and_rules_get_it(measuring, capsys):
 
 def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuring, monkeypatch, tmp_path):
     target, drafter = tiny_pair()
-    measured(target, drafter)
+    measured()
     measured(drafter, drafter)
     measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
     assert len(measuring) == 3 and "0 drafter step" not in measuring[-1]
     monkeypatch.setattr(at_hand, "device", lambda: "64 cores of another processor")
-    measured(target, drafter)
+    measured()
     monkeypatch.setattr(jax, "__version__", "99.0")
-    measured(target, drafter)
+    measured()
     (tmp_path / "products.cc").write_text("other products of few rows")
     monkeypatch.setattr(compiled, "SOURCE", tmp_path / "products.cc")
-    measured(target, drafter)
+    measured()
     assert len(measuring) == 6
 
 
 def test_a_file_that_is_damaged_is_measured_again(measuring, tmp_path, capsys):
-    target, drafter = tiny_pair()
-    measured(target, drafter)
+    measured()
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
     file.write_text('{"drafter_step": ')
     another_process()
-    measured(target, drafter)
+    measured()
     assert len(measuring) == 2 and "is not a cost model" in capsys.readouterr().err
     load_cost_model(file)
 
@@ -181,21 +182,20 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
     monkeypatch.setattr(step_cost, "load_average", lambda: load)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     measuring.series.append(series)
-    target, drafter = tiny_pair()
-    found = measured(target, drafter)
+    found = measured()
     assert list(found.doubts) == doubts and len(measuring) == 1
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
     printed = capsys.readouterr().err
     assert load_cost_model(file) == found and printed.count("\n") == 2
     assert ("doubtful" in printed) == bool(doubts) and all(clause in printed for clause in doubts)
-    assert measured(target, drafter) == found and len(measuring) == 1, "the same process goes by it"
+    assert measured() == found and len(measuring) == 1, "the same process goes by it"
     if load > 2:
         another_process()
-        assert measured(target, drafter) == measured(target, drafter) == found and len(measuring) == 1
+        assert measured() == measured() == found and len(measuring) == 1
         assert capsys.readouterr().err.count("since this machine is busy now") == 1
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     another_process()
-    again = measured(target, drafter)
+    again = measured()
     assert not again.doubts and not load_cost_model(file).doubts
     assert ("are doubtful (" in capsys.readouterr().err) == bool(doubts)
 
@@ -213,8 +213,7 @@ def test_doubtful_costs_leave_no_verification_width_out(measuring):
     target, drafter = tiny_pair()
     flat_times = {f"0 pass of {width} tokens": [1.0] * 3 for width in TIMES}
     measuring.series += [flat_times | {"0 drafter step": (0.13, 0.1, 0.2)}]
-    flat = measured(target, drafter)
-    assert widths_for(flat._replace(doubts=()), 7) == (8,) and widths_for(flat, 7) == (1, 2, 4, 8)
+    flat = measured()
     assert longest_draft(flat._replace(doubts=())) == 8 and longest_draft(flat) == 7
     pair = measured_pair(target, drafter, costs="measured")
     assert pair.decoder.parts.widths == (1, 2, 4, 8) and pair.costs.doubts == flat.doubts != ()
@@ -230,8 +229,7 @@ EXPECTED = 13 * 1.0 + 4 * 1.01 + 3 * 1.1 + 33 * 0.13
 
 
 def test_rounds_that_take_another_time_than_costs_predict_make_them_doubtful(measuring, tmp_path, capsys):
-    target, drafter = tiny_pair()
-    first = measured(target, drafter)
+    first = measured()
     costs = between(first, (2, 4, 6))
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("costs-*.json")
     assert decoding_seconds(costs, COUNTS) == pytest.approx(EXPECTED)
@@ -247,9 +245,9 @@ def test_rounds_that_take_another_time_than_costs_predict_make_them_doubtful(mea
         at_hand.look_at(costs, COUNTS, share * EXPECTED)
     said = "decoding took 41.87 s where these costs predict 24.63"
     assert capsys.readouterr().err.count(said) == 1 and load_cost_model(file).doubts == (said,), "once a process"
-    assert measured(target, drafter) == first and len(measuring) == 1, "a process keeps to its costs"
+    assert measured() == first and len(measuring) == 1, "a process keeps to its costs"
     another_process()
-    assert measured(target, drafter) == first == load_cost_model(file) and len(measuring) == 2
+    assert measured() == first == load_cost_model(file) and len(measuring) == 2
 
 
 def test_plain_decoding_is_predicted_by_its_pass_and_few_rounds_tell_nothing():
@@ -276,10 +274,10 @@ def test_sampled_requests_go_by_sampled_costs(measuring, capsys):
     assert (at_one.drafter_step, at_one.plain_pass, at_one.target_pass[0]) == (0.26, 1.25, 1.25 * 1.01)
     assert at_one.at(temperature=1.0) == at_one and pair.costs.at(temperature=0.0) == pair.costs
     (path,) = at_hand.tables
-    expected = decoding_seconds(between(measured(target, drafter), (2, 4, 6)).at(temperature=1.0), COUNTS)
-    at_hand.look_at(measured(target, drafter), COUNTS, 1.3 * expected, 1.0)
+    expected = decoding_seconds(between(measured(), (2, 4, 6)).at(temperature=1.0), COUNTS)
+    at_hand.look_at(measured(), COUNTS, 1.3 * expected, 1.0)
     assert not load_cost_model(path).doubts
-    at_hand.look_at(measured(target, drafter), COUNTS, 1.3 * expected, 0.0)
+    at_hand.look_at(measured(), COUNTS, 1.3 * expected, 0.0)
     assert load_cost_model(path).doubts
 
 
@@ -330,21 +328,6 @@ def test_passes_of_one_target_that_took_other_times_are_doubtful():
     assert passes_disagree([("a", first), ("a", close), ("b", other)]) is passes_disagree([]) is None
 
 
-def in_made_up_seconds(monkeypatch):
-    """Rounds take made-up seconds instead of being decoded: passes, drafter steps and the work of a rule."""
-
-    def timed_rounds(target, drafter, params, policy, widths, **options):
-        def at(temperature, draft_length=0):
-            width = next(width for width in widths if width > draft_length)
-            passes = min(draft_length, 1) if drafter.one_pass else draft_length
-            own = 0.0 if policy == static() else 0.3 + 0.05 * passes
-            return lambda: (1 + temperature) * (10.0 + width + passes * 1.5 + own) + (0.5 if widths != (1,) else 0.0)
-
-        return at
-
-    monkeypatch.setattr(step_cost, "timed_rounds", timed_rounds)
-
-
 def test_differences_that_a_busy_machine_made_negative_are_doubtful_costs():
     seconds = {f"{at} {name}": Cost(*[1.0] * 3) for at in ("0", "0.7") for name in ("plain pass", "pass of 2 tokens")}
     seconds |= {f"{at} drafter step": Cost(-0.1, -0.2, 0.1) for at in ("0", "0.7")}
@@ -356,10 +339,21 @@ def test_differences_that_a_busy_machine_made_negative_are_doubtful_costs():
 
 @pytest.mark.parametrize("one_pass", [False, True])
 def test_passes_steps_and_a_rules_work_are_told_apart(one_pass, monkeypatch):
-    in_made_up_seconds(monkeypatch)
+    """Rounds take made-up seconds instead of being decoded: passes, drafter steps and the work of a rule."""
     target, drafter = tiny_pair()
     options = {"batch": 1, "slots": 64, "rounds": 2}
     kind = type("Kind", (Drafter,), {"one_pass": one_pass})
+
+    def timed_rounds(target, drafter, params, policy, widths, **options):
+        def at(temperature, draft_length=0):
+            width = next(width for width in widths if width > draft_length)
+            passes = min(draft_length, 1) if drafter.one_pass else draft_length
+            own = 0.0 if policy == static() else 0.3 + 0.05 * passes
+            return lambda: (1 + temperature) * (10.0 + width + passes * 1.5 + own) + (0.5 if widths != (1,) else 0.0)
+
+        return at
+
+    monkeypatch.setattr(step_cost, "timed_rounds", timed_rounds)
 
     def as_one_pass(model, longest):
         usual = drafter_of(model, longest)
@@ -396,18 +390,10 @@ def test_an_overruled_policy_drafts_to_the_static_length_and_does_its_work():
     assert learnt.verified[0, 0] > begun.verified[0, 0] and learnt.time[0] > begun.time[0]
 
 
-def test_threads_that_come_second_wait_for_the_first(measuring):
-    target, drafter = tiny_pair()
-    with ThreadPoolExecutor(3) as pool:
-        assert len({*pool.map(lambda _: measured(target, drafter), range(3))}) == 1
-    assert len(measuring) == 1
-
-
 def test_without_a_writable_home_nothing_is_cached(measuring, monkeypatch, tmp_path, capsys):
     (tmp_path / ".cache").write_text("a file where the folder would be")
-    target, drafter = tiny_pair()
     for _ in range(2):
-        measured(target, drafter)
+        measured()
     assert len(measuring) == 2 and "kept nowhere" in capsys.readouterr().err
 
 
@@ -506,14 +492,6 @@ def test_widths_are_the_steps_of_the_staircase(costs, most, widths):
     assert widths_for(costs, most) == widths
 
 
-def test_several_processes_do_not_measure(monkeypatch):
-    monkeypatch.setattr(choices, "spans_processes", lambda: True)
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert costs_asked() == "estimated"
-    with pytest.raises(ValueError, match="costs are measured by one process"):
-        costs_asked("measured")
-
-
 def test_the_longest_draft_is_the_best_static_length_on_predictable_text():
     def best(costs, lengths):
         def rate(k):
@@ -561,6 +539,11 @@ def test_costs_come_from_words_a_file_or_the_environment(monkeypatch, tmp_path):
     assert costs_asked() == STEPS and costs_asked("measured") == "measured"
     with pytest.raises(FileNotFoundError, match="no cost model 'mesured'; did you mean 'measured'"):
         costs_asked("mesured")
+    monkeypatch.setattr(choices, "spans_processes", lambda: True)
+    monkeypatch.delenv(VARIABLE)
+    assert costs_asked() == "estimated"
+    with pytest.raises(ValueError, match="costs are measured by one process"):
+        costs_asked("measured")
 
 
 def test_free_memory_is_the_least_that_is_said(monkeypatch, tmp_path):
