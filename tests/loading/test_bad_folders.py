@@ -64,11 +64,8 @@ def test_folders_of_something_else_and_missing_files(tmp_path, folder):
         ({"rope_theta": 0}, ["rope_theta must be a number above 0, got 0"]),
         ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta must be a number above 0, got 0"]),
         ({"eos_token_id": [2, 272]}, ["eos_token_id must be tokens, 0 to 271, got 272"]),
-        ({"num_hidden_layers": 1}, ["unknown: model.layers.1."]),
-        ({"num_hidden_layers": 3}, ["missing: model.layers.2."]),
         ({"num_hidden_layers": 10**7}, ["num_hidden_layers must be at most 10000, got 10000000"]),
         ({"vocab_size": 300}, ["wrong shape: model.embed_tokens.weight (272, 64) instead of (300, 64)"]),
-        ({"tie_word_embeddings": False}, ["missing: lm_head.weight"]),
     ],
 )
 def test_config_that_does_not_fit(folder, changes, parts):
@@ -132,7 +129,6 @@ def in_two_shards(folder):
         (tokenizer_config(chat_template=["{{ messages }}"]), "chat_template must be a text"),
         (tokenizer_config(eos_token=2), "eos_token must be a text, got 2"),
         (tensor("model.norm.weight", np.full(64, np.nan, np.float32)), "tensor model.norm.weight has NaN or infinity"),
-        (tensor("lm_head.weight", np.ones((3, 64), np.float32)), "wrong shape: lm_head.weight (3, 64)"),
         (in_two_shards, "duplicate: model.norm.weight"),
     ],
 )
@@ -184,12 +180,10 @@ def test_orbax_parameters_that_are_damaged(checkpoint, damage):
 
 def test_parameters_of_another_model_and_an_unwritable_place_are_named(folder, tmp_path):
     loaded = load_model(folder)
-    wide = load_model(tiny.write_folder(tmp_path / "w", tiny.weights(tiny.CONFIG | {"vocab_size": 300}), tiny.CONFIG
-                                        | {"vocab_size": 300}))  # fmt: skip
+    short = loaded.params | {"embedding": loaded.params["embedding"][:60]}
     with pytest.raises(ValueError, match="embedding"):
-        save_hf_folder(tmp_path / "out", loaded.config, wide.params, loaded.tokenizer)
+        save_hf_folder(tmp_path / "out", loaded.config, short, loaded.tokenizer)
     assert not (tmp_path / "out").exists()
-    loaded = load_model(folder)
     (tmp_path / "file").write_text("in the way")
     for save in (save_hf_folder, save_orbax):
         with pytest.raises(OSError, match="file"):
@@ -215,10 +209,8 @@ def test_tensors_are_read_part_by_part_each_from_a_file_opened_anew(folder, monk
     ("source", "options", "parts"),
     [
         ("smolm2", {}, ["no model 'smolm2'", "did you mean 'smollm2'?", "smollm2-drafter", "org/name"]),
-        ("no/such/folder", {}, ["no model 'no/such/folder'"]),
         ("missing.gguf", {}, ["no such weight file: missing.gguf"]),
         ("missing.gguf", {"dtype": "bfloat"}, ["unknown dtype 'bfloat'", "did you mean 'bfloat16'?"]),
-        ("missing.gguf", {"dtype": "int4"}, ["'int4'", "bfloat16, float16, float32, int8"]),
         ("nobody/bad--name", {"cache_dir": "."}, ["'nobody/bad--name'", "Cannot have -- or .."]),
         (".", {"revision": "main"}, ["revision 'main'"]),
     ],
@@ -282,7 +274,6 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
     ("options", "parts"),
     [
         ({"named": NO_EMBEDDING}, ["lacks the tensor token_embd.weight"]),
-        ({"extra": {"blk.0.attn_norm.bias": np.ones(4, np.int8)}}, ["tensor blk.0.attn_norm.bias has type I8"]),
         ({"arch": "qwen"}, ["architecture 'qwen'", "did you mean 'qwen3'?"]),
         ({"arch": "llama_reading", "metadata": {"llama_reading.expert_count": 8}}, ["mixture of 8 experts"]),
         ({"metadata": {"llama.block_count": None}}, ["lacks the hyper-parameter llama.block_count"]),
@@ -291,7 +282,6 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
         ({"metadata": {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}}, ["'yarn'"]),
         ({"extra": {"rope_freqs.weight": np.linspace(1, 3, 8, dtype=np.float32)}}, ["rope_freqs.weight", "Llama 3"]),
         ({"extra": {"blk.0.ffn_gate_inp.weight": np.ones((2, 2), np.float32)}}, ["unknown: blk.0.ffn_gate_inp.weight"]),
-        ({"metadata": {"llama.block_count": 3}}, ["missing: model.layers.2."]),
         ({"metadata": {"llama.block_count": 4 * 10**9}}, ["llama.block_count must be 1 to 10000, got 4000000000"]),
         ({"metadata": {"llama.attention.head_count": 0}}, ["llama.attention.head_count must be 1 to 10000, got 0"]),
         ({"metadata": {"llama.expert_count": 10**7}}, ["llama.expert_count must be 0 to 10000, got 10000000"]),

@@ -12,6 +12,7 @@ import tiny_weights as tiny
 from gguf import GGMLQuantizationType as Kind
 from refusals import assert_says, refusal
 from tiny_pair import ONE_LAYER, write_pair
+from tiny_weights import assert_same_params
 
 from specdec_jax import models
 from specdec_jax.contrib.encoder import t5
@@ -24,7 +25,6 @@ from specdec_jax.loading import (
     load_model,
     outline,
     refuse_encoders,
-    restore_orbax,
     save_hf_folder,
     save_orbax,
 )
@@ -44,16 +44,6 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
           "original_max_position_embeddings": 8192}  # fmt: skip
 
 
-def assert_same_params(one, other):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
-
-
-def logits(loaded):
-    tokens = jnp.asarray([loaded.tokenizer.encode("hello, 12 worlds</s>")], jnp.int32)
-    cache = loaded.model.init_cache(loaded.params, 1, tokens.shape[1])
-    return np.asarray(jax.jit(loaded.model.apply)(loaded.params, tokens, cache)[0])
-
-
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1])
 def test_gguf_equals_its_dequantised_folder(tmp_path, kind):
     named = tiny.weights()
@@ -62,8 +52,6 @@ def test_gguf_equals_its_dequantised_folder(tmp_path, kind):
     folder = load_model(tiny.write_folder(tmp_path / "twin", twin), dtype="float32")
     assert quantised.config == folder.config
     assert_same_params(quantised.params, folder.params)
-    if kind == Kind.Q4_1:
-        np.testing.assert_array_equal(logits(quantised), logits(folder))
 
 
 @pytest.mark.parametrize("kind", sorted(gguf.GGML_QUANT_SIZES))
@@ -115,14 +103,15 @@ def test_gguf_rope_scaling(tmp_path):
 
 
 def test_gguf_ends_with_every_end_it_names(tmp_path):
-    path = tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata={"tokenizer.ggml.eot_token_id": 5})
-    loaded = load_model(path)
+    more = {"tokenizer.ggml.eot_token_id": 5, "llama.attention.key_length": None}
+    loaded = load_model(tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata=more))
+    assert loaded.config.head_dim == 16  # of the width, where it is not said
     assert loaded.model.spec.eos_ids == loaded.tokenizer.eos_ids == (2, 5)
 
 
 def test_shards_equal_one_file(tmp_path):
-    named = tiny.weights(tiny.CONFIG | {"tie_word_embeddings": False})
     config = tiny.CONFIG | {"tie_word_embeddings": False}
+    named = tiny.weights(config)
     one = load_model(tiny.write_folder(tmp_path / "one", named, config))
     many = load_model(tiny.write_folder(tmp_path / "many", named, config, shards=3))
     assert len(list((tmp_path / "many").glob("*.safetensors"))) == 3
@@ -137,18 +126,13 @@ def test_saved_models_come_back(tmp_path, save, dtype):
     again = load_model(tmp_path / "copy", dtype=dtype)
     assert again.config == loaded.config
     assert_same_params(again.params, loaded.params)
+    lower = load_model(tmp_path / "copy", dtype="bfloat16").params
+    assert_same_params(lower, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params))
     assert again.tokenizer.encode("hello 12</s>") == loaded.tokenizer.encode("hello 12</s>")
     messages = [{"role": "user", "content": "hello"}]
     assert again.tokenizer.chat(messages) == loaded.tokenizer.chat(messages) == "user: hello</s>"
     assert again.tokenizer.eos_ids == (2,) and again.tokenizer.bos_id == 1
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_orbax_restores_in_the_dtype_asked_for(tmp_path):
-    loaded = load_model(tiny.write_folder(tmp_path / "m", tiny.weights()), dtype="float32")
-    save_orbax(tmp_path / "ckpt", loaded.config, loaded.params, loaded.tokenizer)
-    restored = restore_orbax(tmp_path / "ckpt", jnp.bfloat16)
-    assert_same_params(restored.params, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params))
 
 
 def test_transformers_reads_what_is_saved(tmp_path):

@@ -13,7 +13,7 @@ from specdec_jax.contrib.gguf_writer import tokenizer_metadata
 from specdec_jax.loading import StreamDecoder, Tokenizer, builtin
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.gguf.tokenizer import tokenizer_from_gguf
-from specdec_jax.loading.tokenizer import MARK, needs_file, tokenizer_from_folder
+from specdec_jax.loading.tokenizer import MARK, tokenizer_from_folder
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_reference.json").read_text())
 
@@ -329,11 +329,3 @@ def test_every_id_has_its_place_and_a_stream_never_ends_inside_a_character(ours,
     parts = [stream.push([one]) for one in ids]
     assert parts == ["n", "", "é", "", "", "日", "", "", "", "😀", "."]
     assert stream.push(ids[3:5]) == "" and stream.flush() == "\ufffd"
-
-
-def test_other_tokenizers_need_their_file(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer"}))
-    (tmp_path / "spiece.model").write_bytes(b"x")
-    assert needs_file(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json \(spiece.model is not enough"):
-        tokenizer_from_folder(tmp_path)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import tiny_weights as tiny
 from spelling_models import TEXT, byte_level, sentence_piece
-from tiny_llama import random_named, variant
-from tiny_weights import weights, write_folder
+from tiny_llama import random_llama
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading import LoadedModel, Tokenizer, for_target, load_model, outline
+from specdec_jax.loading import Tokenizer, for_target, load_model, outline
 from specdec_jax.loading.across import (
     SAMPLE_TEXT,
     needs_translation,
@@ -24,7 +23,6 @@ from specdec_jax.loading.across import (
     way_for,
 )
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
-from specdec_jax.models import llama
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -32,12 +30,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 WORDS = byte_level(600, text=SAMPLE_TEXT)
 LETTERS = byte_level(270, text=TEXT[::-1])  # and a few syllables of another text
 PIECES = sentence_piece(300)
-
-
-def loaded(tokenizer, name, seed=0):
-    config = variant(vocab_size=tokenizer.vocab_size, eos_token_ids=())
-    params = llama.params_from_named(config, random_named(config, seed), jnp.float32)
-    return LoadedModel(llama.language_model(config, jnp.float32), params, tokenizer, name, config)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +42,7 @@ def loaded(tokenizer, name, seed=0):
     ],
 )
 def test_the_way_is_chosen_by_what_both_have_unless_it_is_asked_for(capsys, name, drafter, way):
-    target, small, lines = loaded(WORDS, "target"), loaded(drafter, name), []
+    target, small, lines = random_llama(WORDS, "target"), random_llama(drafter, name), []
     joined = for_target(target, small, lines.append)
     assert drafter_of(joined.model, 7).name == ("retokenized" if way == "text" else "model")
     (said,) = lines
@@ -64,21 +56,21 @@ def test_the_way_is_chosen_by_what_both_have_unless_it_is_asked_for(capsys, name
 
 
 def test_nothing_is_chosen_for_one_vocabulary(capsys):
-    target, same = loaded(WORDS, "target"), loaded(WORDS, "same@text", 1)
+    target, same = random_llama(WORDS, "target"), random_llama(WORDS, "same@text", 1)
     assert for_target(target, same) is same and not capsys.readouterr().err
 
 
 def test_a_target_whose_text_no_merges_tokenise_is_drafted_for_by_tokens():
     unigram = Tokenizer(Backend(models.Unigram([(token, -1.0) for token in ("a", "b", " x", "long")], unk_id=0)), {})
-    target = loaded(unigram, "target")
-    assert way_for(target, loaded(LETTERS, "few")) == "tokens"
+    target = random_llama(unigram, "target")
+    assert way_for(target, random_llama(LETTERS, "few")) == "tokens"
     why = "'few@text' for target 'target': text is tokenised again by byte-pair encoding, .* is Unigram; @tokens drafts"
     with pytest.raises(ValueError, match=why):
-        needs_translation(target, loaded(LETTERS, "few@text"))
+        needs_translation(target, random_llama(LETTERS, "few@text"))
 
 
 def test_the_way_stands_behind_a_source(tmp_path):
-    folder = write_folder(tmp_path / "model", weights())
+    folder = tiny.write_folder(tmp_path / "model", tiny.weights())
     plain, asked = load_model(folder, dtype="float32"), load_model(f"{folder}@text", dtype="float32")
     assert asked.name == f"{folder}@text" == outline(f"{folder}@text").name and asked.config == plain.config
     jax.tree.map(np.testing.assert_array_equal, asked.params, plain.params)
@@ -87,8 +79,8 @@ def test_the_way_stands_behind_a_source(tmp_path):
 
 
 def test_the_probability_that_the_tokens_hold_is_a_mean_over_positions():
-    target = loaded(WORDS, "target", 3)
-    joined = for_target(target, loaded(PIECES, "drafter"))
+    target = random_llama(WORDS, "target", 3)
+    joined = for_target(target, random_llama(PIECES, "drafter"))
     tokens = jnp.asarray([WORDS.encode(SAMPLE_TEXT)])
     logits, _ = target.model.apply(target.params, tokens, target.model.init_cache(target.params, 1, tokens.shape[1]))
     each = np.exp(np.asarray(logits[0], np.float64))

@@ -40,19 +40,6 @@ def dequantised(params):
     return jax.tree.map(lambda leaf: as_float32(leaf) if is_matrix(leaf) else leaf, params, is_leaf=is_matrix)
 
 
-def in_float32(name):
-    """A family, its example's tensors, and the model in float32, as one of tokens alone."""
-    module = family(name)
-    config, rng = module.example_config(), np.random.default_rng(3)
-    named = {
-        key: (rng.normal(size=one.shape) * 0.2 + ("norm" in key and key.endswith("weight"))).astype(np.float32)
-        for key, one in module.parameter_table(config).items()
-    }
-    model = module.language_model(config, jnp.float32)
-    model = reads_at_all_positions(model) if isinstance(model, DraftModel) else model
-    return module, config, named, model if model.spec.source is None else with_source(model, [3, 1, 4, 1, 5])
-
-
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
@@ -112,9 +99,14 @@ def test_every_family_is_the_model_of_its_rounded_matrices(name, monkeypatch):
     24 tokens at once, and of mixtures few enough, too, that experts are picked.
     """
     monkeypatch.setattr(layers, "FEW", 0)
-    family, config, named, model = in_float32(name)
+    module = family(name)
+    config = module.example_config()
+    named = random_named(config, seed=3, scale=0.2)
+    model = module.language_model(config, jnp.float32)
+    model = reads_at_all_positions(model) if isinstance(model, DraftModel) else model
+    model = model if model.spec.source is None else with_source(model, [3, 1, 4, 1, 5])
     exact = lambda leaf: Int8(leaf.values, 2.0 ** jnp.round(jnp.log2(leaf.scale))) if is_matrix(leaf) else leaf  # noqa: E731
-    params = jax.tree.map(exact, family.params_from_named(config, named, jnp.float32, int8=True), is_leaf=is_matrix)
+    params = jax.tree.map(exact, module.params_from_named(config, named, jnp.float32, int8=True), is_leaf=is_matrix)
     for path, leaf in walked(params):
         names = [key.key for key in path]
         plain = names[-1] in KEPT or "router" in names

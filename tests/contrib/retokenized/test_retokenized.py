@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from drafting import with_drafted
 from spelling_models import TEXT, WORDS, byte_level, fixed_text_model, following, letters, sentence_piece, sizes_of
-from tiny_llama import assert_filled, one_pass, random_named, variant
+from tiny_llama import assert_filled, one_pass, random_llama, variant
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -20,7 +20,7 @@ from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model, multi_drafter
 from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading import LoadedModel, Tokenizer
+from specdec_jax.loading import Tokenizer
 from specdec_jax.loading.across import ids_by_key, keys_of, translate_vocabulary
 from specdec_jax.models import llama
 from specdec_jax.stopping import adaedl, at_least, static, survival
@@ -104,20 +104,13 @@ def test_the_end_is_drafted_by_its_role():
     assert int(state.statistics.num_accepted_tokens.sum()) >= 4 and int(state.statistics.num_rounds.max()) <= 2
 
 
-def readings(state, target, drafter):
-    """At every place where both end: what the drafter's own text says, and what it stands for, in bytes."""
-    ours, theirs = keys_of(target), keys_of(drafter)
-    for row in range(state.spelled.shape[0]):
-        for place in range(int(state.spelled[row]) + 1):
-            end = int(state.ends[row, place])
-            if end >= 0:
-                pair = (state.tokens[row, :end].tolist(), theirs), (state.text[row, :place].tolist(), ours)
-                yield [b"".join(keys[token] for token in tokens) for tokens, keys in pair]
-
-
 def checked_own_text(own, target, drafter):
     """That a state's own text is that of its row, and that its cache is what was fed of it."""
-    assert all(one == other for one, other in readings(own, target, drafter))
+    ours, theirs = keys_of(target), keys_of(drafter)
+    for row, place in np.argwhere(own.ends >= 0):
+        if place <= own.spelled[row]:
+            read, spelled = own.tokens[row, : own.ends[row, place]], own.text[row, :place]
+            assert b"".join(theirs[token] for token in read) == b"".join(ours[token] for token in spelled)
     held = np.arange(own.tokens.shape[1])[None, :] < own.valid[:, None]
     assert (own.cache.tokens == own.tokens)[held].all() and (own.valid <= own_length(own)).all()
 
@@ -165,19 +158,14 @@ def test_a_text_that_is_cut_back_is_read_from_the_last_place_where_both_end():
     assert int(aligned(state.drafter, changed, state.length).spelled[0]) <= 9
 
 
-def llama_of(tokenizer, seed, rows=0):
-    config = variant(vocab_size=tokenizer.vocab_size + rows, eos_token_ids=())
-    params = llama.params_from_named(config, random_named(config, seed), jnp.float32)
-    return LoadedModel(llama.language_model(config, jnp.float32), params, tokenizer, f"llama {seed}", config)
-
-
 POLICIES = [static(draft_length=MOST), at_least(2, adaedl()), survival()]
 
 
 def improvised(name, policy):
     """A decoder of two random models, its parameters, and a state: a text in it outgrows the drafter's cache."""
     target, drafter = PAIRS[name]()
-    decoder, params = decoder_of(llama_of(target, 1, rows=3), llama_of(drafter, 2, rows=5), policy)
+    both = random_llama(target, seed=1, rows=3), random_llama(drafter, seed=2, rows=5)
+    decoder, params = decoder_of(*both, policy)
     long = int(np.argmax(sizes_of(target)))
     prompts = [target.encode("It's"), target.encode(" rain in Spain"), [7], [long] * 30]
     return decoder, params, prompts, decoder.prefill(params, prompts, max_new_tokens=16, slots=56, stop_ids=())
@@ -199,7 +187,7 @@ def test_greedy_batches_decode_what_plain_decoding_does(name, policy):
 def test_what_it_reads_is_in_its_cache():
     name, policy = next(iter(PAIRS)), POLICIES[0]
     decoder, params, prompts, state = improvised(name, policy)
-    loaded = llama_of(PAIRS[name]()[1], 2, rows=5)
+    loaded = random_llama(PAIRS[name]()[1], seed=2, rows=5)
     for _ in range(3):
         within = state.drafter._replace(valid=state.drafter.valid.at[-1].set(0))  # the last has outgrown its own
         assert_filled(loaded.model, loaded.params, within, state.drafter.tokens)
@@ -234,8 +222,8 @@ def test_among_several_drafters_it_goes_on_where_it_was_left():
 def toys(several=False):
     """A decoder of letters, whose text is tokenised again; with `several`, by turns with a model of its own tokens."""
     target = letters(["a", "b", "c", "ab", "abc", "ca"], [("a", "b"), ("ab", "c"), ("c", "a")])
-    other = llama_of(letters(["b", "bc", "a", "c", "cab"], [("b", "c")]), 5)
-    loaded, rival, policy = llama_of(target, 1), llama_of(target, 3), static(draft_length=2)
+    other = random_llama(letters(["b", "bc", "a", "c", "cab"], [("b", "c")]), seed=5)
+    loaded, rival, policy = random_llama(target, seed=1), random_llama(target, seed=3), static(draft_length=2)
     if not several:
         return decoder_of(loaded, other, policy, 2)
     joined = translate_vocabulary(loaded, other, "text")
