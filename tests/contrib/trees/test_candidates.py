@@ -8,8 +8,6 @@ import pytest
 import replayed
 from scipy import stats
 
-from experiments import entropy
-from experiments.lib.smoke import made_up_trace
 from specdec_jax.contrib.trees.replaying import candidates, chances, entropies, rejections, runs
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import ACCEPT, draw
@@ -178,37 +176,3 @@ def test_entropies_follow_the_text_and_then_the_tail(greedy):
     np.testing.assert_allclose(found[text, at, :2], greedy.path[text, at : at + 2, column], rtol=1e-6)
     tail = greedy.tails[greedy.tail_of[text, at + 2]]
     np.testing.assert_allclose(found[text, at, 2:], tail[:2, column], rtol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def printed_table(tmp_path_factory):
-    out = tmp_path_factory.mktemp("siblings") / "run"
-    assert entropy.main(["siblings", "--smoke", "--out", str(out)]) == 0
-    return (out / "table.md").read_text()
-
-
-@pytest.mark.seldom
-def test_chances_stand_by_depth_entropy_and_task(printed_table):
-    lines = {
-        line.split("|")[1].strip(): line.split("|")[2:-1] for line in printed_table.splitlines() if line.startswith("|")
-    }
-    assert {"anywhere", "draft 1", "0 to 0.5 nats", "4 or more nats", "code"} <= set(lines)
-    second, third = (float(cell.split()[0]) for cell in lines["anywhere"][1:3])
-    assert abs(second - 0.3) < 0.1 and abs(third - 0.15 / 0.7) < 0.1  # as the traces are made up
-
-
-def test_the_rules_are_replayed_on_every_machine_and_free_verification_gains_most(printed_table):
-    assert all(
-        printed_table.count(f"| {name}") == 2 for name in ("the default costs (2 cores", "flat verification", "tpu-v5e")
-    )  # temperatures
-    replayed = printed_table.split("machine, replayed")[1].split("\n\n")[0].splitlines()[2:]
-    assert len(replayed) == 3
-    assert all(float(line.split("|")[2].split()[0]) > 0.5 and "%" in line.split("|")[3] for line in replayed)
-    gains = {line.split("|")[1].strip(): float(line.split("|")[3].replace("*", "").split()[0]) for line in replayed}
-    assert gains["flat verification"] > 3
-
-
-def test_a_trace_without_candidates_is_refused(tmp_path, capsys):
-    save_trace(tmp_path / "trace-0.npz", made_up_trace()._replace(candidate=None))
-    assert entropy.main(["siblings", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "does not say which candidate is right" in capsys.readouterr().err

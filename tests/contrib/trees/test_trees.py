@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refusals
+from replayed import answered, decoded
 from tiny_reading import reading_pair
 
 from specdec_jax.contrib.trees import TreeDraft, comb, enumeration, hooks, rounds, siblings, survival_tree, traversal
@@ -30,35 +31,14 @@ LIMIT = 40
 
 
 def texts(target, drafter, params, policy, verifier, prompts, hyperparameters, widths=(2, 4, 8, 12), **warp):
-    decoder = build_decoder(target, drafter, policy, verifier, verification_widths=widths, prefill_chunk=4)
-    options = {"max_new_tokens": LIMIT, "record_rounds": LIMIT, "stop_ids": ()}
-    options["policy_hyperparameters"] = hyperparameters
-    rows = len(prompts)
-    state = decoder.prefill(params, prompts, warp=make_warp(rows, **warp), seed=np.arange(rows), **options)
-    state = decoder.run(params, state)
-    begin, end, tokens = (np.asarray(leaf) for leaf in (state.prompt_length, state.length, state.tokens))
-    return [tokens[row, begin[row] : end[row]].tolist() for row in range(rows)], state
+    given = {"record_rounds": LIMIT, "policy_hyperparameters": hyperparameters}
+    options = {"decoder_options": {"verification_widths": widths}, "prefill_options": given, "verifier": verifier}
+    state = decoded(target, drafter, params, prompts, policy, limit=LIMIT, seed=0, **options, **warp)
+    return [answer for _, answer in answered(state, prompts)], state
 
 
 def total(state, name):
     return int(np.asarray(getattr(state.statistics, name)).sum())
-
-
-def sharp_pair():
-    """A model that is sure of its tokens, its parameters, and these with noise: their second choice is often right."""
-    config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
-    params = llama.init_params(config, jax.random.key(0), jnp.float32)
-    params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, params)
-    noisy = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(1), leaf.shape), params)
-    return llama.language_model(config, jnp.float32), params, noisy
-
-
-def by_sampling(policy, hyperparameters, reads, verifier, **warp):
-    """The whole decoder on a toy pair against the target's distribution, at temperature 1 by default."""
-    decoder, params = toy_decoder(policy, verifier, 4, 4, toy=3, reads=reads, distance=1.5)
-    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5}
-    warp = {"temperature": 1.0} | warp
-    return tested_by_sampling(decoder, params, warp=warp, policy_hyperparameters=hyperparameters, **options)
 
 
 def num_siblings(state, name="accepted"):
@@ -99,8 +79,12 @@ def a_reader():
 
 
 def a_draft_vocabulary():
-    """Its own weights with noise draft: their second choice is often the text's."""
-    target, params, noisy = sharp_pair()
+    """A model that is sure of its tokens; its own weights with noise draft: their second choice is often right."""
+    config = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=256)
+    params = llama.init_params(config, jax.random.key(0), jnp.float32)
+    params = jax.tree.map(lambda leaf: 8 * leaf if leaf.ndim > 1 else leaf, params)
+    noisy = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    target = llama.language_model(config, jnp.float32)
     own = ModelParams(params, reduce_params(target, noisy, range(0, 64, 2)))
     return target, model(with_reduced_head(target), MOST), own
 
@@ -159,8 +143,12 @@ CASES = {
 }
 
 
-def sampled(case, verifier=rejection, **warp):
-    return by_sampling(*CASES[case], verifier(), **warp)
+def sampled(case, verifier=rejection, temperature=1.0):
+    """The whole decoder on a toy pair against the target's distribution."""
+    policy, hyperparameters, reads = CASES[case]
+    decoder, params = toy_decoder(policy, verifier(), 4, 4, toy=3, reads=reads, distance=1.5)
+    options = {"tokens": 4, "sequences": 40_960, "batch": 2048, "seed": 5, "warp": {"temperature": temperature}}
+    return tested_by_sampling(decoder, params, policy_hyperparameters=hyperparameters, **options)
 
 
 @pytest.mark.often(1)
@@ -178,18 +166,9 @@ def off_by_one(*pass_of):
     return fed, positions, jnp.roll(mask, 1, axis=2)
 
 
-def forgetful(*asked):
-    """The verifier forgets that a rejected candidate cannot come again; what is drawn stays as it is."""
-    real = siblings.without
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(siblings, "without", lambda v, token, instead: v if instead == 0.0 else real(v, token, instead))
-        return siblings.outcomes(*asked)
-
-
 real_inputs = rounds.tree_inputs
 WRONG = {  # the function of a round, what a mistake makes of it
     "a sibling's mask off by one": ("tree_inputs", off_by_one),
-    "verified as with replacement": ("outcomes", forgetful),
     "a cache slot that stays": ("with_slot_moved", lambda cache, source, slot: cache),
 }
 
