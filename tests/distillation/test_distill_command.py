@@ -19,7 +19,7 @@ import tiny_weights
 from launched import ended, launch
 from safetensors.numpy import load_file
 from test_sharding import FLAGS
-from tiny_pair import write_pair
+from tiny_pair import change_json, write_pair
 
 from configs import distill_smollm2_reading as reading_config_file
 from configs.base import load_config
@@ -186,16 +186,13 @@ def test_other_settings_and_a_folder_in_use_are_refused(place, whole, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{config}", "--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["{config}", "--stage", "train"], "holds no shards"),
-        (["{config}", "--stage", "judge"], "no checkpoint"),
-        (["{config}", "--chunk", "7"], "chunk (7)"),
+        (["--held-out", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--stage", "train"], "holds no shards"),
+        (["--stage", "judge"], "no checkpoint"),
     ],
 )
 def test_bad_input_is_one_line(place, tmp_path, capsys, arguments, said):
-    given = [argument.format(config=place / "config.py") for argument in arguments]
-    out = ["--out", str(tmp_path / "out")] if given else []
-    assert distill.main([*given, *out]) == 2
+    assert run(place, tmp_path / "out", *arguments) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error:") and error.count("\n") == 1
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -265,40 +262,6 @@ def test_what_a_drafter_reads_is_not_changed_by_training_on():
         distill_train.initial_state(config, None, None)
 
 
-ON_DEVICES = Path(__file__).resolve().parents[1] / "fixtures" / "distil_on_devices.py"
-READS = ", hidden_layers=(1, 2), unroll=Unroll(2, 1.0)"
-
-
-@pytest.fixture(scope="module", params=["stored", "online"])
-def runs(place, request):
-    """The folder of both runs, of a drafter that reads its target: of one that does not, less is shared."""
-    folder = place / f"reads-{request.param}"
-    folder.mkdir()
-    text = (place / "config.py").read_text()
-    text = text.replace("hidden=48)", "hidden=48, reads=(1, 2))").replace(", seed=5", f", seed=5{READS}")
-    if request.param == "online":  # the target runs in every step
-        for stored in ("labels=4", "candidates=64", "hidden_layers=(1, 2)"):
-            assert stored in text
-            text = text.replace(stored, re.sub(r"\d+|\(.*\)", "()" if "(" in stored else "0", stored))
-    (folder / "config.py").write_text("from specdec_jax.distillation.unrolled import Unroll\n" + text)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
-    words = [sys.executable, ON_DEVICES, folder / "config.py", folder]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.seldom
-def test_the_same_tokens_are_written_and_labelled_alike(runs):
-    one, mesh = (manifest_of(runs / name) for name in ("one", "mesh"))
-    assert one["tokens"] == mesh["tokens"] > 1000
-    for entry, other in zip(one["shards"], mesh["shards"], strict=True):
-        left, right = (load_file(runs / name / "data" / entry["file"]) for name in ("one", "mesh"))
-        np.testing.assert_array_equal(left["tokens"], right["tokens"])
-        np.testing.assert_allclose(left["log_prob"], right["log_prob"], atol=2e-3)
-        assert entry["file"] == other["file"]
-
-
 def assert_same_training(one, other):
     """The weights of two runs but for the order of sums, which were exported in bfloat16, and their metrics."""
     left, right = (load_file(out / "drafter" / "model.safetensors") for out in (one, other))
@@ -309,9 +272,35 @@ def assert_same_training(one, other):
         assert last[0][figure] == pytest.approx(last[1][figure], rel=1e-3, abs=1e-4), figure
 
 
+ON_DEVICES = Path(__file__).resolve().parents[1] / "fixtures" / "distil_on_devices.py"
+READS = ", hidden_layers=(1, 2), unroll=Unroll(2, 1.0)"
+
+
 @pytest.mark.seldom
-def test_the_weights_are_those_of_one_device(runs):
-    assert_same_training(runs / "one", runs / "mesh")
+@pytest.mark.parametrize("labels", ["stored", "online"])
+def test_a_mesh_writes_the_tokens_labels_and_weights_of_one_device(place, labels):
+    """Of a drafter that reads its target: of one that does not, less is shared."""
+    folder = place / f"reads-{labels}"
+    folder.mkdir()
+    text = (place / "config.py").read_text()
+    text = text.replace("hidden=48)", "hidden=48, reads=(1, 2))").replace(", seed=5", f", seed=5{READS}")
+    if labels == "online":  # the target runs in every step
+        for stored in ("labels=4", "candidates=64", "hidden_layers=(1, 2)"):
+            assert stored in text
+            text = text.replace(stored, re.sub(r"\d+|\(.*\)", "()" if "(" in stored else "0", stored))
+    (folder / "config.py").write_text("from specdec_jax.distillation.unrolled import Unroll\n" + text)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    words = [sys.executable, ON_DEVICES, folder / "config.py", folder]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    one, mesh = (manifest_of(folder / name) for name in ("one", "mesh"))
+    assert one["tokens"] == mesh["tokens"] > 1000
+    for entry, other in zip(one["shards"], mesh["shards"], strict=True):
+        left, right = (load_file(folder / name / "data" / entry["file"]) for name in ("one", "mesh"))
+        np.testing.assert_array_equal(left["tokens"], right["tokens"])
+        np.testing.assert_allclose(left["log_prob"], right["log_prob"], atol=2e-3)
+        assert entry["file"] == other["file"]
+    assert_same_training(folder / "one", folder / "mesh")
 
 
 @pytest.mark.parametrize("shares, tokens", [(2, None), (3, 2688)])
@@ -326,9 +315,9 @@ def test_rows_that_devices_cannot_share_are_refused(shares, tokens, monkeypatch)
     training.check_rows(Packing(slots=(448, 896), tokens=tokens))
 
 
-@pytest.fixture(scope="module")
-def both(place):
-    """A run of two processes, of which one was killed as it trained, and its second launch, to the end."""
+@pytest.mark.seldom
+def test_two_processes_write_the_data_and_weights_of_one(place, whole):
+    """One of them is killed as it trains; a second launch goes on to the end."""
     out = place / "both"
     out.mkdir()
     command = ["-m", "experiments.distill", place / "config.py", "--out", out]
@@ -345,15 +334,10 @@ def both(place):
     found = ended(launch(2, command, out))
     assert [code for code, _ in found] == [0, 0], found
     assert "Written to" in found[0][1] and "Written to" not in found[1][1]
-    return out
-
-
-@pytest.mark.seldom
-def test_two_processes_write_the_data_and_weights_of_one(both, whole):
-    assert manifest_of(both)["shards"] == manifest_of(whole)["shards"] and len(manifest_of(both)["shards"]) > 3
-    assert not list((both / "data").glob(".0*.lock"))
-    assert_same_training(whole, both)
-    steps = [[line["step"] for line in lines_of(out / "train" / "metrics.jsonl")] for out in (whole, both)]
+    assert manifest_of(out)["shards"] == manifest_of(whole)["shards"] and len(manifest_of(out)["shards"]) > 3
+    assert not list((out / "data").glob(".0*.lock"))
+    assert_same_training(whole, out)
+    steps = [[line["step"] for line in lines_of(run / "train" / "metrics.jsonl")] for run in (whole, out)]
     assert steps[0] == steps[1]
 
 
@@ -364,41 +348,42 @@ def test_labels_must_be_written(place, tmp_path, monkeypatch, capsys):
     assert "labels must be more than 0" in capsys.readouterr().err
 
 
-def test_a_drafter_is_judged_as_the_library_does(tmp_path, capsys):
+@pytest.fixture
+def judged(tmp_path):
+    """Judges a drafter of texts at temperature 0 by the command: (target, drafter, agreement by task)."""
     names = write_pair(tmp_path)
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text("\n".join(json.dumps({"text": text, "category": "code"}) for text in ("hello", "one two")))
-    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(prompts), "--temperatures", "0"]
-    command += ["--max-new-tokens", "8", "--dtype", "float32", "--out", str(tmp_path / "run")]
-    assert distill.main(["judge", *command]) == 0
-    rows = lines_of(tmp_path / "run" / "results.jsonl")
-    target, drafter = (load_model(name, dtype="float32") for name in names)
+    options = ["--prompts", str(tmp_path / "p.jsonl"), "--temperatures", "0", "--dtype", "float32"]
+
+    def judge(texts, *words, **config):
+        (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"text": text, "category": "code"}) for text in texts))
+        change_json(Path(names[0]) / "config.json", **config)
+        command = ["--target", names[0], "--drafter", names[1], *options, *words, "--out", str(tmp_path / "run")]
+        assert distill.main(["judge", *command]) == 0
+        found = {row["task"]: row["agreement"][0] for row in lines_of(tmp_path / "run" / "results.jsonl")}
+        return *(load_model(name, dtype="float32") for name in names), found
+
+    return judge
+
+
+def test_a_drafter_is_judged_as_the_library_does(judged, tmp_path):
+    target, drafter, found = judged(("hello", "one two"), "--max-new-tokens", "8")
     tokens = [encode(target, text, chat=True, system=None) for text in ("hello", "one two")]
     texts = list(zip(tokens, answers(target, tokens, max_new_tokens=8), strict=True))
     expected = judge_texts(target, drafter, texts).agreement.mean()
-    code = next(row for row in rows if row["task"] == "code")
-    assert code["agreement"][0] == pytest.approx(expected, abs=1e-6) and code["texts"] == 2
+    assert found["code"] == pytest.approx(expected, abs=1e-6)
     assert "answers at 0" in (tmp_path / "run" / "table.md").read_text()
 
 
-def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(tmp_path):
-    names = write_pair(tmp_path)
-    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello", "category": "code"}))
-    first = load_model(names[0], dtype="float32")
+def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(judged, tmp_path):
+    first = load_model(write_pair(tmp_path / "first")[0], dtype="float32")
     early = answers(first, [encode(first, "hello", chat=True, system=None)], max_new_tokens=4)[0][-1]
-    path = Path(names[0]) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": early}))
-    command = ["--target", names[0], "--drafter", names[1], "--prompts", str(tmp_path / "p.jsonl"), "--temperatures"]
-    command += ["0", "--max-new-tokens", "20", "--span", "8", "--past-end", "--dtype", "float32"]
-    assert distill.main(["judge", *command, "--out", str(tmp_path / "run")]) == 0
-    rows = lines_of(tmp_path / "run" / "results.jsonl")
-    target, drafter = (load_model(name, dtype="float32") for name in names)
+    words = "--max-new-tokens", "20", "--span", "8", "--past-end"
+    target, drafter, found = judged(("hello",), *words, eos_token_id=early)
     asked = encode(target, "hello", chat=True, system=None)
     answer = answers(target, [asked], max_new_tokens=20, past_end=True)[0]
     assert len(answer) == 20 and len(answers(target, [asked], max_new_tokens=20)[0]) <= 4
     texts = [([*asked, *answer[:start]], answer[start : start + 8]) for start in (0, 8, 16)]
     expected = judge_texts(target, drafter, texts).agreement
-    found = {row["task"]: row["agreement"][0] for row in rows}
     assert [found[f"from {start}"] for start in (0, 8, 16)] == pytest.approx(expected, abs=1e-6)
 
 

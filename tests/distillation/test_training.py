@@ -54,7 +54,10 @@ def shard(target):
 
 
 def test_an_epoch_holds_every_text_once_and_every_prediction_is_of_its_next_token(shard):
-    order, seen = BatchOrder(Corpus([shard], VOCAB), PACKING, seed=1), {}
+    """Its weight is that of who wrote the token predicted."""
+    corpus, seen = Corpus([shard], VOCAB), {}
+    order = BatchOrder(corpus, PACKING, seed=1)
+    writers = {tuple(shard.tokens[a:b].tolist()): shard.writer[a:b] for a, b in corpus.spans}
     texts = {tuple(text.tolist()) for text in np.split(shard.tokens, shard.offsets[1:-1])}
     step = 0
     while order.epoch_of(step) < 1:
@@ -65,23 +68,13 @@ def test_an_epoch_holds_every_text_once_and_every_prediction_is_of_its_next_toke
                 at = np.flatnonzero(batch.segments[row] == segment)
                 assert np.array_equal(batch.positions[row, at], np.arange(len(at)))
                 assert np.array_equal(following[row, at[:-1]], batch.tokens[row, at[1:]])
-                assert weight[row, at[-1]] == 0
                 text = tuple(batch.tokens[row, at].tolist())
                 seen[text] = seen.get(text, 0) + 1
+                assert weight[row, at].tolist() == [*np.take(PACKING.by_writer, writers[text][1:]), 0]
         assert not weight[batch.segments == GAP].any()
         step += 1
     assert set(seen) == texts
     assert sum(seen.values()) <= len(texts) + 8  # rows taken again to fill a last batch
-
-
-def test_weights_are_those_of_who_wrote_the_token_predicted(shard):
-    corpus = Corpus([shard], VOCAB)
-    batch = BatchOrder(corpus, PACKING, seed=1).at(0)
-    writers = {tuple(shard.tokens[a:b].tolist()): shard.writer[a:b] for a, b in corpus.spans}
-    weight = batch.weight.reshape(batch.tokens.shape)
-    at = np.flatnonzero(batch.segments[0] == 0)
-    writer = writers[tuple(batch.tokens[0, at].tolist())]
-    assert np.array_equal(weight[0, at[:-1]], np.array([0.0, 0.5, 1.0], np.float32)[writer[1:]])
 
 
 def test_sampled_candidates_stand_for_the_whole_vocabulary(shard):
@@ -145,9 +138,9 @@ def without_labels(shard):
     return shard._replace(top=shard.top[:, :0], log_prob=shard.log_prob[:, :0])
 
 
-def trained(folder, shard, steps, intervals=None, stop_at=None, ema=0.9):
+def trained(folder, shard, steps, stop_at=None):
     """A run of the loop on the shard, cut after `stop_at` steps as a process that ends would."""
-    schedule = training.Schedule(steps=steps, rate=3e-3, warmup=2, ema=ema, accumulate=2)
+    schedule = training.Schedule(steps=steps, rate=3e-3, warmup=2, ema=0.9, accumulate=2)
     config = initial.drafter_config(SHAPE, TARGET)
     order = BatchOrder(Corpus([shard], VOCAB), PACKING, seed=1)
     state = training.init_state(initial.initial_params(SHAPE, TARGET, None, None, 0), schedule)
@@ -158,8 +151,7 @@ def trained(folder, shard, steps, intervals=None, stop_at=None, ema=0.9):
             raise KeyboardInterrupt
         return step(state, batch)
 
-    intervals = intervals or loop.Intervals(save_every=3, log_every=2)
-    return loop.train(folder, state, cut, order, steps, intervals)
+    return loop.train(folder, state, cut, order, steps, loop.Intervals(save_every=3, log_every=2))
 
 
 @pytest.mark.parametrize("family", [gpt2, gpt_neox, mistral, phi3, qwen3])
@@ -204,23 +196,26 @@ test_sizes_that_a_family_does_not_have_are_named = refusals(
 )
 
 
-def test_a_drafter_of_another_family_learns_its_labels(shard, target):
-    """The most probable next token is a function of the present one, so that it can be learnt in few steps."""
-    classes, rest = shard.tokens % 4, shard.top[:, 1:] % 20 + 10
-    top = np.concatenate([3 + classes[:, None], rest], axis=1).astype(np.uint16)
+def learnt(config, params, shard, top, layers=(), **options):
+    """Metrics of the first step and of the last ten of a short training, whose labels are nearly always the first."""
     log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
-    labelled = shard._replace(top=top, log_prob=log_prob.astype(np.float16))
-    shape = of_family("gpt2", init="projection")
-    config, counts = initial.drafter_config(shape, TARGET), np.ones(VOCAB)
-    state = training.init_state(initial.initial_params(shape, TARGET, target[1], counts, 0), SCHEDULE)
+    labelled = shard._replace(top=top.astype(np.uint16), log_prob=log_prob.astype(np.float16))
     packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
-    order, found = BatchOrder(Corpus([labelled], VOCAB), packing, seed=1), []
-    step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64)
+    order, state = BatchOrder(Corpus([labelled], VOCAB, layers), packing, seed=1), training.init_state(params, SCHEDULE)
+    step, found = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64, **options), []
     for index in range(SCHEDULE.steps):
         state, metrics = step(state, order.at(index))
-        found.append((float(metrics.agreement), float(metrics.acceptance)))
-    agreement, acceptance = np.mean(found[-10:], axis=0)
-    assert max(found[0]) < 0.5 and agreement > 0.9 and acceptance > 0.5, (found[0], agreement, acceptance)
+        found.append((float(metrics.agreement), float(metrics.acceptance), float(metrics.last_agreement)))
+    return found[0], np.mean(found[-10:], axis=0)
+
+
+def test_a_drafter_of_another_family_learns_its_labels(shard, target):
+    """The most probable next token is a function of the present one, so that it can be learnt in few steps."""
+    top = np.concatenate([3 + shard.tokens[:, None] % 4, shard.top[:, 1:] % 20 + 10], axis=1)
+    shape = of_family("gpt2", init="projection")
+    params = initial.initial_params(shape, TARGET, target[1], np.ones(VOCAB), 0)
+    begun, (agreement, acceptance, _) = learnt(initial.drafter_config(shape, TARGET), params, shard, top)
+    assert max(begun[:2]) < 0.5 and agreement > 0.9 and acceptance > 0.5, (begun, agreement, acceptance)
 
 
 def test_a_resumed_run_ends_with_the_same_weights_bit_for_bit(tmp_path, shard):
@@ -346,20 +341,11 @@ def test_a_drafter_that_reads_learns_what_only_the_target_knows(shard):
     rng, classes = np.random.default_rng(0), 4
     known = rng.integers(0, classes, shard.num_tokens)
     top = np.stack([3 + np.roll(known, 1), *(np.full_like(known, 20 + i) for i in range(K - 1))], axis=1)
-    log_prob = np.log(np.array([0.97, 0.01, 0.01, 0.009]))[None].repeat(len(top), axis=0)
     states = 4.0 * np.eye(8)[known][:, None].astype(ml_dtypes.bfloat16)
-    labelled = shard._replace(top=top.astype(np.uint16), log_prob=log_prob.astype(np.float16), hidden=states)
     base = llama.LlamaConfig(VOCAB, 32, 48, 1, 2, 1, 16, tie_word_embeddings=True)
     config = llama_reading.reading_config(base, (1,), 8)
-    state_of = training.init_state(llama_reading.init_params(config, jax.random.key(3), jnp.float32), SCHEDULE)
-    packing = Packing(slots=(32,), tokens=256, candidates=0, sampled=1, by_writer=(1.0, 1.0, 1.0))
-    order = BatchOrder(Corpus([labelled], VOCAB, (0,)), packing, seed=1)
-    step = training.build_step(config, SCHEDULE, forward_kl, dtype=jnp.float32, chunk=64, unroll=Unroll(2, 1.0))
-    found = []
-    for index in range(SCHEDULE.steps):
-        state_of, metrics = step(state_of, order.at(index))
-        found.append((float(metrics.agreement), float(metrics.last_agreement)))
-    first, last = np.mean(found[-10:], axis=0)
+    params = llama_reading.init_params(config, jax.random.key(3), jnp.float32)
+    _, (first, _, last) = learnt(config, params, shard._replace(hidden=states), top, (0,), unroll=Unroll(2, 1.0))
     assert first > 0.9 and last < 0.6
 
 
@@ -421,6 +407,7 @@ test_bad_settings_name_the_value = refusals(
     (lambda: initial.Shape(family="gpt2", init="induction"), "init 'induction' is for .* got shape.family 'gpt2'"),
     (lambda: initial.Shape(family="gpt_neox", reads=(3,)), r"reads \(3,\) is for .* got shape.family 'gpt_neox'"),
     (lambda: loop.Intervals(log_every=0), "log_every"),
+    (lambda: lk_hybrid(float("nan")), "eta must be positive, got nan"),
     (lambda: Corpus([], VOCAB), "no conversations"),
     (lambda: training.stack(llama_reading.example_config(), jnp.float32), "llama_reading cannot be trained"),
     (lambda shard: BatchOrder(Corpus([without_labels(shard)], VOCAB), Packing((32,), 32, 40, 12), seed=3), "label it"),
@@ -456,16 +443,10 @@ def log(distribution):
 
 
 @pytest.mark.parametrize("name", NAIVE)
-def test_values_are_those_of_numpy(name):
-    loss, naive = NAIVE[name]
-    p, q = softmax(P_LOGITS), softmax(Q_LOGITS)
-    np.testing.assert_allclose(loss(log(p), log(q)), naive(p, q, q), rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("name", NAIVE)
-def test_gradients_are_finite_differences(name):
+def test_values_are_those_of_numpy_and_gradients_finite_differences(name):
     loss, naive = NAIVE[name]
     p, frozen, step = softmax(P_LOGITS), softmax(Q_LOGITS), 1e-6
+    np.testing.assert_allclose(loss(log(p), log(frozen)), naive(p, frozen, frozen), rtol=2e-5, atol=2e-6)
 
     def value(logits):
         return jnp.sum(loss(log(p), jax.nn.log_softmax(logits, axis=-1)))
@@ -492,15 +473,11 @@ def test_zeros_on_either_side_leave_value_and_gradient_finite_and_the_target_unt
     assert jnp.isfinite(value(p, logits)) and jnp.all(jnp.isfinite(to_q)) and not jnp.any(to_p)
 
 
-def coarse_of(p, q, labels):
-    return coarse_distributions(jnp.take_along_axis(p, labels, axis=-1), jnp.take_along_axis(q, labels, axis=-1))
-
-
 def test_the_rest_is_one_outcome():
     p, q = softmax(P_LOGITS), softmax(Q_LOGITS)
     labels = np.argsort(-p, axis=-1)[:, :3]
-    for coarse, distribution in zip(coarse_of(log(p), log(q), jnp.asarray(labels)), (p, q), strict=True):
-        kept = np.take_along_axis(distribution, labels, axis=-1)
+    kept_of_both = [np.take_along_axis(distribution, labels, axis=-1) for distribution in (p, q)]
+    for coarse, kept in zip(coarse_distributions(*map(log, kept_of_both)), kept_of_both, strict=True):
         expected = np.concatenate([kept, 1 - kept.sum(-1, keepdims=True)], axis=-1)
         np.testing.assert_allclose(jnp.exp(coarse), expected, atol=2e-6)
 
@@ -510,6 +487,9 @@ def test_a_label_of_minus_infinity_belongs_to_the_rest_on_both_sides():
     p, q = coarse_distributions(jnp.asarray([[top[0, 0], -jnp.inf]]), drafter)
     np.testing.assert_allclose(jnp.exp(p), [[0.5, 0.0, 0.5]], atol=1e-6)
     np.testing.assert_allclose(jnp.exp(q), [[0.4, 0.0, 0.6]], atol=1e-6)
+    padded = jnp.asarray([[top[0, 0], -jnp.inf, -jnp.inf]]), jnp.asarray([[-1.0, -2.0, -jnp.inf]])
+    gradient = jax.grad(lambda q: jnp.sum(forward_kl(*coarse_distributions(padded[0], q))))(padded[1])
+    assert jnp.all(jnp.isfinite(gradient)) and gradient[0, 0] != 0 and not jnp.any(gradient[0, 1:])
 
 
 @pytest.mark.parametrize("probability", [[0.5, 0.5], [0.75, 0.375]])
@@ -522,14 +502,3 @@ def test_a_rest_of_nothing_or_less_is_clipped(probability):
 
     assert jnp.isfinite(coarse_distributions(label, label)[1][0, -1])
     assert jnp.isfinite(value(label)) and jnp.all(jnp.isfinite(jax.grad(value)(label)))
-
-
-def test_padding_gets_no_gradient_and_no_nan():
-    top, drafter = jnp.asarray([[jnp.log(0.5), -jnp.inf, -jnp.inf]]), jnp.asarray([[-1.0, -2.0, -jnp.inf]])
-    gradient = jax.grad(lambda q: jnp.sum(forward_kl(*coarse_distributions(top, q))))(drafter)
-    assert jnp.all(jnp.isfinite(gradient)) and gradient[0, 0] != 0 and not jnp.any(gradient[0, 1:])
-
-
-def test_bad_constants_are_named():
-    with pytest.raises(ValueError, match="eta must be positive, got nan"):
-        lk_hybrid(float("nan"))
