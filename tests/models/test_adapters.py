@@ -120,7 +120,6 @@ test_what_is_wrong_is_named = refusals(
         gives=lambda logits, cache: (logits, cache._replace(keys=cache.keys.astype(jnp.bfloat16))),
     ),
     wrong("several passes", place=lambda length, width: positions(jnp.maximum(length - 1, 0), width)),
-    wrong("several passes", place=lambda length, width: positions(0 * length, width)),
     wrong("rolled back differs from an empty one", recurrent(resets=False)),
     wrong("rolled back to a part", recurrent(resets=True)),
     wrong("later tokens", gives=lambda logits, cache: (jnp.roll(logits, 1, axis=1), cache)),

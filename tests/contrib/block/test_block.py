@@ -125,48 +125,39 @@ def test_greedy_output_is_plain_decodings():
 # --- the distribution -------------------------------------------------------------------------------------------------
 
 
-def toy_decoder(policy, verifier, size=3, drafter=block):
+def toy_decoder(policy, verifier, size=3):
     target, table, model, own = block_toy(size=size)
-    made = build_decoder(target, drafter(model, size, catch_up=4), policy, verifier, prefill_chunk=4)
+    made = build_decoder(target, block(model, size, catch_up=4), policy, verifier, prefill_chunk=4)
     return made, ModelParams(table, own)
-
-
-def enumerated(decoder, params, before, last, size):
-    """log q [size, V] after every draft but the last; checks it, and the share of 400 uniforms that draw each token."""
-    vocab = 3
-    steps = jnp.asarray((np.arange(400) + 0.5) / 400, jnp.float32)
-    state = decoder.prefill(params, [[before, last]] * 400, max_new_tokens=8, warp=make_warp(400, 1.0))
-    now, own, policy = round_context(decoder.parts, state), params.drafter, decoder.parts.policy
-    log_q_of = {}
-    for draft in np.ndindex(*(vocab,) * (size - 1)):
-        # uniforms in the middle of the wanted tokens' shares for all but the last draft, every step for the last
-        exact = np.exp(toy_log_q(own, before, last, [*draft, 0]))
-        middle = [np.cumsum(exact[i])[token] - exact[i][token] / 2 for i, token in enumerate(draft)]
-        uniform = lambda index, middle=middle: jnp.where(  # noqa: E731
-            index == size - 1, steps, jnp.asarray([*middle, 0.0], jnp.float32)[index]
-        )
-        given = decoder.parts.drafter, own, state.drafter, state.tokens, now, policy, state.policy
-        found, *_ = draft_once(*given, uniform=uniform, vocab=vocab)
-        assert np.all(np.asarray(found.tokens)[:, : size - 1] == draft), "another path than the uniforms of q say"
-        np.testing.assert_allclose(found.log_q[0], np.log(exact), atol=1e-5)
-        share = np.bincount(np.asarray(found.tokens)[:, size - 1], minlength=vocab) / 400
-        np.testing.assert_allclose(share, exact[-1], atol=2 / 400)
-        log_q_of[draft] = np.asarray(found.log_q[0])
-    return log_q_of
 
 
 def test_drafts_are_drawn_from_the_reported_q_and_the_output_is_the_targets():
     """All texts of two tokens, all blocks after them: q against its definition, shares of drawn tokens against q, and
     the output of rejection summed over all drafts against the target."""
-    size, vocab = 2, 3
+    size, vocab, rows = 2, 3, 400
     decoder, params = toy_decoder(static(draft_length=size), verification.rejection(), size)
+    own, steps = params.drafter, jnp.asarray((np.arange(rows) + 0.5) / rows, jnp.float32)
     for before, last in np.ndindex(vocab, vocab):
-        log_q_of = enumerated(decoder, params, before, last, size)
+        log_q_of = []  # [size, V] after every first draft
+        state = decoder.prefill(params, [[before, last]] * rows, max_new_tokens=8, warp=make_warp(rows, 1.0))
+        now, policy = round_context(decoder.parts, state), decoder.parts.policy
+        for x in range(vocab):
+            # the uniform in the middle of the wanted token's share for the first draft, every step for the last
+            exact = np.exp(toy_log_q(own, before, last, [x, 0]))
+            middle = jnp.float32(np.cumsum(exact[0])[x] - exact[0][x] / 2)
+            uniform = lambda index, middle=middle: jnp.where(index == size - 1, steps, middle)  # noqa: E731
+            given = decoder.parts.drafter, own, state.drafter, state.tokens, now, policy, state.policy
+            found, *_ = draft_once(*given, uniform=uniform, vocab=vocab)
+            assert np.all(np.asarray(found.tokens)[:, 0] == x), "another path than the uniforms of q say"
+            np.testing.assert_allclose(found.log_q[0], np.log(exact), atol=1e-5)
+            share = np.bincount(np.asarray(found.tokens)[:, 1], minlength=vocab) / rows
+            np.testing.assert_allclose(share, exact[1], atol=2 / rows)
+            log_q_of.append(np.asarray(found.log_q[0]))
         logits = [params.target[before, last], *(params.target[last, x] for x in range(vocab))]
         p = np.exp(distribution(jnp.asarray(np.array(logits)), make_warp(vocab + 1, 1.0)).log_prob)
-        first, output = np.exp(log_q_of[0,][0]), np.zeros((vocab, vocab))
+        first, output = np.exp(log_q_of[0][0]), np.zeros((vocab, vocab))
         for x, y in np.ndindex(vocab, vocab):
-            second = np.exp(log_q_of[x,][1])
+            second = np.exp(log_q_of[x][1])
             q = first[x] * second[y]
             accepted = [min(1.0, p[0][x] / first[x]), min(1.0, p[1 + x][y] / second[y])]
             rest = [np.maximum(p[0] - first, 0), np.maximum(p[1 + x] - second, 0)]
@@ -186,11 +177,11 @@ def test_the_whole_decoder_draws_from_the_target(rule, verifier):
     assert report.lossless and report.drafted[1] > 500
 
 
-def without_effect(made):
-    """A drafter that draws as `made` does, and tells the distribution without the low-rank term: a bug."""
+def test_q_without_the_low_rank_term_is_rejected():
+    """A drafter that draws as an honest one, and tells the distribution without that term: a bug."""
 
     def source(*arguments):
-        honest = made.source(*arguments)
+        honest = decoder.parts.drafter.source(*arguments)
 
         def predict(memory, drafted, uniform):
             following, after = honest.predict(memory, drafted, uniform)
@@ -199,13 +190,9 @@ def without_effect(made):
 
         return honest._replace(predict=predict)
 
-    return dataclasses.replace(made, source=source)
-
-
-def test_q_without_the_low_rank_term_is_rejected():
-    policy, verifier = static(draft_length=3), verification.rejection()
-    decoder, params = toy_decoder(policy, verifier, 3)
-    cheat, _ = toy_decoder(policy, verifier, 3, lambda *given, **more: without_effect(block(*given, **more)))
+    decoder, params = toy_decoder(static(draft_length=3), verification.rejection())
+    target, drafter, *rest = decoder.parts.target, decoder.parts.drafter, decoder.parts.policy, decoder.parts.verifier
+    cheat = build_decoder(target, dataclasses.replace(drafter, source=source), *rest, prefill_chunk=4)
     assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
     assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
 
