@@ -238,9 +238,9 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "contrib": (4_180, 4_200),
     "distillation": (2_298, 2_300),
     "experiments": (6_994, 7_000),
-    "tests": (22_933, 21_500),
+    "tests": (22_621, 21_500),
     "ten central files": (1_569, 1_700),
-    "plain AdaEDL, with all it imports": (3_194, 3_100),
+    "plain AdaEDL, with all it imports": (3_191, 3_100),
 }
 
 
