@@ -39,8 +39,7 @@ _warned: set[str] = set()  # names of verifiers that were warned about
 class Decoder(NamedTuple):
     """The result of build_decoder. `jitted` has the jitted functions, for lowering, exporting and cost analysis."""
 
-    # (params, prompts, n=1, **options of `fresh_state`): n rows a prompt, filled once
-    prefill: Callable[..., DecodeState]
+    prefill: Callable[..., DecodeState]  # (params, prompts, n=1, **options of `fresh_state`): n rows of each prompt
     # arguments of prefill but n: compiles it and, without a mesh, `run`; returns what prefills this request, once
     compile: Callable[..., Callable[[], DecodeState]]
     extend: Callable[..., DecodeState]  # (params, state, prompts, **options): keeps caches of the common prefix
