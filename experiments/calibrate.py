@@ -43,6 +43,7 @@ from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_fact
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, join, load_trace
+from specdec_jax.strategy import Strategy
 from specdec_jax.text.calibration import ANY_STATIC_OPTIONS, FILE, FORMAT, KINDS, fingerprint
 from specdec_jax.text.generation import build_pair, encode
 from specdec_jax.text.prompt_file import Prompt
@@ -261,6 +262,7 @@ def learnt(
                 policies[name] = best(entry)
             else:
                 others = {key: value for key, value in options.items() if value != default.options[key]}
+                others = {key: repr(value) if isinstance(value, Strategy) else value for key, value in others.items()}
                 vary("policy", name, others, best(entry))
     prior = list(fit_prior(trace))
     policies["survival"] = {kind: prior, "drafter_cost": costs.ratio}

@@ -59,9 +59,9 @@ def stored():
     return check
 
 
-RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds of tests that take so many
+RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seconds, nothing compiled before, of tests
 KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
-LONG = 2.0  # of tests that `make test` leaves out; `make check` leaves out all that are recorded
+LONG = 3.0  # of tests that `make test` leaves out; `make check` leaves out all that are recorded
 SECONDS = {}  # of this run
 COLLECTED = set()  # tests, also those that options leave out
 

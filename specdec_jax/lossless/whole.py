@@ -125,7 +125,7 @@ def _decoded(decoder: Decoder, params: ModelParams, requests: _Requests, tokens:
         max_new_tokens=requests.limit.tolist(),
         seed=requests.seed.tolist(),
         warp=requests.warp,
-        stop_ids=(-1,),
+        stop_ids=(0,),  # a column; replaced below
         slots=slots_for(PROMPT, tokens, max(decoder.parts.widths)),
     )
     ends = np.asarray(state.stop_ids).copy()

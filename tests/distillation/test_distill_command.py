@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -305,7 +304,7 @@ def test_a_mesh_writes_the_tokens_labels_and_weights_of_one_device(place, labels
 
 @pytest.mark.parametrize("shares, tokens", [(2, None), (3, 2688)])
 def test_rows_that_devices_cannot_share_are_refused(shares, tokens, monkeypatch):
-    monkeypatch.setattr(training, "mesh_here", lambda: SimpleNamespace(shape={"data": shares}))
+    monkeypatch.setattr(training, "row_groups", lambda: shares)
     packing = Packing(slots=(448, 896), tokens=1792)
     if tokens is None:
         return training.check_rows(packing)
