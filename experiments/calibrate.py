@@ -257,8 +257,7 @@ def learnt(
     for entry in RULES:
         if entry.grid and not weighs_costs(entry.policy):  # those that weigh costs are given them when they run
             name, options = entry.policy.name, entry.policy.options
-            default = build("policy", name, {})
-            if entry.policy.bare == default:
+            if entry.policy.bare == (default := build("policy", name, {})):
                 policies[name] = best(entry)
             else:
                 others = {key: value for key, value in options.items() if value != default.options[key]}
