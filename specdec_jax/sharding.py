@@ -15,8 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 DATA, MODEL = "data", "model"
-ANY = PartitionSpec.UNCONSTRAINED
-"""The sharding of an axis that is left to the compiler."""
+ANY = PartitionSpec.UNCONSTRAINED  # the sharding of an axis that is left to the compiler
 
 
 def mesh_here() -> Mesh | None:
@@ -35,9 +34,10 @@ def sharding(mesh: Mesh, shape: Sequence[int], *axes: Any) -> NamedSharding:
 
 
 def committed(tree: Any) -> Any:
-    """Sharding of an array committed to one device, or None. `run` compiles again for states placed elsewhere."""
+    """Sharding of any array beside one committed to one device, or None. `run` compiles again for states elsewhere."""
     arrays = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer))
-    return next((leaf.sharding for leaf in arrays if leaf.committed and len(leaf.sharding.device_set) == 1), None)
+    where = next((leaf.sharding for leaf in arrays if leaf.committed and len(leaf.sharding.device_set) == 1), None)
+    return NamedSharding(where.mesh, PartitionSpec()) if isinstance(where, NamedSharding) else where
 
 
 def placed(tree: Any, where: Any = None) -> Any:

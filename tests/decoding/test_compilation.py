@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
 from tiny_llama import model_and_params
 
 from specdec_jax import kernels
@@ -56,11 +57,14 @@ def test_a_sweep_over_every_number_compiles_once():
     assert decoder.num_programs("run") == 1 and decoder.num_programs("prefill") <= before + 1
 
 
-@pytest.mark.parametrize("commit", [False, True])
+@pytest.mark.parametrize("commit", [False, True, "mesh"])
 def test_programs_compiled_in_advance_are_those_that_run(commit):
-    """Also with parameters committed to a device, as Orbax's are, and after a search for stop strings."""
+    """Also with parameters on a device, as Orbax's are, or a mesh of one, as tunix's, and after a search for stops."""
     decoder, params = tiny_pair(adaedl(), rejection())
-    params = jax.device_put(params, jax.devices()[0]) if commit else params
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("tp",))
+    last = [NamedSharding(mesh, PartitionSpec(*[None] * rank, "tp")) for rank in range(3)]
+    where = jax.tree.map(lambda leaf: last[leaf.ndim - 1], params) if commit == "mesh" else jax.devices()[0]
+    params = jax.device_put(params, where) if commit else params
     decoder.compile(params, [[1, 2, 3]], max_new_tokens=8)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, duration_secs, **_: compiled.append(event))
