@@ -117,8 +117,8 @@ def test_every_calibrated_variant_gets_its_hyperparameters(calibrated):
     assert calibration.any_static_options == calibrations.ANY_STATIC_OPTIONS
     for decoding, temperature in (("greedy", 0.0), ("sampled", 0.7)):
         names = [(found["kind"], found["name"]) for found in calibration.variants[decoding]]
-        wanted = {("policy", "adaedl"), ("policy", "max_confidence"), ("policy", "phase_length"), ("monitor", "phases")}
-        assert set(names) == wanted
+        policies = {("policy", name) for name in ("adaedl", "at_least", "max_confidence", "phase_length")}
+        assert set(names) == {*policies, ("monitor", "phases")}
         for found in calibration.variants[decoding]:
             strategy = build(found["kind"], found["name"], found["static_options"])
             learnt = hyperparameters_for(calibration, found["kind"], strategy, temperature)
