@@ -89,20 +89,20 @@ def pytest_collection_modifyitems(items):
     COLLECTED.update(seconds)
     cases, quickest = Counter(), Counter()
     named = {test for bug in BUGS for test in bug.tests.split()}
+    for item in items:
+        often, test = item.get_closest_marker("often"), item.nodeid.split("[")[0]
+        cases[test] += 1
+        if often is not None and cases[test] > often.args[0]:
+            item.add_marker(pytest.mark.seldom)
     for item in sorted(items, key=lambda item: seconds[item.nodeid]):
         test, is_real = item.nodeid.split("[")[0], bool(REAL & set(getattr(item, "fixturenames", ())))
-        quickest[test] += test in named
+        quickest[test] += test in named and item.get_closest_marker("seldom") is None
         if is_real:
             item.add_marker(pytest.mark.optimised)
         if is_real or item.nodeid in KNOWN:
             item.add_marker(pytest.mark.slow)
         if seconds[item.nodeid] > LONG and not 0 < quickest[test] <= 2:
             item.add_marker(pytest.mark.long)
-    for item in items:
-        often, test = item.get_closest_marker("often"), item.nodeid.split("[")[0]
-        cases[test] += 1
-        if often is not None and cases[test] > often.args[0]:
-            item.add_marker(pytest.mark.seldom)
 
 
 def pytest_runtest_setup(item):

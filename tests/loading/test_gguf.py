@@ -300,7 +300,8 @@ def without(old, new):
 )
 def test_what_gguf_cannot_state(tmp_path, change, message):
     backend = Backend.from_str(read(tmp_path).backend.to_str())
-    backend = change(backend) or backend
+    changed = change(backend)
+    backend = changed if isinstance(changed, Backend) else backend
     tokenizer = Tokenizer(backend, {"eos_token": "</s>", "bos_token": "<s>"})
     if message is None:
         assert "caca" in tokenizer_metadata(tokenizer, len(TOKENS) + 1, (2,), 1)["tokenizer.ggml.tokens"]
