@@ -103,6 +103,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if seconds[item.nodeid] > LONG and not 0 < quickest[test] <= 2:
             item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)  # caches are cleared before them
 
 
 def pytest_runtest_setup(item):

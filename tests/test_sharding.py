@@ -101,8 +101,7 @@ def test_what_devices_cannot_share_evenly_is_whole(found):
 def test_collectives_of_a_round(found, kind, words):
     """A target pass has two all-reduces a layer and one of the embedding, and gathers logits; else only scalars.
 
-    Scalars pass between groups of rows: whether somebody still drafts or lags, the longest draft; at each width
-    whether somebody truncates, and then the widest interval of two bisections.
+    Scalars pass between groups of rows: whether one drafts, lags or truncates, the longest draft, widest bisections.
     """
     rows, shares = sizes(words)
     kinds = Counter(kind for kind, _ in found[kind][words]["collectives"])

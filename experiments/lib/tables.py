@@ -228,11 +228,11 @@ def predictions_table(rows: Sequence[Row]) -> list[str]:
     for name in dict.fromkeys(name for name, _ in ratios):
         here = [ratios.get((name, at)) for at in temperatures]
         lines.append([name, *(NONE if each is None else interval(each, ".3f") for each in here)])
-    plain = rows[0]["what"]
-    drafting = [
-        [each.estimate for (name, at), each in ratios.items() if (at, name != plain) == (t, True)] for t in temperatures
-    ]
-    lines.append(["apart", *(f"{np.ptp(each):.3f}" if each else NONE for each in drafting)])
+    apart = []
+    for at in temperatures:
+        drafting = [each.estimate for (name, t), each in ratios.items() if t == at and name != rows[0]["what"]]
+        apart.append(f"{np.ptp(drafting):.3f}" if drafting else NONE)
+    lines.append(["apart", *apart])
     heads = ["predicted over measured", *map(at_temperature, temperatures)]
     return [markdown(heads, lines), NOTE_PREDICTED] if ratios else []
 

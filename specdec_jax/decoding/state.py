@@ -109,7 +109,6 @@ def fresh_state(
     value = numbers if isinstance(numbers, Tracer) else numbers.tolist()
     seeds = in_rows(batch, value, "seed", Between(0, 2**32 - 1, whole=True), np.uint32)
     seeds = seeds + np.arange(batch, dtype=np.uint32) if numbers.shape == () else seeds
-    xp: Any = jnp if isinstance(hashes, Tracer) or isinstance(seeds, Tracer) else np
     stop_ids = spec.eos_ids if stop_ids is None else stop_ids
     try:
         ends = [operator.index(token) for token in stop_ids]
@@ -124,7 +123,7 @@ def fresh_state(
         prompt_length=lengths.copy(),
         limit=lengths + new.astype(np.int32),
         done=host(new == 0),
-        key=xp.stack([hashes, seeds], axis=1),
+        key=_namespace(hashes, seeds).stack([hashes, seeds], axis=1),
         stop_ids=host(np.tile(np.array(ends, np.int32), (batch, 1))),
         warp=warp,
         target_cache=(),
@@ -196,9 +195,9 @@ def laid(texts: Sequence[Sequence[int]], slots: int) -> Array:
     return host(tokens)
 
 
-def _namespace(values: Any) -> Any:
-    """The module of an array's functions: jax.numpy for a traced one, numpy for one on the host."""
-    return jnp if isinstance(values, Tracer) else np
+def _namespace(*arrays: Any) -> Any:
+    """The module of these arrays' functions: jax.numpy if one is traced, else numpy."""
+    return jnp if any(isinstance(array, Tracer) for array in arrays) else np
 
 
 def source_slots_for(sources: Sequence[Sequence[int]]) -> int:

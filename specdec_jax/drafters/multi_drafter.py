@@ -107,7 +107,6 @@ def multi_drafter(
 
     def source(params: Sequence[Params], state: MultiDrafterState, tokens: Array, context: RoundContext) -> Source:
         rates = expected_rates(state, jnp.array(cost, jnp.float32), longest)
-
         best = jnp.argmax(rates, axis=1).astype(jnp.int32)
 
         def joined(indices: Sequence[int], choice: Array) -> Source:
