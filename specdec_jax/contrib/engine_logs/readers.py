@@ -4,7 +4,7 @@
 | --- | --- | --- | --- | --- |
 | a trace (docs/traces.md) | all, with distributions | exact | exact | exact |
 | SpecDecode-Bench | all | exact | exact | refused |
-| steps: vLLM, AIPerf, Parquet, Spec-Bench | all but bonus tokens | bounds | both answers | refused |
+| steps: vLLM, AIPerf, Parquet, Spec-Bench, DFlash | all but bonus tokens | bounds | both answers | refused |
 """
 
 import json
@@ -84,8 +84,8 @@ def kind_of(path: Path) -> str:
     """The format of a file or folder. Raises ValueError for a file without a line."""
     if path.is_dir():
         return "SpecDecode-Bench" if any(path.glob(LOGS)) else "Parquet"
-    if path.suffix in (".npz", ".parquet"):
-        return "trace" if path.suffix == ".npz" else "Parquet"
+    if path.suffix in (kinds := {".npz": "trace", ".parquet": "Parquet", ".json": "Spec-Bench"}):
+        return kinds[path.suffix]
     first = next((entry for _, entry in json_lines(path)), None)
     if first is None:
         raise ValueError(f"{path} is empty")
@@ -198,13 +198,14 @@ def _opened(value: Any) -> Any:
 
 
 def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLog:
-    """The answers of a Spec-Bench file (arXiv 2401.07851), one request per choice; categories are tasks.
+    """The answers of a Spec-Bench file (arXiv 2401.07851), one request per choice; categories are tasks. Or those of a
+    DFlash benchmark (arXiv 2602.06036; tpu-spec-decode), one .json with `per_sample`.
 
     `accept_lengths` are the emitted tokens of every round. Draft lengths are not stated: they are taken to be constant,
     as given or the largest accepted length. Raises as `read_log`, and ValueError for rounds of more tokens.
     """
     answers = []
-    for number, entry in json_lines(path):
+    for number, entry in _answers_of_dflash(Path(path)) if Path(path).suffix == ".json" else json_lines(path):
         try:
             for index, choice in enumerate(entry["choices"]):
                 emitted = [int(tokens) for tokens in choice["accept_lengths"]]
@@ -222,7 +223,20 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
         for _, name, task, emitted in answers
     ]
     notes = [] if draft_length is not None else [f"drafts are taken to have {length} tokens, the longest accepted"]
-    return log_of_steps(requests, {"drafter": "drafter", "source": str(path)}, notes)
+    drafter = "block" if Path(path).suffix == ".json" else "drafter"
+    return log_of_steps(requests, {"drafter": drafter, "source": str(path)}, notes)
+
+
+def _answers_of_dflash(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """As answers of Spec-Bench, numbered from 1."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        task = report["config"]["dataset"]
+        for number, sample in enumerate(report["per_sample"], 1):
+            choices = [{"accept_lengths": sample["acceptance_lengths"]}]
+            yield number, {"question_id": f"{task}-{number}", "category": task, "choices": choices}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: no report of DFlash ({type(error).__name__}: {error})") from None
 
 
 def load_specdecode_bench(path: str | Path, drafter: str = "acc_eagle") -> Trace:

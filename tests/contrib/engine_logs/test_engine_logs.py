@@ -174,6 +174,21 @@ def test_a_degraded_trace_bounds_what_the_whole_one_says(tmp_path, name, drafted
     assert abs(found.lengths[4].speedup.estimate / truth.lengths[4].speedup.estimate - 1) < 0.03
 
 
+def test_a_report_of_dflash_is_read_as_answers_of_spec_bench(tmp_path):
+    steps = static_rounds(made_up_trace(0.0, texts=4), 3)
+    answers = [spec_bench(each._replace(id=f"toys-{number}", task="toys")) for number, each in enumerate(steps, 1)]
+    samples = [{"acceptance_lengths": answer["choices"][0]["accept_lengths"]} for answer in answers]
+    (tmp_path / "report.json").write_text(json.dumps({"config": {"dataset": "toys"}, "per_sample": samples}))
+    write_lines(tmp_path / "answers.jsonl", answers)
+    log, wanted = (read_log(tmp_path / name) for name in ("report.json", "answers.jsonl"))
+    assert log.num_open == wanted.num_open and log.likely.about["ids"] == wanted.likely.about["ids"]
+    assert log.likely.about["drafter"] == "block" and set(log.likely.about["tasks"]) == {"toys"}
+    np.testing.assert_array_equal(log.low.run, wanted.low.run)
+    (tmp_path / "report.json").write_text('{"per_sample": []}')
+    with pytest.raises(ValueError, match=r"report.json: no report of DFlash \(KeyError: 'config'\)"):
+        read_log(tmp_path / "report.json")
+
+
 def test_every_decided_position_is_the_traces(tmp_path):
     trace = made_up_trace(1.0)
     played = replay(trace, hf_heuristic(), record=True, max_draft_length=6)
