@@ -49,7 +49,10 @@ def from_function(
         cache = init_cache(params, batch, slots)
         if with_length is attention.with_length and "length" not in getattr(cache, "_fields", ()):
             kind = type(cache).__name__
-            raise ValueError(f"init_cache must return a NamedTuple with a field `length` [B] int32, not a {kind}")
+            raise ValueError(
+                f"init_cache must return a NamedTuple with a field `length` [B] int32, not a {kind}, unless "
+                "`with_length` is given"
+            )
         return cache
 
     def checked_apply(params, tokens, cache, positions=None, mask=None):
@@ -184,8 +187,13 @@ def check_model(
 
     kind, length = type(fresh).__name__, shapes(getattr(fresh, "length", None))
     wanted = {"": f"int32[{batch}]"}
-    require(length == wanted, f"the cache (a {kind}) must have `length` [B] int32, not {length.get('')}")
-    returned, after = jax.eval_shape(model.apply, params, tokens, fresh)
+    one = "; one position for all rows needs `with_length` and `per_row`"
+    require(length == wanted, f"the cache (a {kind}) must have `length` [B] int32, not {length.get('')}{one}")
+    try:
+        returned, after = jax.eval_shape(model.apply, params, tokens, fresh)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"check_model: a pass, or `with_length` before it, raises {message}") from error
     wanted = {"": f"float32[{batch}, {num_tokens}, {vocab}]"}
     require(shapes(returned) == wanted, f"a pass must return logits {wanted['']}, not {shapes(returned).get('')}")
     before = shapes(fresh)
@@ -226,6 +234,15 @@ def check_model(
             "rows of different lengths differ from others: they need a write position each (`per_row`)",
         )
         check_hidden(model.hidden)
+        double = lambda leaf: 2 * leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf  # noqa: E731
+        other, _ = apply(jax.tree.map(double, params), tokens, fresh)
+        require(not np.array_equal(other, whole), "logits do not depend on `params`: apply must not bring its own")
+    few, many = (
+        shapes(jax.eval_shape(lambda params, slots=slots: model.init_cache(params, 1, slots), params))
+        for slots in (num_tokens, model.spec.context)
+    )
+    room = few != many or any(model.spec.context in leaf.shape for leaf in jax.tree.leaves(alone))
+    require(room, f"init_cache has no room for the context, {model.spec.context} tokens: it must use `slots`")
     return worst
 
 

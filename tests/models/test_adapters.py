@@ -110,7 +110,21 @@ def without_states(model):
     return model.replace(hidden=Hidden(streams=streams, num_layers=1, width=WIDTH))
 
 
+def with_own_weights():
+    model, weights = attends(), params()
+    return model.replace(apply=lambda params, *arguments: model.apply(weights, *arguments))
+
+
+def with_few_slots():
+    return attends().replace(init_cache=lambda params, batch, slots: attends().init_cache(params, batch, 16))
+
+
 test_what_is_wrong_is_named = refusals(
+    wrong("`params`: apply must not bring its own", with_own_weights()),
+    wrong("no room for the context, 32 tokens", with_few_slots()),
+    wrong(
+        "`with_length` before it, raises TypeError: add got", place=lambda length, width: positions(length, width + 1)
+    ),
     wrong("write position each", start=lambda length: jnp.broadcast_to(length[:1], length.shape)),
     wrong("write position each", place=lambda length, width: positions(jnp.full_like(length, length[0]), width)),
     wrong("slots from `length` on are read", sees=lambda mask: mask | (mask.shape[1] == 1)),
@@ -127,7 +141,7 @@ test_what_is_wrong_is_named = refusals(
     wrong("predict the token after it", gives=shifted),
     wrong("rows alone", gives=lambda logits, cache: (logits - logits.mean(0, keepdims=True), cache)),
     wrong("NaN", gives=lambda logits, cache: (logits * jnp.nan, cache)),
-    wrong("the cache .a dict. must have", with_one_position()),
+    wrong("the cache .a dict. must have .* needs `with_length` and `per_row`", with_one_position()),
     wrong("hidden.last", attends().replace(hidden=Hidden(attends().apply, lambda params: jnp.eye(13)[::-1]))),
     wrong("hidden.prepared changes", attends().replace(hidden=Hidden(prepared=lambda p: jax.tree.map(jnp.sin, p)))),
     wrong(r"hidden.streams must return .*\(3, 8, 2, 8\)", without_states(attends())),
