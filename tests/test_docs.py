@@ -30,6 +30,7 @@ from specdec_jax.models import adapters
 from specdec_jax.stopping import static
 from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.verification import rejection
+from tools import notebooks
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -222,6 +223,16 @@ def test_the_page_of_your_model_runs():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a reader has them
         exec(compile("\n".join(blocks("your_model.md", "python")), "your_model.md", "exec"), seen := {})
     assert seen["report"] < 1e-4
+
+
+def test_notebooks_have_the_cells_of_their_pages():
+    """`python tools/notebooks.py` makes them again; a changed page whose notebook was not made again fails."""
+    for name, wanted in notebooks.sources().items():
+        book = json.loads((ROOT / "docs" / "examples" / f"{name}.ipynb").read_text(encoding="utf-8"))
+        found = ["".join(cell["source"]) for cell in book["cells"][:-1]]
+        assert found == [source for source in wanted if source], name
+        code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)], f"{name} was not run"
 
 
 @pytest.mark.seldom
