@@ -7,7 +7,7 @@ Command:   python -m experiments.distill configs/distill_smollm2_families.py --n
            (their data: copy or link runs/distill-smollm2/data to runs/families-.../data, or run all stages once)
 Hardware:  2 x86 cores, 8 GB of memory
 Time:      45 minutes of training each, on the data of configs/distill_smollm2.py
-Expected:  docs/cross_family.md has what smaller ones made of less data; these are not measured
+Expected:  docs/audit.md has what smaller ones made of less data; these are not measured
 
 All start from the target's projected embedding: an induction circuit is written into llamas alone. Heads have keys of
 their own, as in GPT-2 and GPT-NeoX; --shape.hidden 1152 gives those two as many weights a layer as the llama has.

@@ -5,7 +5,7 @@ Question:  tables: does the published order of methods hold here, as ratios to p
            lambda: what does Algorithm 1, which moves lambda, bring over the best fixed lambda and over its own start?
 Command:   python -m experiments.adaedl tables|factor|lambda TRACES... [--costs cost_model.json]
 Time:      a minute each for 84 prompts and three temperatures on 2 cores; --smoke seconds
-Expected:  the built-in pair; docs/results.md has the tables. tables: adaptive rules hold their speed as L grows, but
+Expected:  the built-in pair; docs/audit.md has what follows. tables: adaptive rules hold their speed as L grows, but
            the best static length is as fast as AdaEDL at 0.7 and 10 % faster at 1. factor: at lambda 0.7 the smallest
            is the fastest, by 6 to 27 % over 0.2; with a chosen lambda every factor up to 0.2 is the same rule. lambda:
            Algorithm 1 is within 1.1 % of the best fixed lambda

@@ -9,7 +9,7 @@ Command:   python -m experiments.entropy TRACES... [--costs cost_model.json]
 Time:      half a minute a pair and temperature on 2 cores; --smoke needs no trace
 Expected:  the built-in pair: greedy and at temperature 1 the bound lies well below the mean acceptance of every bin
            (fitted factors 0.08 and 0.10), at 0.7 it is the mean (0.19) and 40 % of the positions are below it; the
-           cross-entropy is 1.7 to 1.8 times the entropy. docs/cross_family.md and results.md have further pairs
+           cross-entropy is 1.7 to 1.8 times the entropy. docs/method.md has further pairs
 Output:    runs/entropy-<time>/; results.jsonl has a line a pair, temperature, task and rule ("bound": the comparison)
 
 The expected acceptance of a position is the overlap of the two distributions as sampled, sum of min(p, q); at

@@ -5,7 +5,7 @@ Question:  Between the best static length and the oracle: how much is there, by 
 Command:   python -m experiments.policies headroom LOGS TRACES... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05]
 Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; reports of DFlash (tpu-spec-decode, legacy/results/v5p)
 Time:      about four minutes of one core for SpecDecode-Bench and six traces
-Expected:  docs/headroom.md has the tables
+Expected:  docs/advice.md has the table of public logs
 Output:    runs/headroom-<time>/; results.jsonl has a line a log, machine, task and rule
 
 On a flat machine verification is free in its width, and a drafter step costs c passes; n-gram lookup costs nothing, and

@@ -1,6 +1,6 @@
 """Fits the survival policy's prior to traces of a pair of models.
 
-By maximum likelihood: weights optimised for the speed of replays were no faster on other prompts (docs/survival.md).
+By maximum likelihood: weights optimised for the speed of replays were no faster on other prompts (docs/method.md).
 """
 
 from typing import NamedTuple

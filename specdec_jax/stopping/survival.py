@@ -1,4 +1,4 @@
-"""Survival: run another drafter pass while its expected gain exceeds the price of its time (see docs/survival.md).
+"""Survival: run another drafter pass while its expected gain exceeds the price of its time (see docs/method.md).
 
 Speculative decoding is a renewal process: rounds emit tokens and take time, and the long-run rate R is the price of
 time in tokens. With S the probability that all drafts of the round so far are accepted, a that of the next one, c the
@@ -48,7 +48,7 @@ class Prior(NamedTuple):
     log_temperature: float  # weight of log temperature; unused at temperature 0
 
 
-# Fitted by `metrics.prior.fit_prior` to fourteen traces of four pairs (docs/results.md).
+# Fitted by `metrics.prior.fit_prior` to fourteen traces of four pairs (docs/limits.md).
 GREEDY = Prior(0.7, 0.0)
 SAMPLED = Prior(0.92, 2.1)
 Weights = Annotated[Any, Between(entries=len(Prior._fields))]

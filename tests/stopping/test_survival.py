@@ -1,4 +1,4 @@
-"""The survival rule against a plain-Python twin, and against what its derivation promises (docs/survival.md)."""
+"""The survival rule against a plain-Python twin, and against what its derivation promises (docs/method.md)."""
 
 import math
 
