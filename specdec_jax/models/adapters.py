@@ -185,22 +185,35 @@ def check_model(
             require(states.shape == shape, f"hidden.streams must return hidden states {shape}, not {states.shape}")
             equal(logits, whole, "hidden.streams differs from apply")
 
+    def check_arguments() -> None:
+        double = lambda leaf: 2 * leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf  # noqa: E731
+        other, _ = apply(jax.tree.map(double, params), tokens, fresh)
+        require(not np.array_equal(other, whole), "logits do not depend on `params`: apply must not bring its own")
+        context, sizes = model.spec.context, []
+        for slots in (num_tokens, context):
+            sizes.append(shapes(jax.eval_shape(lambda params, slots=slots: model.init_cache(params, 1, slots), params)))
+        fits = sizes[0] != sizes[1] or any(context in leaf.shape for leaf in jax.tree.leaves(alone))
+        require(fits, f"init_cache has no room for the context, {context} tokens: it must use `slots`")
+
+    def check_shapes() -> None:
+        try:
+            returned, after = jax.eval_shape(model.apply, params, tokens, fresh)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ValueError(f"check_model: a pass, or `with_length` before it, raises {message}") from error
+        wanted = {"": f"float32[{batch}, {num_tokens}, {vocab}]"}
+        require(shapes(returned) == wanted, f"a pass must return logits {wanted['']}, not {shapes(returned).get('')}")
+        before = shapes(fresh)
+        for function, now in ("a pass", shapes(after)), ("with_length", shapes(cut(fresh, 0, 0, 0))):
+            for path in sorted(dict(before.items() ^ now.items())):
+                change = f"{path} was {before.get(path)} and is {now.get(path)}"
+                require(False, f"{function} must return the cache with its shapes and dtypes, but {change}")
+
     kind, length = type(fresh).__name__, shapes(getattr(fresh, "length", None))
     wanted = {"": f"int32[{batch}]"}
-    one = "; one position for all rows needs `with_length` and `per_row`"
-    require(length == wanted, f"the cache (a {kind}) must have `length` [B] int32, not {length.get('')}{one}")
-    try:
-        returned, after = jax.eval_shape(model.apply, params, tokens, fresh)
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"check_model: a pass, or `with_length` before it, raises {message}") from error
-    wanted = {"": f"float32[{batch}, {num_tokens}, {vocab}]"}
-    require(shapes(returned) == wanted, f"a pass must return logits {wanted['']}, not {shapes(returned).get('')}")
-    before = shapes(fresh)
-    for function, now in ("a pass", shapes(after)), ("with_length", shapes(cut(fresh, 0, 0, 0))):
-        for path in sorted(dict(before.items() ^ now.items())):
-            change = f"{path} was {before.get(path)} and is {now.get(path)}"
-            require(False, f"{function} must return the cache with its shapes and dtypes, but {change}")
+    advice = "; one position for all rows needs `with_length` and `per_row`"
+    require(length == wanted, f"the cache (a {kind}) must have `length` [B] int32, not {length.get('')}{advice}")
+    check_shapes()
     with jax.default_matmul_precision("highest"):
         whole, full = run(tokens, fresh)
         require(not np.isnan(whole).any(), "logits are NaN")
@@ -234,15 +247,7 @@ def check_model(
             "rows of different lengths differ from others: they need a write position each (`per_row`)",
         )
         check_hidden(model.hidden)
-        double = lambda leaf: 2 * leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf  # noqa: E731
-        other, _ = apply(jax.tree.map(double, params), tokens, fresh)
-        require(not np.array_equal(other, whole), "logits do not depend on `params`: apply must not bring its own")
-    few, many = (
-        shapes(jax.eval_shape(lambda params, slots=slots: model.init_cache(params, 1, slots), params))
-        for slots in (num_tokens, model.spec.context)
-    )
-    room = few != many or any(model.spec.context in leaf.shape for leaf in jax.tree.leaves(alone))
-    require(room, f"init_cache has no room for the context, {model.spec.context} tokens: it must use `slots`")
+        check_arguments()
     return worst
 
 

@@ -205,7 +205,7 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
     as given or the largest accepted length. Raises as `read_log`, and ValueError for rounds of more tokens.
     """
     answers = []
-    for number, entry in _answers_of_dflash(Path(path)) if Path(path).suffix == ".json" else json_lines(path):
+    for number, entry in answers_of_dflash(Path(path)) if Path(path).suffix == ".json" else json_lines(path):
         try:
             for index, choice in enumerate(entry["choices"]):
                 emitted = [int(tokens) for tokens in choice["accept_lengths"]]
@@ -227,8 +227,8 @@ def load_spec_bench(path: str | Path, draft_length: int | None = None) -> StepLo
     return log_of_steps(requests, {"drafter": drafter, "source": str(path)}, notes)
 
 
-def _answers_of_dflash(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """As answers of Spec-Bench, numbered from 1."""
+def answers_of_dflash(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The answers of a DFlash report as those of Spec-Bench, numbered from 1. Raises ValueError for anything else."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
         task = report["config"]["dataset"]
