@@ -72,6 +72,9 @@ def main(folder: Path) -> None:
     for name, parts in sources().items():
         book = nbformat.from_dict(notebook(parts))
         nbclient.NotebookClient(book, timeout=900, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+        for cell in book.cells:  # without warnings and progress, which have paths and times of the machine
+            if cell.cell_type == "code":
+                cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         ran = f"Run on {device()}, Python {platform.python_version()}."
         book.cells.append(nbformat.v4.new_markdown_cell(ran, id="hardware"))
         nbformat.write(book, folder / f"{name}.ipynb")

@@ -236,9 +236,10 @@ def train(engine, start, learning_rate, steps, seed):
 
 
 def over_seeds(values):
-    """Means over seeds, the first axis, and half the width of their intervals: 95 %, by Student's t."""
+    """Means over seeds, the first axis, and half the width of their intervals: 95 %, by Student's t; 0 for one seed."""
     values = np.asarray(values, float)
-    half = stats.t.ppf(0.975, max(len(values) - 1, 1)) * values.std(axis=0, ddof=1) / len(values) ** 0.5
+    several = len(values) > 1
+    half = stats.t.ppf(0.975, max(len(values) - 1, 1)) * values.std(axis=0, ddof=several) / len(values) ** 0.5
     return values.mean(axis=0), half
 
 
@@ -261,8 +262,10 @@ def report(results, folder):
                 mean, half = over_seeds(curves[name])
                 axes.plot(mean, color=colour, label=run, lw=1.2)
                 axes.fill_between(range(len(mean)), mean - half, mean + half, color=colour, alpha=0.15, lw=0)
-                shown = [f"{at + 1}: {mean[at]:.3f} ± {half[at]:.3f}" for at in range(0, len(mean), 5)]
-                print(f"  {name} at step {', '.join(shown)}; last {mean[-1]:.3f} ± {half[-1]:.3f}")
+                shown = [
+                    f"{m:.3f} ± {h:.3f}" if len(seeds) > 1 else f"{m:.3f}" for m, h in zip(mean, half, strict=True)
+                ]
+                print(f"  {name} from step 1 on, every fifth and the last: {', '.join([*shown[::5], shown[-1]])}")
     grid[0][0].legend(fontsize=8)
     figure.supxlabel("step", fontsize=9)
     figure.savefig(folder / "grpo.png")
