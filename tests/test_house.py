@@ -286,7 +286,7 @@ PUBLIC = {
     ("comb.py", "most"),  # options of rules and commands
     ("goodput.py", "most"),
     ("token_ranking.py", "most"),
-    ("coverage.py", "asked"),  # keys of results
+    ("results.py", "asked"),  # keys of results
     ("intervals.py", "most"),
 }
 
@@ -360,8 +360,8 @@ def test_files_and_functions_stay_short():
 
 
 CALLED_ONCE = {  # private functions that are called once, by folder, as a ceiling: most belong inside their caller
-    **{"app": 14, "contrib": 31, "decoding": 10, "distillation": 18, "lossless": 26, "loading": 8, "models": 2},
-    **{"metrics": 3, "replay": 8, "drafters": 4, "kernels": 2, "text": 6},
+    **{"app": 14, "contrib": 31, "decoding": 6, "distillation": 18, "lossless": 25, "loading": 8, "models": 2},
+    **{"metrics": 3, "replay": 8, "drafters": 3, "kernels": 2, "text": 6},
 }
 
 
