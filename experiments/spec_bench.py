@@ -30,9 +30,9 @@ from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows
 from experiments.lib.tables import NONE, Whole, markdown
-from specdec_jax.contrib.engine_logs.rounds import write_lines
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
-from specdec_jax.text.json_lines import json_lines
+from specdec_jax.text.json_lines import json_lines, json_text
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
 OVERALL = "overall"
@@ -166,8 +166,8 @@ def export(folder: Path, out: Path | None = None) -> list[Path]:
     out = folder / "answers" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     for name, (answers, records) in files.items():
-        write_lines(out / f"{name}.jsonl", answers.values())
-        write_lines(out / f"{name}.aiperf.jsonl", records)
+        for file, entries in (f"{name}.jsonl", answers.values()), (f"{name}.aiperf.jsonl", records):
+            write_text(out / file, "".join(json_text(entry) + "\n" for entry in entries))
     return [out / f"{name}.jsonl" for name in files]
 
 

@@ -10,16 +10,13 @@ This assumes that the drafter's token is a function of the text, as for a langua
 reads its target also depend on where the round began: for its logs replays of other lengths are approximate.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec_jax.decoding.state import laid
-from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
-from specdec_jax.text.json_lines import json_text
 
 LONGEST = 16  # maximum draft length of a replay of steps, for any drafted length
 REJECTED, ACCEPTED, OPEN = 0, 1, -1
@@ -137,8 +134,3 @@ def trace_of_runs(
         truncation=np.tile(np.array(list(TRUNCATIONS.values()), np.float32), (texts, 1)),
         prompt_hash=np.zeros(texts, np.uint32),
     )
-
-
-def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a JSONL file atomically."""
-    write_text(path, "".join(json_text(entry) + "\n" for entry in entries))
