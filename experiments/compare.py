@@ -37,10 +37,9 @@ from experiments.lib.plots import Point, dots_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.tables import NONE, Row, at_temperature, interval, markdown, speedups, summarise
-from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import progress
+from specdec_jax.app.views.printing import interrupts_end_here, progress
 from specdec_jax.compilation_cache import describe_cache, enable
-from specdec_jax.costs.at_hand import look_at, sentence
+from specdec_jax.costs.at_hand import sentence
 from specdec_jax.costs.cost_model import cost_model_of, decoding_seconds, passes_disagree
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
@@ -50,7 +49,7 @@ from specdec_jax.metrics.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.text.escapes import shown
-from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, encode, prepare
+from specdec_jax.text.generation import Generation, Pair, Request, decode, encode, prepare
 from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Verifier
@@ -119,13 +118,8 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
             request = prepare(pair, [job.prompt.turns[0]], sampling, **options)
             if name not in compiled:
                 bar.update(task, description=f"Compiling {name}")
-                decoded = _warm_up(config, job.method, pair, request, folder, console)
+                _warm_up(config, job.method, pair, request, folder, console)
                 compiled.add(name)
-                counts, used = decoded.state.statistics, decoded.state.tokens.shape[1]
-                costs = {pair.costs._replace(rules=()) for pair in pairs.values() if pair.costs is not None}
-                for cost in costs if not measured else ():
-                    if used <= cost.slots:
-                        look_at(cost, counts, decoded.results[0].seconds, job.temperature)
             bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
             plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
             row, generation = _measure(job, pairs, request, plain, slots)
@@ -181,7 +175,7 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
 
 def _warm_up(
     config: CompareConfig, method: Method, pair: Pair, request: Request, folder: RunFolder, console: Console
-) -> Decoded:
+) -> None:
     """Compiles a method and decodes a prompt untimed with it."""
     with interrupts_end_here():
         decoded = decode(pair, request)
@@ -189,7 +183,6 @@ def _warm_up(
     earlier = read_manifest(folder.path)["compile_seconds"] or {}  # of a run that goes on
     folder.update_manifest(compile_seconds=earlier | {method.name: seconds})
     console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
-    return decoded
 
 
 def _measure(

@@ -1,8 +1,8 @@
 """What does a GPU make of it? The questions that compilers cannot answer.
 
-Question:  What do CUDA graphs and loops on the device save: a generation as it is built here, with loops captured as
-           well, without graphs, and with its loops in Python? What are c and V(k) of a pair of 8B's and 1B's shapes,
-           and how near does its plain decoding come to the memory's bandwidth? What is speculation worth by batch?
+Question:  What do CUDA graphs save: a generation as it is built here, with loops captured as well, and without graphs?
+           What are c and V(k) of a pair of 8B's and 1B's shapes, and how near does its plain decoding come to the
+           memory's bandwidth? What is speculation worth by batch?
 Command:   python -m experiments.gpu_suite [--parts graph ballast] [--smoke]
 Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny shapes
 Time:      4 minutes on an H200 with 16 cores, nearly all of it compiling; 2 minutes with --smoke on 2 cores
@@ -37,9 +37,7 @@ from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import clocked, summary, turns
-from specdec_jax.decoding import Decoder, build_decoder, draft_loop
-from specdec_jax.decoding.rounds import Start, finish_round, narrowest, open_round, with_buffer
-from specdec_jax.decoding.sampling import DRAFT
+from specdec_jax.decoding import build_decoder
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import LoadedModel
 from specdec_jax.models import llama
@@ -47,7 +45,7 @@ from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
-from specdec_jax.types import Array, Cache, DecodeState, DraftModel, LanguageModel
+from specdec_jax.types import Array, Cache, DraftModel, LanguageModel
 
 Part = Literal["bandwidth", "graph", "ballast"]
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
@@ -110,7 +108,7 @@ def bandwidth(config: Suite, *_: Any) -> Iterator[Measurement]:
 
 
 def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
-    """A generation as it is built here, with more and less in CUDA graphs, and with its loops in Python, in turns."""
+    """A generation as it is built here, and with more and less in CUDA graphs, in turns."""
     built = measured_pair(*models)
     parts, captures = built.decoder.parts, jax.default_backend() == "gpu"
     pairs = {"as built": built}
@@ -118,7 +116,6 @@ def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
         options = options if captures else {}
         other = build_decoder(*parts[:4], verification_widths=parts.widths, compiler_options=options)
         pairs[name] = built._replace(decoder=other)
-    pairs["loop on the host"] = built._replace(decoder=on_host(built.decoder))
     requests = requests_for(config, pairs, 1)
     refused = {}
 
@@ -141,45 +138,6 @@ def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
             ratio = [a / b for a, b in zip(times, seconds["as built"], strict=True)]
             yield measurement(f"graph: times as long {name}", ratio, "")
             yield measurement(f"graph: the same tokens {name}", [float(tokens[name] == tokens["as built"])], "")
-
-
-def on_host(decoder: Decoder) -> Decoder:
-    """The decoder with a `run` whose loops the host turns: a call opens a round, one for each draft waits for what the
-    rule said, and one verifies at the narrowest width that holds the draft. Drafters with a second source are not
-    served."""
-    parts = decoder.parts
-    longest, widths = parts.drafter.max_draft_length, parts.widths
-
-    def source(params: Any, state: DecodeState, context: Any) -> Any:
-        return parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-
-    @functools.partial(jax.jit, donate_argnums=2)
-    def begin(params: Any, state: DecodeState, log_q: Any) -> Any:
-        context, uniforms, opened = open_round(parts, params, state)
-        log_q = with_buffer(parts, params, state).log_q if log_q is None else log_q
-        return uniforms, *draft_loop.initial_loop(opened, parts.policy, state.policy, context, longest, log_q)
-
-    @functools.partial(jax.jit, donate_argnums=4)
-    def draft(params: Any, state: DecodeState, uniforms: Any, context: Any, loop: Any) -> Any:
-        opened = source(params, state, context)
-        return draft_loop.draft_one(opened, parts.policy, context, lambda step: uniforms[:, step, DRAFT], loop)
-
-    @functools.partial(jax.jit, static_argnums=5, donate_argnums=1)
-    def finish(params: Any, state: DecodeState, uniforms: Any, context: Any, drafted: Any, choice: int) -> DecodeState:
-        narrow, opened = parts._replace(widths=(widths[choice],)), source(params, state, context)
-        return finish_round(narrow, params, state, Start(context, uniforms, opened), drafted)
-
-    def run(params: Any, state: DecodeState, rounds: int | None = None, leave: int | None = None) -> DecodeState:
-        played, log_q = 0, None
-        while state.done.sum() < (leave or len(state.done)) and played != rounds:
-            uniforms, context, loop = begin(params, state, log_q)
-            while loop.going.any():
-                loop = draft(params, state, uniforms, context, loop)
-            state = finish(params, state, uniforms, context, loop.drafted, int(narrowest(widths, loop.drafted.length)))
-            played, log_q = played + 1, loop.drafted.log_q
-        return state
-
-    return decoder._replace(run=run)
 
 
 def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Console) -> Iterator[Measurement]:

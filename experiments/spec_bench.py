@@ -16,7 +16,7 @@ tokens over all seconds, in which slow questions weigh more. The eight categorie
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,9 +30,9 @@ from experiments.lib.commands import command
 from experiments.lib.prompts import MT_BENCH
 from experiments.lib.run_folder import read_manifest, read_rows
 from experiments.lib.tables import NONE, Whole, markdown
-from specdec_jax.contrib.engine_logs.rounds import aiperf_summary, write_lines
+from specdec_jax.loading.new_folder import write_text
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
-from specdec_jax.text.json_lines import json_lines
+from specdec_jax.text.json_lines import json_lines, json_text
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")  # in the report's order
 OVERALL = "overall"
@@ -166,9 +166,31 @@ def export(folder: Path, out: Path | None = None) -> list[Path]:
     out = folder / "answers" if out is None else out
     out.mkdir(parents=True, exist_ok=True)
     for name, (answers, records) in files.items():
-        write_lines(out / f"{name}.jsonl", answers.values())
-        write_lines(out / f"{name}.aiperf.jsonl", records)
+        for file, entries in (f"{name}.jsonl", answers.values()), (f"{name}.aiperf.jsonl", records):
+            write_text(out / file, "".join(json_text(entry) + "\n" for entry in entries))
     return [out / f"{name}.jsonl" for name in files]
+
+
+def aiperf_summary(histogram: Sequence[int], drafted: int, emitted: int, name: str) -> dict[str, Any]:
+    """AIPerf's acceptance record of a request, without its rounds; `histogram[i]` rounds accepted i tokens.
+
+    `completion_tokens` is one more than the emitted tokens: in other engines the first token comes from prefill and
+    belongs to no round.
+    """
+    rounds, total = int(sum(histogram)), int(sum(count * n for count, n in enumerate(histogram)))
+    longest = len(histogram) - 1
+    return {
+        "engine": "specdec_jax",
+        "mean_acceptance_length": 1 + total / max(rounds, 1),
+        "draft_acceptance_rate": total / max(drafted, 1),
+        "acceptance_histogram": {str(count): int(n) for count, n in enumerate(histogram) if n},
+        "num_accepted_draft_tokens": total,
+        "num_draft_tokens": int(drafted),
+        "num_spec_steps": rounds,
+        "num_spec_tokens": longest if drafted == longest * rounds else None,
+        "completion_tokens": int(emitted) + 1,
+        "id": name,
+    }
 
 
 main = command(SpecBench, spec_bench, __doc__)

@@ -26,7 +26,7 @@ from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
 from specdec_jax.meshes import use_mesh
 from specdec_jax.text.escapes import error_line
-from specdec_jax.text.options import OPTIONAL, ModelNames, parse_options
+from specdec_jax.text.options import ModelNames, parse_options
 
 P = ParamSpec("P")
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
@@ -61,7 +61,7 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
     module of `kind`. Raises ValueError for what cannot be parsed; --help ends the program."""
     spec = getattr(sys.modules[kind.__module__], "__spec__", None)  # where it is the program that runs
     program = program or f"python -m {kind.__module__ if spec is None else spec.name}"
-    return parse_options(kind, args=arguments, prog=program, description=described(doc), registry=OPTIONAL)
+    return parse_options(kind, args=arguments, prog=program, description=described(doc))
 
 
 def command(

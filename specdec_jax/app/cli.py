@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Union
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from specdec_jax.meshes import use_mesh
 
             use_mesh(mesh)
-        with warnings_in_one_line():
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
             return runs.get(type(command), run_other)(command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
@@ -82,17 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
 
 
-@contextlib.contextmanager
-def warnings_in_one_line() -> Iterator[None]:
-    """Prints warnings in the block as lines `warning: TEXT` on standard error, without their source."""
-
-    def show(message: Warning | str, *place: Any, **more: Any) -> None:
-        del place, more
-        print("warning:", one_line(str(message), ERROR_WIDTH), file=sys.stderr, flush=True)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield
+def _show_warning(message: Warning | str, *place: Any) -> None:
+    """Prints a warning as one line on standard error, without its source."""
+    del place
+    print("warning:", one_line(str(message), ERROR_WIDTH), file=sys.stderr, flush=True)
 
 
 def _parsed(arguments: list[str]) -> Any:
@@ -123,8 +117,7 @@ def run_generate(command: Generate) -> int:
     prompt = _prompt(command.prompt)
     output = command.output
     settings = _checked(command)
-    from specdec_jax.app.views.interrupts import interrupts_end_here
-    from specdec_jax.app.views.printing import print_json, print_stream, status
+    from specdec_jax.app.views.printing import interrupts_end_here, print_json, print_stream, status
 
     if command.beams.beams is not None:
         searching = import_module(f"{BEAM_SEARCH}.command")

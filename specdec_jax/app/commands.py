@@ -220,8 +220,7 @@ class VerifyLossless:
     temperature: float = 1.0
     """The temperature of the sampled test on a real pair."""
     pair_sequences: Annotated[int, Between(1)] = 512
-    """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores; Ctrl-C stops with the
-    results so far."""
+    """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores."""
     seed: Annotated[int | None, Between(0), tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """Draws the cases; by default others every time, and the report says which seed."""
     json: Switch = False

@@ -19,8 +19,7 @@ from rich.text import Text
 from specdec_jax import kernels
 from specdec_jax.app.commands import ENGINE_LOGS
 from specdec_jax.app.settings import Settings, build
-from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import columns, status
+from specdec_jax.app.views.printing import columns, interrupts_end_here, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED, MEASURED, costs_asked
 from specdec_jax.costs.cost_model import CostModel

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from specdec_jax import __version__, kernels
 from specdec_jax.app.settings import Settings, build, download_models
-from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import progress
+from specdec_jax.app.views.printing import interrupts_end_here, progress
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.cost_model import cost_model_of
 from specdec_jax.costs.machine import free_memory
@@ -27,7 +26,7 @@ from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, 
 from specdec_jax.text.escapes import ERROR_WIDTH, one_line
 from specdec_jax.text.generation import Request
 from specdec_jax.text.pair import Pair
-from specdec_jax.text.request_file import Defaults, check_fields, error_line, read_line, request_of, result_line
+from specdec_jax.text.request_file import check_fields, error_line, read_line, request_of, result_line
 from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, digest, numbered, opened
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import name_in
@@ -39,19 +38,14 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", 
 
 @dataclass
 class _Run:
-    """The options common to all lines."""
+    """The options of all lines, and the lines; results wait here until those of earlier lines are written."""
 
     settings: Settings
     batch: int
     with_tokens: bool
-    console: Console
     cite: bool
-
-
-@dataclass
-class _Lines:
-    """The input's lines and their counts; results wait here until all earlier lines are written."""
-
+    console: Console
+    results: ResultFile
     lines: list[tuple[int, bytes]]  # `result_file.numbered`
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests that are not finished
     ready: dict[int, bytes] = field(default_factory=dict)
@@ -91,49 +85,49 @@ def generate_file(
             wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
     wanted |= {"with_tokens": with_tokens, "version": __version__}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    run = _Run(settings, batch, with_tokens, console, cite)
     with opened(output, wanted, content, overwrite) as results:
-        return _complete(run, _Lines(numbered(content)), results)
+        return _complete(_Run(settings, batch, with_tokens, cite, console, results, numbered(content)))
 
 
-def _complete(run: _Run, lines: _Lines, results: ResultFile) -> int:
+def _complete(run: _Run) -> int:
     """Decodes the missing lines. Returns the number of refused ones."""
-    if results.lines >= len(lines.lines):
+    results = run.results
+    if results.lines >= len(run.lines):
         run.console.print(f"{results.path} is complete: {results.lines} lines")
         return results.refused
     first = results.lines
-    for index in range(first, len(lines.lines)):  # before any model is loaded
+    for index in range(first, len(run.lines)):  # before any model is loaded
         try:
-            lines.fields[index] = {}  # if the line is no object
-            lines.fields[index] = read_line(lines.lines[index][1])
-            check_fields(lines.fields[index])
+            run.fields[index] = {}  # if the line is no object
+            run.fields[index] = read_line(run.lines[index][1])
+            check_fields(run.fields[index])
         except ValueError as error:
-            _refuse(lines, index, error, run.console)
-    if not lines.fields:
-        _write(lines, results)
+            _refuse(run, index, error)
+    if not run.fields:
+        _write(run)
         run.console.print(f"{results.lines - first} lines, all refused (error in {results.path.name})")
-        return results.refused + lines.refused
+        return results.refused + run.refused
     enable()
     with interrupts_end_here():  # lines are written atomically, so nothing is lost
-        pair = _pair(run, results)
+        pair = _pair(run)
         if run.cite:
             run.console.print(citations(pair))
-        _decode(run, pair, lines, results)
-    return results.refused + lines.refused
+        _decode(run, pair)
+    return results.refused + run.refused
 
 
-def _refuse(lines: _Lines, index: int, error: ValueError, console: Console) -> None:
+def _refuse(run: _Run, index: int, error: ValueError) -> None:
     """Makes the line of the output, and prints the line's number and the reason."""
-    lines.ready[index] = error_line(lines.lines[index][0], lines.fields.pop(index), error)
-    lines.refused += 1
-    if lines.refused <= PRINTED:
-        console.print(f"line {lines.lines[index][0]} refused: {one_line(str(error), ERROR_WIDTH)}")
+    run.ready[index] = error_line(run.lines[index][0], run.fields.pop(index), error)
+    run.refused += 1
+    if run.refused <= PRINTED:
+        run.console.print(f"line {run.lines[index][0]} refused: {one_line(str(error), ERROR_WIDTH)}")
 
 
-def _pair(run: _Run, results: ResultFile) -> Pair:
+def _pair(run: _Run) -> Pair:
     """The pair; choices of the machine are stored in the output's settings, from which a later run reads them."""
-    decided, products = results.decided, kernels.products()
-    settings, more = run.settings, {"batch": run.batch}
+    results, products = run.results, kernels.products()
+    decided, settings, more = results.decided, run.settings, {"batch": run.batch}
     if decided is not None:
         if (before := decided.get("products")) != products:
             hint = f"set {kernels.VARIABLE}, {ADVICE}"
@@ -167,11 +161,12 @@ def _pair(run: _Run, results: ResultFile) -> Pair:
     return pair
 
 
-def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile) -> None:
-    settings, console = run.settings, run.console
+def _decode(run: _Run, pair: Pair) -> None:
+    settings, console, results = run.settings, run.console, run.results
     sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
-    defaults = Defaults(sampling, settings.chat, settings.system, settings.parse_special, settings.calibration)
-    request_of(pair, {"prompt": "?", "max_new_tokens": 1}, defaults, 0)  # raises for options that fail for all lines
+    options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
+    shortest = {"prompt": "?", "max_new_tokens": 1}
+    request_of(pair, shortest, sampling, 0, **options)  # raises for options that fail for all lines
     first, began = results.lines, time.perf_counter()
     indices: list[int] = []  # line index of each request
     free = free_memory()
@@ -181,46 +176,46 @@ def _decode(run: _Run, pair: Pair, lines: _Lines, results: ResultFile) -> None:
         rows_that_fit(pair, run.batch, size.slots, free, size.source)
 
     def requests() -> Iterator[Request]:
-        for index, fields in list(lines.fields.items()):
+        for index, fields in list(run.fields.items()):
             try:
-                request = request_of(pair, fields, defaults, index)
+                request = request_of(pair, fields, sampling, index, **options)
                 fits(size_of(pair, request))
             except ValueError as error:
-                _refuse(lines, index, error, console)
+                _refuse(run, index, error)
                 continue
             indices.append(index)
             yield request
 
     with progress(console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(lines.lines), completed=first)
+        task = bar.add_task("", total=len(run.lines), completed=first)
         for done in complete(pair, requests(), run.batch):
             index = indices[done.index]
             if done.result.compile_seconds and done.rows < run.batch:
                 console.print(f"{done.rows} of {run.batch} rows of {done.slots} slots fit in memory", style="dim")
-            lines.counts.update({name: value for name, value in done.result.statistics.items() if name[:4] == "num_"})
-            lines.compiling += done.result.compile_seconds
-            fields = lines.fields.pop(index)
-            lines.ready[index] = result_line(lines.lines[index][0], fields, done.result, run.with_tokens)
-            _write(lines, results)
-            bar.update(task, completed=results.lines, description=_progress_text(lines, time.perf_counter() - began))
-        _write(lines, results)
+            run.counts.update({name: value for name, value in done.result.statistics.items() if name[:4] == "num_"})
+            run.compiling += done.result.compile_seconds
+            fields = run.fields.pop(index)
+            run.ready[index] = result_line(run.lines[index][0], fields, done.result, run.with_tokens)
+            _write(run)
+            bar.update(task, completed=results.lines, description=_progress_text(run, time.perf_counter() - began))
+        _write(run)
     seconds = time.perf_counter() - began
-    refused = f", {lines.refused} refused (error in {results.path.name})" if lines.refused else ""
+    refused = f", {run.refused} refused (error in {results.path.name})" if run.refused else ""
     shapes = pair.decoder.num_programs("run")
-    programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {lines.compiling:.1f} s"
+    programs = f"{shapes} shape{'s' if shapes != 1 else ''} compiled in {run.compiling:.1f} s"
     console.print(
-        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_progress_text(lines, seconds)}; {programs}"
+        f"{results.lines - first} lines in {seconds:.1f} s{refused}: {_progress_text(run, seconds)}; {programs}"
     )
 
 
-def _write(lines: _Lines, results: ResultFile) -> None:
+def _write(run: _Run) -> None:
     """Writes results in order, up to the first missing line."""
-    while results.lines in lines.ready:
-        results.append(lines.ready.pop(results.lines))
+    while run.results.lines in run.ready:
+        run.results.append(run.ready.pop(run.results.lines))
 
 
-def _progress_text(lines: _Lines, seconds: float) -> str:
+def _progress_text(run: _Run, seconds: float) -> str:
     """Progress in tokens and tokens/s, without compilation."""
-    tokens, drafted, accepted = (lines.counts[f"num_{name}_tokens"] for name in ("emitted", "draft", "accepted"))
+    tokens, drafted, accepted = (run.counts[f"num_{name}_tokens"] for name in ("emitted", "draft", "accepted"))
     share = f", {accepted / drafted:.0%} of drafts accepted" if drafted else ""
-    return f"{tokens:,} tokens, {tokens / max(seconds - lines.compiling, 1e-9):.1f} tokens/s{share}"
+    return f"{tokens:,} tokens, {tokens / max(seconds - run.compiling, 1e-9):.1f} tokens/s{share}"

@@ -4,7 +4,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_jax.costs.choices import costs_asked
+from specdec_jax.costs.choices import DRAFTS, costs_asked
+from specdec_jax.decoding.user_code import is_users
 from specdec_jax.loading.load import download
 from specdec_jax.loading.precision import precision
 from specdec_jax.text.calibration import check_calibration
@@ -37,10 +38,15 @@ def check(settings: Settings) -> None:
     """The checks that need no weights.
 
     Raises:
-        ValueError: an unknown name or option, a number out of range, or a file that is not a calibration.
+        ValueError: an unknown name or option, a function of a user's file that fails, a number out of range, or a file
+            that is not a calibration.
         FileNotFoundError: there is no such calibration.
     """
-    _, verifier = settings.rules
+    policy, verifier = settings.rules
+    if is_users([policy, verifier]):
+        from specdec_jax.lossless import check_on_toy  # imports scipy
+
+        check_on_toy(policy, verifier, None, DRAFTS)
     check_drafter(_drafters(settings))
     if settings.dtype != "auto":
         precision(settings.dtype)

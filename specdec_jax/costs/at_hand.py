@@ -2,12 +2,10 @@
 
 A file is identified by everything that determines the time of a pass: both models' names, shapes and dtypes, device,
 cores and their instructions, and the version of jax. One process measures, others that need the same costs wait. Costs
-measured on a busy machine are wrong. Signs of it are stored in `CostModel.doubts`, among them times of decoding that
-contradict the costs (`look_at`). A process keeps to the first costs that it had, and says once what is doubtful; the
-next one measures doubtful ones again, unless the machine is busy then, too.
+measured on a busy machine are wrong. Signs of it are stored in `CostModel.doubts`. A process keeps to the first costs
+that it had; the next one measures doubtful ones again, unless the machine is busy then, too.
 """
 
-import contextlib
 import hashlib
 import json
 import re
@@ -22,7 +20,7 @@ from filelock import FileLock
 
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
-from specdec_jax.costs.cost_model import CostModel, disagreement, load_cost_model, save_cost_model
+from specdec_jax.costs.cost_model import CostModel, load_cost_model, save_cost_model
 from specdec_jax.costs.machine import device, features
 from specdec_jax.costs.step_cost import (
     DrafterOf,
@@ -39,7 +37,7 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.meshes import are_shared
 from specdec_jax.sharding import mesh_here
 from specdec_jax.stopping.static import static
-from specdec_jax.types import Statistics, StoppingPolicy
+from specdec_jax.types import StoppingPolicy
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # measured widths
 SLOTS, ROUNDS = 512, 4
@@ -48,7 +46,6 @@ FEW = 128  # slots of the second pass that measures the cost of a slot in a batc
 SECONDS, REPEATS = 8.0, 9  # limits on time and number of alternations of programs; at least three
 
 tables: dict[Path, CostModel] = {}  # by file, those that this process goes by
-_disagreed: set[Path] = set()  # files that decoding disagreed with
 
 
 def measured(
@@ -105,24 +102,6 @@ def measured(
     rule = time_policy(target, drafter, policy, drafter_of=drafter_of, **within, **options)[0]
     doubts = tuple(dict.fromkeys(costs.doubts + busy_doubts()))
     return _stored(path, costs._replace(rules=(*costs.rules, rule), doubts=doubts))
-
-
-def look_at(costs: CostModel, counts: Statistics, seconds: float, temperature: float = 0.0) -> None:
-    """Compares the time of a row's rounds with the measured costs; if they disagree, the cached costs become doubtful.
-
-    Args:
-        costs: those of `measured`, with any widths.
-        counts: counts of the row, which was decoded alone in `seconds`, at this temperature.
-    """
-    doubt = disagreement(costs.at(temperature=temperature), counts, seconds)
-    same = lambda table: (table.plain_pass, table.drafter_step) == (costs.plain_pass, costs.drafter_step)  # noqa: E731
-    for path in [path for path, table in tables.items() if doubt is not None and same(table)]:
-        if path not in _disagreed:  # said once per process, which keeps to them; the next one measures them again
-            _disagreed.add(path)
-            say(f"the cached costs are doubtful ({doubt})", amid_text=True)
-            with contextlib.suppress(OSError, ValueError):
-                if same(table := load_cost_model(path)):  # else another process has measured again
-                    save_cost_model(path, table._replace(doubts=(str(doubt),)))
 
 
 def sentence(costs: CostModel) -> str:

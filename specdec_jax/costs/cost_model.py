@@ -15,7 +15,6 @@ LEAST_SHARE = 0.25  # a pass with fewer slots costs at least this share of the m
 AGREE = 1.35  # maximum ratio of two measurements of the same work
 SAME_PASS = 1.1  # maximum ratio of two measured passes of plain decoding of one target
 PASSES = "target_pass", "sampled_pass"  # fields of `CostModel` with a time per width
-LEAST_ROUNDS = 16  # minimum number of rounds for a reliable time per round
 
 
 class RuleCost(NamedTuple):
@@ -185,14 +184,6 @@ def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
     at_least = np.concatenate([np.asarray(counts.num_rounds), np.asarray(counts.drafted_at)[0], [0]])  # k drafts
     times = costs.pass_times(longest) if longest else np.array([costs.plain_pass])
     return float(-np.diff(at_least) @ times + int(counts.drafter_passes[0]) * costs.drafter_step)
-
-
-def disagreement(costs: CostModel, counts: Statistics, seconds: float) -> str | None:
-    """A clause if the rounds took much more or less time than predicted; None if they agree or are too few."""
-    expected = decoding_seconds(costs, counts)
-    if expected is None or int(counts.num_rounds[0]) < LEAST_ROUNDS or agree(seconds, expected):
-        return None
-    return f"decoding took {seconds:.2f} s where these costs predict {expected:.2f}"
 
 
 def save_cost_model(path: str | Path, model: CostModel) -> None:

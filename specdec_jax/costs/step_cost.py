@@ -15,14 +15,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.cost_model import CostModel, RuleCost, cost_model
 from specdec_jax.costs.machine import load_average
 from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.prefill import target_prefill
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters.draft_models import with_vocabulary
@@ -234,20 +232,6 @@ def costs_of(times: Mapping[str, Cost], **about: Any) -> CostModel:
     about |= {"plain_pass": greedy["plain pass"], "sampled_plain": sampled["plain pass"]}
     about |= {"sampled_step": sampled.get("drafter step", 0.0), "sampled_pass": tuple(sampled_passes.values())}
     return cost_model(greedy.get("drafter step", 0.0), passes, **about)
-
-
-def prompt_pass(model: LanguageModel, params: Params, length: int) -> Callable[[], Any]:
-    """A call that prefills a prompt of `length` tokens, in a cache that is a quarter longer, and waits for it."""
-    tokens = jnp.ones((1, length + length // 4), jnp.int32)
-    fill, full_length = target_prefill(model, None, 64), jnp.full((1,), length, jnp.int32)
-    return lambda: jax.block_until_ready(fill(params, None, tokens, full_length))
-
-
-def large_product(dtype: Any, size: int) -> Callable[[], Any]:
-    """A call that multiplies two square matrices (2 * size**3 operations), for the attainable arithmetic rate."""
-    matrix = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
-    return lambda: jax.block_until_ready(product(matrix, matrix))
 
 
 def clocked(call: Callable[[], Any]) -> Callable[[], float]:

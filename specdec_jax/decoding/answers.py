@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.rounds import ModelParams, Parts, draft_of, empty_log_q
 from specdec_jax.decoding.sampling import distribution
+from specdec_jax.decoding.state import fresh_state
 from specdec_jax.decoding.user_code import Refused, definition, described, first_definition, is_users
 from specdec_jax.strategy import Strategy
 from specdec_jax.types import (
@@ -35,7 +36,7 @@ from specdec_jax.types import (
     VerifierState,
     Warp,
 )
-from specdec_jax.types.defaults import no_threshold
+from specdec_jax.types.seams import no_threshold
 
 LONGEST = 80  # characters of a record's fields in a message
 
@@ -107,8 +108,8 @@ class Probe(NamedTuple):
         raise Refused((f"{place}: " if place else "") + f"{self.named(name)} {wrong}")
 
 
-def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: Any = None) -> None:
-    """Checks the policy, and a user's drafter, verifier and monitor, at the shapes of `state`, before its prefill.
+def check_parts(parts: Parts, params: ModelParams) -> None:
+    """Checks the policy, and a user's drafter, verifier and monitor, for two rows, before anything is compiled.
 
     Raises:
         ValueError: a function fails or returns other shapes. One line: the file and line of a user's function, its
@@ -116,6 +117,10 @@ def check_parts(parts: Parts, params: ModelParams, state: DecodeState, source: A
     """
     policy, drafter, verifier = parts.policy, parts.drafter, parts.verifier
     longest = drafter.max_draft_length
+    places = map(first_definition, (policy, verifier, parts.monitor))
+    with described(next(filter(None, places), ""), "init"):
+        sources = None if parts.target.spec.source is None else [[0], [0]]
+        state, source = fresh_state(parts, [[0], [0]], sources=sources, max_new_tokens=0)
     sizes = Sizes(len(state.tokens), parts.target.spec.vocab_size, longest)
     check_policy(policy, state.policy, state.monitor, sizes, keep_log_q=verifier.needs_log_q)
     keep_log_q = verifier.needs_log_q

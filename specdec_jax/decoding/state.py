@@ -105,7 +105,7 @@ def fresh_state(
     traced = isinstance(warp.temperature, Tracer)
     if parts.verifier.greedy_only and not traced and np.any(np.asarray(warp.temperature) > 0):
         raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
-    numbers = seeds_of(seed, batch)
+    numbers = seeds_of(seed)
     value = numbers if isinstance(numbers, Tracer) else numbers.tolist()
     seeds = in_rows(batch, value, "seed", Between(0, 2**32 - 1, whole=True), np.uint32)
     seeds = seeds + np.arange(batch, dtype=np.uint32) if numbers.shape == () else seeds
@@ -200,18 +200,13 @@ def _namespace(*arrays: Any) -> Any:
     return jnp if any(isinstance(array, Tracer) for array in arrays) else np
 
 
-def source_slots_for(sources: Sequence[Sequence[int]]) -> int:
-    """The smallest bucket that holds the longest source: 64, 96, 128 ... as for caches (`slots_for`)."""
-    return slots_for(max(map(len, sources)), 0, 0)
-
-
 def padded_sources(
     spec: ModelSpec, sources: Sequence[Sequence[int]] | None, rows: int, slots: int | None
 ) -> Padded | None:
     """The padded sources of `rows` rows; None for a model without an encoder.
 
     Args:
-        slots: E; None: `source_slots_for`.
+        slots: E; None: the smallest bucket that holds the longest source, as for caches.
 
     Raises:
         ValueError: sources missing for a model with an encoder or given for one without, not one per row, empty, too
@@ -230,7 +225,7 @@ def padded_sources(
     if longest > spec.source.longest:
         row = np.asarray(lengths).argmax()
         raise ValueError(f"source {row} of {longest} tokens exceeds the target's most, {spec.source.longest}")
-    slots = source_slots_for(sources) if slots is None else slots
+    slots = slots_for(longest, 0, 0) if slots is None else slots
     if slots < longest:
         raise ValueError(f"{slots} slots cannot hold a source of {longest} tokens")
     return _namespace(tokens).pad(tokens, ((0, 0), (0, slots - longest))), lengths

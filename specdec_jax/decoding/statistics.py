@@ -47,22 +47,10 @@ def no_record(batch: int, longest: int, rounds: int) -> RoundInfo | None:
     """An empty record of `rounds` rounds, or None for 0."""
     if rounds == 0:
         return None
-    whole = host(np.zeros((batch, rounds), np.int32))
-    drafts = host(np.full((batch, rounds, longest), np.nan, np.float32))
-    return RoundInfo(
-        proposed=host(np.zeros((batch, rounds, longest), np.int32)),
-        drafted=whole,
-        accepted=whole,
-        emitted=whole,
-        drafter_passes=whole,
-        discarded=whole,
-        width=whole,
-        entropy=drafts,
-        max_prob=drafts,
-        threshold=host(np.full((batch, rounds), np.nan, np.float32)),
-        drafter_id=whole,
-        phase=whole,
-    )
+    each = dict.fromkeys(RoundInfo._fields, host(np.zeros((batch, rounds), np.int32)))
+    each |= dict.fromkeys(("entropy", "max_prob"), host(np.full((batch, rounds, longest), np.nan, np.float32)))
+    each["proposed"] = host(np.zeros((batch, rounds, longest), np.int32))
+    return RoundInfo(**each | {"threshold": host(np.full((batch, rounds), np.nan, np.float32))})
 
 
 def record_round(record: RoundInfo | None, round_index: Array, alive: Array, now: RoundInfo) -> RoundInfo | None:

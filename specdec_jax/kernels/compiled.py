@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -102,16 +101,9 @@ def _stored(folder: Path, name: str) -> ctypes.CDLL | None:
     return None
 
 
-def say(line: str, amid_text: bool = False) -> None:
-    """Prints a line to standard error, because the first pass waits for the compiler, or a call for measurements.
-
-    `amid_text`: a text may stand in the terminal's line, so a new one is begun.
-    """
-    print(end="\n" * (amid_text and sys.stdout.isatty()), file=sys.stderr)
-    lines = [f"specdec_jax: {line}"]
-    if sys.stderr.isatty():  # which would break words
-        lines = textwrap.wrap(lines[0], shutil.get_terminal_size().columns, break_on_hyphens=False)
-    print(*lines, sep="\n", file=sys.stderr, flush=True)
+def say(line: str) -> None:
+    """Prints a line to standard error, because the first pass waits for the compiler, or a call for measurements."""
+    print(f"specdec_jax: {line}", file=sys.stderr, flush=True)
 
 
 def call(loaded: ctypes.CDLL, x: np.ndarray, weights: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:

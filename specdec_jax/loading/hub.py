@@ -3,9 +3,8 @@
 Small files are downloaded first, so that an unsupported model is refused before its weights are downloaded.
 """
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,9 +35,7 @@ def hub_id(source: str) -> HubId | None:
     return HubId(match["repo"], match["revision"])
 
 
-def hub_folder(
-    repo_id: str, *, revision: str | None = None, cache_dir: str | Path | None = None, weights: bool = True
-) -> Path:
+def hub_folder(repo_id: str, *, revision: str | None = None, weights: bool = True) -> Path:
     """The local snapshot of a hub repository; missing files that are needed are downloaded.
 
     Without `weights` only small files such as config.json are downloaded.
@@ -57,9 +54,8 @@ def hub_folder(
             why = f"there is no file or folder {name!r} here, and the cache lacks files of the hub's"
             raise FileNotFoundError(f"{why}: {reason or type(error).__name__}") from None
 
-    download, options = huggingface_hub.snapshot_download, {"cache_dir": cache_dir}
-    with _bars(seen=False) as bars:
-        folder = Path(request(download, revision, allow_patterns=list(SMALL), tqdm_class=bars, **options))
+    download = huggingface_hub.snapshot_download
+    folder = Path(request(download, revision, allow_patterns=list(SMALL)))
     names = [CONFIG, *([TOKENIZER] if needs_file(folder) else []), *weight_names(folder)]
     lacking = [name for name in names if not (folder / name).is_file()]
     if not weights or not lacking:
@@ -72,28 +68,5 @@ def hub_folder(
             f"the hub's {repo_id!r} has no {absent[0]}: give a revision that has it, a folder that transformers wrote "
             f"(save_pretrained of model and tokenizer), or a GGUF file of it (`hf download {repo_id} FILE`)"
         )
-    with _bars(seen=True) as bars:
-        request(download, folder.name, allow_patterns=lacking, tqdm_class=bars, **options)
+    request(download, folder.name, allow_patterns=lacking)
     return folder
-
-
-@contextlib.contextmanager
-def _bars(*, seen: bool) -> Iterator[Any]:
-    """huggingface_hub's progress bars, or none for small files.
-
-    All are closed after the block; some would be closed by garbage collection only, and drawn over later output.
-    """
-    from huggingface_hub.utils import tqdm
-
-    drawn = []
-
-    class Bar(tqdm):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **{**options, "disable": None if seen else True})  # None: on terminals only
-            drawn.append(self)
-
-    try:
-        yield Bar
-    finally:
-        for bar in drawn:
-            bar.close()

@@ -43,20 +43,15 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(
-    source: str | Path,
-    *,
-    dtype: Any = "bfloat16",
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    share_from: float = 0,
+    source: str | Path, *, dtype: Any = "bfloat16", revision: str | None = None, share_from: float = 0
 ) -> LoadedModel:
     """Loads a model by its source, the first match of the following.
 
     A built-in name (`smollm2`, `smollm2-drafter`, the latter also with suffix `-reading` or `-nano`), a .gguf file, a
     folder (Hugging Face's with config.json, or one written by `save_orbax`), a hub id (`org/name`, or
-    `org/name@revision` with a branch, tag or commit, also as `revision`; `cache_dir` is huggingface_hub's). A drafter
-    with suffix `@8192` proposes only the 8,192 most frequent tokens and the text's own rare ones, with `@FILE.npy`
-    those of the file (`loading/draft_vocabulary.py`).
+    `org/name@revision` with a branch, tag or commit, also as `revision`). A drafter with suffix `@8192` proposes only
+    the 8,192 most frequent tokens and the text's own rare ones, with `@FILE.npy` those of the file
+    (`loading/draft_vocabulary.py`).
 
     `dtype` is that of the weights, the cache and the inputs of matrix products: 'bfloat16', 'float16' or 'float32'; or
     'int8': as 'bfloat16', with matrices in eight bits with a scale for every row (`models/int8.py`), rounded while they
@@ -69,13 +64,13 @@ def load_model(
     mesh_here()  # refuses a mesh with other axes, for any model
     whole, vocabulary = split_source(name)
     if vocabulary in WAYS:
-        loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
+        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)
         return loaded._replace(name=name)
     if vocabulary:
-        tokens = read_tokens(vocabulary, _locate(whole, revision, cache_dir))
-        loaded = load_model(whole, dtype=dtype, revision=revision, cache_dir=cache_dir, share_from=share_from)
+        tokens = read_tokens(vocabulary, _locate(whole, revision))
+        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)
         return with_draft_vocabulary(loaded._replace(name=name), tokens)
-    path = _locate(name, revision, cache_dir)
+    path = _locate(name, revision)
     opened, layout = _opened(path), _layout(stored, share_from)
     if opened is not None:
         return _assemble(opened, stored, name, layout)
@@ -92,7 +87,7 @@ def outline(source: str | Path) -> LoadedModel:
     tokenizer.
     """
     name, stored = str(source), precision("bfloat16")
-    path = _locate(split_source(name)[0], None, None)
+    path = _locate(split_source(name)[0])
     opened = _opened(path)
     config, tokenizer = read_marker(path) if opened is None else (_config(opened), opened.tokenizer)
     return _loaded(config, None, tokenizer, stored, name)
@@ -108,7 +103,7 @@ def refuse_encoders(caller: str, *sources: str | Path) -> None:
         FileNotFoundError: there is no such model.
     """
     for source in sources:
-        path = _locate(split_source(str(source))[0], None, None, weights=False)
+        path = _locate(split_source(str(source))[0], weights=False)
         try:  # the config alone, without a tokenizer
             if (path / MARKER).is_file():
                 config = marked_config(path)
@@ -144,10 +139,10 @@ def download(*sources: str | Path) -> None:
     for source in sources:
         whole, _ = split_source(str(source))
         if hub_id(whole):
-            _locate(whole, None, None)
+            _locate(whole)
 
 
-def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weights: bool = True) -> Path:
+def _locate(name: str, revision: str | None = None, weights: bool = True) -> Path:
     """The existing file or folder of a source; for a hub id the snapshot, with weights only if `weights`."""
     hub = hub_id(name)
     if revision is not None:
@@ -162,7 +157,7 @@ def _locate(name: str, revision: str | None, cache_dir: str | Path | None, weigh
     if name and path.exists():
         return path
     if hub is not None:
-        return hub_folder(hub.repo, revision=hub.revision, cache_dir=cache_dir, weights=weights)
+        return hub_folder(hub.repo, revision=hub.revision, weights=weights)
     if name.lower().endswith(WEIGHT_FILES):
         raise FileNotFoundError(f"no such weight file: {name}")
     raise FileNotFoundError(

@@ -1,12 +1,10 @@
 """Proofs of losslessness: cases drawn from a seed, enumerated on toy models or sampled from the whole decoder."""
 
-from specdec_jax.lossless.counterexample import Counterexample, Result
-from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.drawing import Drawing, Shape, constants_of
-from specdec_jax.lossless.enumeration import enumerate_distribution
 from specdec_jax.lossless.law import prove_law
 from specdec_jax.lossless.proof import LOSSLESS, NOT_LOSSLESS, NOT_SHOWN, Proof, Row, prove
 from specdec_jax.lossless.real_size import prove_real_size
+from specdec_jax.lossless.results import Counterexample, Coverage, Result
 from specdec_jax.lossless.rounds import prove_rounds
 from specdec_jax.lossless.sampled import FALSE_ALARM, SampledReport, check_on_toy, test_by_sampling, toy_decoder
 from specdec_jax.lossless.whole import prove_whole
@@ -26,7 +24,6 @@ __all__ = [
     "Shape",
     "check_on_toy",
     "constants_of",
-    "enumerate_distribution",
     "prove",
     "prove_law",
     "prove_real_size",

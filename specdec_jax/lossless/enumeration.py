@@ -16,7 +16,6 @@ from specdec_jax.decoding import no_monitor
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import Neighbours, in_batches, joined, take
-from specdec_jax.lossless.coverage import Tally
 from specdec_jax.lossless.nodes import (
     Branches,
     Nodes,
@@ -30,6 +29,7 @@ from specdec_jax.lossless.nodes import (
     pair,
     verify_arguments,
 )
+from specdec_jax.lossless.results import Tally
 from specdec_jax.lossless.toys import FADES, Toy, toy_phases
 from specdec_jax.types import (
     Distribution,
@@ -235,59 +235,6 @@ def advance(
         rows = np.flatnonzero((k < emitted.length) & (place < tokens.shape[1]))
         tokens[rows, place[rows]] = emitted.tokens[rows, k]
     return Nodes(tokens, branches.request[branch], count, chance, policy, verifier, monitor)
-
-
-def enumerate_distribution(
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    toy: Toy,
-    warp: Warp,
-    *,
-    monitor: Monitor | None = None,
-    kind: int = 0,
-    longest: int = 2,
-    tokens: int = 3,
-    batch: int = 3,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The joint distributions, [V] * tokens float64, of the first emitted tokens and of the target's, summed over all
-    rounds in float64 from the prompt 0, 1. `kind` is that of `nodes.Requests`; warps have one row.
-    """
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        single = lambda value, dtype: np.full(1, value, dtype)  # noqa: E731
-        numbers = (
-            single(kind, np.int8),
-            single(tokens + 1, np.int32),
-            single(0, np.int32),
-            single(0, np.uint32),
-            single(2, np.int32),
-        )
-        requests = Requests(jax.tree.map(np.asarray, warp), *numbers)
-        double: Any = jax.tree.map(np.float64, toy)
-        setting = setting_of(policy, verifier, monitor, longest, requests, [double], tokens=tokens, batch=batch)
-        nodes, vocab = first_nodes(setting), setting.vocab_size
-        joint = np.zeros((vocab,) * tokens)
-        while len(nodes.chance):
-            _, ends = ends_of_round(setting, nodes)
-            nodes = _merged(ends.following(np.arange(len(ends.chance)), ends.chance))
-            done = nodes.emitted >= tokens
-            np.add.at(joint, tuple(nodes.tokens[done, 2:].T), nodes.chance[done])
-            nodes = take(nodes, ~done)
-    prob = np.exp(setting.target_distributions.log_prob).reshape((vocab,) * 3)
-    goal = prob[0, 1]
-    for size in range(1, tokens):
-        goal = goal[..., None] * (prob[1] if size == 1 else prob)
-    return joint, goal
-
-
-def _merged(nodes: Nodes) -> Nodes:
-    """Merges rows with identical futures."""
-    leaves = [nodes.tokens, np.minimum(nodes.emitted, nodes.tokens.shape[1] - 2)]
-    leaves += jax.tree.leaves((nodes.policy, nodes.verifier, nodes.monitor))
-    count = len(nodes.chance)
-    raw = [np.ascontiguousarray(leaf).reshape(count, -1).view(np.uint8).reshape(count, -1) for leaf in leaves]
-    _, first, group = np.unique(np.concatenate(raw, axis=1), axis=0, return_index=True, return_inverse=True)
-    chance = np.bincount(group.ravel(), weights=nodes.chance, minlength=len(first))
-    return take(nodes, first)._replace(chance=chance)
 
 
 class _Rules(NamedTuple):

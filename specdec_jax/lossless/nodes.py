@@ -6,7 +6,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import Neighbours, take
-from specdec_jax.lossless.coverage import Tally
+from specdec_jax.lossless.results import Tally
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, Verifier, Warp
 
 DRAWN, CHOSEN, EVEN, ODD = 0, 1, 2, 3  # which drafts of a request are chosen: none, all, every second one

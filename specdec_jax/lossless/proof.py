@@ -13,11 +13,10 @@ import jax
 import numpy as np
 
 from specdec_jax.lossless import enumeration, law, real_size, rounds, whole
-from specdec_jax.lossless.counterexample import Counterexample, Result, shortest
-from specdec_jax.lossless.coverage import Coverage
 from specdec_jax.lossless.drawing import Drawing, Shape, constants_of
 from specdec_jax.lossless.law import prove_law
 from specdec_jax.lossless.real_size import VOCABULARIES, prove_real_size
+from specdec_jax.lossless.results import Counterexample, Coverage, Result, shortest
 from specdec_jax.lossless.rounds import prove_rounds
 from specdec_jax.lossless.sampled import FALSE_ALARM
 from specdec_jax.lossless.whole import prove_whole

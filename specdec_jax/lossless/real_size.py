@@ -12,9 +12,9 @@ import numpy as np
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import take
-from specdec_jax.lossless.counterexample import Counterexample, Result, shown_warp
 from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.enumeration import monitor_for
+from specdec_jax.lossless.results import Counterexample, Result, shown_warp
 from specdec_jax.types import Array, Distribution, Draft, Monitor, RoundContext, Verifier, Warp
 
 VOCABULARIES = (49_152, 151_936, 262_144)  # SmolLM2, Qwen2.5, Gemma 3

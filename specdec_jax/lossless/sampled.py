@@ -8,7 +8,6 @@ Models in float32 with `jax_default_matmul_precision="highest"`, because in bflo
 between batch shapes, and enough sequences show that.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,14 +21,13 @@ from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
-from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters.model import model
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless.batched import joined, take
-from specdec_jax.lossless.counterexample import Counterexample
 from specdec_jax.lossless.enumeration import PHASES
+from specdec_jax.lossless.results import Counterexample
 from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_model, toy_pair, with_reading
 from specdec_jax.models.adapters import with_source
 from specdec_jax.types import Array, Drafter, LanguageModel, Monitor, Params, StoppingPolicy, Verifier, Warp
@@ -105,8 +103,7 @@ def check_on_toy(
     """
     widths = (1, *default_widths(policy.max_tokens(longest)))
     decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, widths=widths, **options)
-    warp = make_warp(2, temperature=0.0)
-    check_parts(decoder.parts, params, fresh_state(decoder.parts, [[0, 1]] * 2, max_new_tokens=0, warp=warp)[0])
+    check_parts(decoder.parts, params)
 
 
 def test_by_sampling(
@@ -123,7 +120,7 @@ def test_by_sampling(
     joint: int = JOINT_TOKENS,
     against: np.ndarray | None = None,
     source: Sequence[int] | None = None,
-    progress: Callable[[int, float], bool] = lambda done, seconds: True,
+    progress: Callable[[int], Any] = lambda done: None,
     **strategies: Any,
 ) -> SampledReport:
     """Draw sequences with the whole decoder and test their first `tokens` tokens against the target's distribution.
@@ -140,8 +137,7 @@ def test_by_sampling(
         seed: sequence i has seed `(seed + i) * SPREAD`, of 32 bits.
         against: [V] * tokens, a joint distribution to test against instead of the target's, such as a lossy verifier's.
         source: source of every sequence, for a target with an encoder.
-        progress: called after each batch with the number of sequences and the seconds since the first batch was
-            compiled; False ends the test with the sequences so far.
+        progress: called after each batch with the number of sequences.
         strategies: `policy`, `verifier` and `monitor` of the decoder with other hyperparameters.
     """
     numbers = {"temperature": 1.0} if warp is None else dict(warp)
@@ -156,7 +152,7 @@ def test_by_sampling(
         cells, joint = {(text, False): float(chance) for text, chance in np.ndenumerate(against)}, tokens
     observed = dict.fromkeys(cells, 0)
     positions = None if against is not None else Positions(target, params.target, len(prompt), tokens)
-    drafted, done, begun = np.zeros(longest, np.int64), 0, time.perf_counter()
+    drafted, done = np.zeros(longest, np.int64), 0
     while done < sequences:
         count = min(batch, sequences - done)
         state = decoder.prefill(
@@ -178,10 +174,8 @@ def test_by_sampling(
             observed[_cell_of(cells, text.tolist())] += int(times)
         if positions is not None:
             positions.add(texts, make_warp(count, **numbers))
-        begun = time.perf_counter() if done == 0 else begun
         done += count
-        if not progress(done, time.perf_counter() - begun):
-            break
+        progress(done)
     counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
     report = _report(counts, expected, done, tokens)
     by_position = () if positions is None else positions.by_stretch(1)

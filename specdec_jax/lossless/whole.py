@@ -18,8 +18,8 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.lossless.batched import take
-from specdec_jax.lossless.counterexample import Result
 from specdec_jax.lossless.drawing import Drawing
+from specdec_jax.lossless.results import Result
 from specdec_jax.lossless.sampled import Positions, toy_decoder
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 

@@ -5,7 +5,7 @@ function below returns the distribution of the emitted token, given that all ear
 x costs V, not V * V, because the distribution after a rejection depends on x in at most one entry.
 
 `deviations` measures them along texts with real models, as if a token had been drafted at every position. It does not
-measure the deviation of whole texts; on toys `lossless.prove_exactly` computes that.
+measure the deviation of whole texts.
 """
 
 import functools

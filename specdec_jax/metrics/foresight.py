@@ -55,5 +55,7 @@ def drafts_from(trace: Trace, longest: int) -> np.ndarray:
     row, begin, step = np.arange(texts)[:, None], np.arange(positions)[None, :], np.arange(longest)
     along = trace.path[row[..., None], np.minimum(begin[..., None] + step, positions - 1)]
     tail_of = trace.tail_of[row, np.minimum(begin + run, positions - 1)][..., None]
-    beyond = trace.tails[tail_of, np.clip(step - run[..., None], 0, trace.max_draft_length - 1)]
+    beyond = along
+    if len(trace.tails):  # something was rejected
+        beyond = trace.tails[tail_of, np.clip(step - run[..., None], 0, trace.max_draft_length - 1)]
     return np.where((step < run[..., None])[..., None], along, beyond)

@@ -21,5 +21,5 @@ from specdec_jax.stopping.svip import svip as svip
 from specdec_jax.stopping.update_every import update_every as update_every
 
 # Default functions, for user-defined policies.
-from specdec_jax.types.defaults import always as always
-from specdec_jax.types.defaults import no_update as no_update
+from specdec_jax.types.seams import always as always
+from specdec_jax.types.seams import no_update as no_update

@@ -21,7 +21,7 @@ from specdec_jax.types import (
     Update,
     VerificationResult,
 )
-from specdec_jax.types.defaults import no_update
+from specdec_jax.types.seams import no_update
 
 Score = Callable[[Any, Distribution, Array], tuple[Array, Any]]
 """(state, distribution, drafted) -> (score [B] float32, state); below the threshold the next token is not drafted."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from specdec_jax.costs.machine import free_memory
-from specdec_jax.decoding.state import readable, slots_for, source_slots_for
+from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.drafters.multi_drafter import MultiDrafterState
 from specdec_jax.meshes import bytes_of_caches, check_rows, row_groups
 from specdec_jax.ranges import Between
@@ -90,7 +90,7 @@ def slots_of(pair: Pair, request: Request) -> int:
 def size_of(pair: Pair, request: Request) -> Size:
     """The minimum size of a row for the request."""
     sources = request.options.get("sources")
-    return Size(slots_of(pair, request), 0 if sources is None else source_slots_for(sources))
+    return Size(slots_of(pair, request), 0 if sources is None else slots_for(max(map(len, sources)), 0, 0))
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> int:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specdec_jax.costs.at_hand import look_at
 from specdec_jax.costs.choices import costs_for
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
@@ -189,8 +188,8 @@ def encode(
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
     Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`; without the template, where
-    the prompt is the model's whole input, they are control tokens. Raises ValueError: the prompt is empty or too long;
-    messages or a system prompt without `chat` or for an encoder.
+    the prompt is the model's whole input, they are control tokens. Raises ValueError: the prompt is empty; messages or
+    a system prompt without `chat` or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -198,21 +197,11 @@ def encode(
         if system is not None or not isinstance(prompt, str):
             encoder = f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it"
             raise ValueError(encoder if source else "a system prompt and messages need the chat template; it is off")
-        return encode_text(target, prompt, add_special=True)
+        return target.tokenizer.encode(prompt, add_special=True)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return encode_text(target, target.tokenizer.chat(messages, parse_special=parse_special))
-
-
-def encode_text(target: LoadedModel, text: str, *, add_special: bool = False) -> list[int]:
-    """`Tokenizer.encode`. Raises ValueError before it encodes all of a text whose beginning exceeds the context."""
-    context = target.model.spec.context
-    begin = text[: 8 * context]  # a token of text has four; the last ones may differ from those of the whole text
-    if len(begin) < len(text) and (count := len(target.tokenizer.encode(begin))) > 1.25 * context:
-        begins = f"the first {len(begin):,} of {len(text):,} characters of the prompt are {count:,} tokens"
-        raise ValueError(f"{begins} and exceed the target's context, {context:,}")
-    return target.tokenizer.encode(text, add_special=add_special)
+    return target.tokenizer.encode(target.tokenizer.chat(messages, parse_special=parse_special))
 
 
 def decode(pair: Pair, request: Request) -> Decoded:
@@ -227,17 +216,7 @@ def decode(pair: Pair, request: Request) -> Decoded:
         state = end_at_stops(pair, state, [request.stop] * len(state.length))
     seconds = time.perf_counter() - watch
     rows, final = range(len(request.prompts)), readable(state)
-    look_at_costs(pair, request, final, seconds)
     return Decoded([finish(pair, request, final, row, seconds, prefilled) for row in rows], state)
-
-
-def look_at_costs(pair: Pair, request: Request, state: DecodeState, seconds: float) -> None:
-    """Compares measured costs with the rounds of a single row drafted by one model, within the costs' slots."""
-    costs, model = pair.costs, pair.decoder.parts.drafter.model
-    described = costs is not None and costs.ratio and model is not None and state.tokens.shape[1] <= costs.slots
-    # requests with stop strings also spend time on searching for them
-    if costs is not None and described and costs.batch == 1 and not request.stop:
-        look_at(costs, state.statistics, seconds, float(np.max(request.options["warp"].temperature)))
 
 
 def start(pair: Pair, request: Request) -> Prefilled:

@@ -10,11 +10,9 @@ import difflib
 import io
 import re
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from specdec_jax.ranges import Between
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
@@ -25,27 +23,6 @@ Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" would be misleading
 
 LONGEST = 64  # maximum draft length; beyond it verification would be wider than a prefill chunk
-
-OPTIONAL = ConstructorRegistry()  # for tyro.cli
-
-
-@OPTIONAL.primitive_rule
-def _optional(wanted: PrimitiveTypeInfo) -> Any:
-    """Parses `X | None` like X, with `none` for None; tyro's help would show {None}|X."""
-    options = get_args(wanted.type)
-    if get_origin(wanted.type) not in (Union, UnionType) or len(options) != 2 or NoneType not in options:
-        return None
-    other = options[0] if options[1] is NoneType else options[1]
-    inner = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(other, wanted.markers))
-    if not isinstance(inner, PrimitiveConstructorSpec) or inner.nargs not in (1, "*"):
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=inner.nargs,
-        metavar=inner.metavar,
-        instance_from_str=lambda words: None if words in (["none"], ["None"]) else inner.instance_from_str(words),
-        is_instance=lambda value: value is None or inner.is_instance(value),
-        str_from_instance=lambda value: ["none"] if value is None else inner.str_from_instance(value),
-    )
 
 
 def parse_options(kind: Any, **options: Any) -> Any:

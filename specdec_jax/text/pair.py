@@ -18,8 +18,6 @@ from specdec_jax.decoding import Decoder, build_decoder, default_widths
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.decoding.rounds import ModelParams, Parts
-from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.state import fresh_state
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.draft_models.intersection import SharedParams
@@ -36,7 +34,7 @@ from specdec_jax.sharding import mesh_here
 from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Drafting, Models
-from specdec_jax.text.strategies import FIRST, choose, find_factory, name_in, names, parse_call
+from specdec_jax.text.strategies import choose, find_factory, name_in, names, parse_call
 from specdec_jax.types import Drafter, DraftModel, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
@@ -45,6 +43,7 @@ MODEL_DRAFTERS = ("model", "reading", "no_drafter", "multi_drafter")  # files of
 SMOLLM2_DRAFTER = Models.drafter
 ENCODER_DEFAULT = "prompt_lookup"  # outputs of such a target are often in its source
 EXAMPLE = "smollm2-drafter@8192"
+VOCABULARY = 1024  # tokens for the first check of a drafter, before the target is known
 
 OneDrafter = LoadedModel | Drafter | str
 _answered: Callable[[Parts], set[bool]] = functools.lru_cache(maxsize=16)(lambda parts: set())
@@ -252,13 +251,11 @@ def _join(
 
 
 def _checked(pair: Pair) -> Pair:
-    """The same pair, after checking the functions of a user's file for two rows, before compilation."""
+    """The same pair, after checking the functions of a user's file."""
     parts = pair.decoder.parts
     answered = _answered(parts)  # a cached set, empty until these parts were checked
     if not answered and is_users([parts.policy, parts.verifier, parts.drafter, parts.monitor]):
-        sources, greedy = None if parts.target.spec.source is None else [[0], [0]], make_warp(2, temperature=0.0)
-        state, source = fresh_state(parts, [[0], [0]], sources=sources, max_new_tokens=0, warp=greedy)
-        check_parts(parts, pair.params, state, source)
+        check_parts(parts, pair.params)
     answered.add(True)
     return pair
 
@@ -290,7 +287,7 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
             parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters if own_file else {}
             if {"vocab_size", "max_draft_length"} & parameters.keys():
                 continue  # called by `_drafter`, with the pair's values
-            choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or FIRST.vocab_size)
+            choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or VOCABULARY)
         elif isinstance(part, str) and part.endswith(")"):
             name, _ = parse_call("drafter", part)
             raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")

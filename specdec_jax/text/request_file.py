@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from specdec_jax.decoding.state import fresh_state
@@ -19,17 +18,6 @@ HYPERPARAMETERS = ("policy", "verifier")
 FIELDS = (*TEXT_KEYS, "system", *ID_KEYS, "category", "split", *SAMPLING, *HYPERPARAMETERS)
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens")
 LOG_PROBS = ("log_probs", "warped_log_probs", "tempered_log_probs")
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """Default values of missing fields; by default request i has seed + i."""
-
-    sampling: SamplingParams = SamplingParams()
-    chat: bool = True
-    system: str | None = None
-    parse_special: bool = False
-    calibration: str | None = None
 
 
 def read_line(line: bytes) -> dict[str, Any]:
@@ -65,8 +53,10 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     SamplingParams(**{name: fields[name] for name in SAMPLING if name in fields})
 
 
-def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number: int) -> Request:
+def request_of(pair: Pair, fields: Mapping[str, Any], sampling: SamplingParams, number: int, **options: Any) -> Request:
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
+
+    Missing fields have the values of `sampling`, with seed + `number`, and of `options`, those of `prepare`.
 
     The prompt is read as in files of prompts (`prompt_file`), of a single turn, or `prompt` has messages with role and
     content; `policy` and `verifier` are objects of hyperparameters, the id is passed on to the result. Raises
@@ -74,11 +64,11 @@ def request_of(pair: Pair, fields: Mapping[str, Any], defaults: Defaults, number
     """
     check_fields(fields)
     changes = {name: fields[name] for name in SAMPLING if name in fields}
-    changes.setdefault("seed", (defaults.sampling.seed + number) % 2**32)
-    sampling = dataclasses.replace(defaults.sampling, **changes)
+    changes.setdefault("seed", (sampling.seed + number) % 2**32)
+    sampling = dataclasses.replace(sampling, **changes)
     prompts = [fields["prompt"]] if isinstance(fields.get("prompt"), list) else prompt_of(fields).turns
-    options = {name: getattr(defaults, name) for name in ("chat", "parse_special", "calibration")}
-    request = prepare(pair, prompts, sampling, system=fields.get("system", defaults.system), **options)
+    options |= {"system": fields["system"]} if "system" in fields else {}
+    request = prepare(pair, prompts, sampling, **options)
     for kind in HYPERPARAMETERS:
         name = f"{kind}_hyperparameters"
         if kind in fields:

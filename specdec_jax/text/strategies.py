@@ -17,9 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.decoding.answers import Sizes, check_monitor, check_policy, check_verifier
-from specdec_jax.decoding.user_code import Refused, definition, describe_error, described, is_users, location
-from specdec_jax.monitors.phases import phases
+from specdec_jax.decoding.user_code import Refused, describe_error, location
 from specdec_jax.strategy import nearest, strategy
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, Verifier
 
@@ -30,10 +28,6 @@ PACKAGES = {
     "monitor": ("specdec_jax.monitors",),
 }
 """The packages in which names are searched; those of contrib are imported on lookup."""
-FIRST = Sizes(batch=2, vocab_size=1024, max_draft_length=3)
-"""Sizes for the first check of policies and verifiers, before models are read; only shapes are computed."""
-LENGTHS = (1, 3, 5, 7, 10)
-"""Draft lengths for the first check of a user's functions; verifiers are also checked with an empty draft."""
 TYPES: dict[str, type] = {"policy": StoppingPolicy, "verifier": Verifier, "drafter": Drafter, "monitor": Monitor}
 WORDS = re.compile(r"\s*(?P<name>[^()]*\.py|\w+)\s*(?P<arguments>\(.*\))?\s*", re.DOTALL)
 WANTED = {bool: ((bool,), "true or false"), int: ((int,), "a whole number"), float: ((int, float), "a number")}
@@ -84,31 +78,9 @@ def choose(kind: str, words: str, **offered: Any) -> Any:
 
     Raises:
         ValueError: invalid syntax, an unknown name, option or hyperparameter, a value of the wrong type or out of
-            range, a factory that fails or returns another type, or a policy or verifier whose functions fail or return
-            wrong shapes. Errors of a user's file have its name and line.
+            range, or a factory that fails or returns another type. Errors of a user's file have its name and line.
     """
-    name, arguments = parse_call(kind, words, offered)
-    made = build(kind, name, arguments, offered)
-    if kind in ("policy", "verifier") or (kind == "monitor" and name.endswith(".py")):
-        try:
-            if not is_users(made):  # the factory called `init` where hyperparameters were given
-                return made
-            with described(definition(made.init), f"the {kind}'s init"):
-                state = made.init(FIRST.batch)
-            monitor = phases().init(FIRST.batch) if kind != "monitor" and made.needs_phases else ()
-            for length in LENGTHS if name.endswith(".py") else [FIRST.max_draft_length]:
-                sizes = FIRST._replace(max_draft_length=length)
-                if kind == "policy":
-                    check_policy(made, state, monitor, sizes)
-                elif kind == "verifier":
-                    check_verifier(made, state, sizes, monitor)
-                else:
-                    check_monitor(made, state, sizes, [length + 1])
-            if kind == "verifier" and name.endswith(".py"):
-                check_verifier(made, state, FIRST._replace(max_draft_length=0), monitor)
-        except Exception as error:  # any error of its functions on example shapes becomes one message
-            raise ValueError(_refusal(kind, name, error)) from error
-    return made
+    return build(kind, *parse_call(kind, words, offered), offered)
 
 
 def name_in(words: str) -> str:
@@ -160,7 +132,12 @@ def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[s
     try:
         made = factory(**arguments)
     except Exception as error:  # any error of a user's factory becomes one message
-        raise ValueError(_refusal(kind, name, error)) from error
+        text = describe_error(error)
+        if re.match(r".+?\.py:\d+: ", text) or text.startswith(name):
+            text = f"{kind} {text}"
+        elif not isinstance(error, ValueError) or isinstance(error, Refused):
+            text = f"{kind} {name}: {text.removeprefix('TypeError: ')}"
+        raise ValueError(text) from error
     if not isinstance(made, TYPES[kind]):
         raise ValueError(f"{kind} {name} must return a {TYPES[kind].__name__}, got {type(made).__name__}")
     return made
@@ -179,16 +156,6 @@ def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
             choose(kind, value, **offered) if is_name else value for is_name, value in zip(named, values, strict=True)
         ]
     return ast.literal_eval(tree)
-
-
-def _refusal(kind: str, name: str, error: Exception) -> str:
-    """An error message of one line: the kind of strategy, the line in a user's file or the name, and the error."""
-    text = describe_error(error)
-    if re.match(r".+?\.py:\d+: ", text) or text.startswith(name):
-        return f"{kind} {text}"
-    if isinstance(error, ValueError) and not isinstance(error, Refused):
-        return text
-    return f"{kind} {name}: {text.removeprefix('TypeError: ')}"
 
 
 @functools.lru_cache(maxsize=64)

@@ -85,7 +85,6 @@ class Stream(Iterator[Chunk]):
                 yield _filled(chunk, text.take())
                 if text.ended:
                     return
-        generation.look_at_costs(self.pair, self.request, state, self._seconds)
         if rest := text.take(everything=True):
             yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
 

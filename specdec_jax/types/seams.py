@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Concatenate, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
+
 from specdec_jax.strategy import Strategy
-from specdec_jax.types.defaults import always, no_threshold, no_update
 from specdec_jax.types.values import (
     Array,
     Cache,
@@ -111,6 +113,23 @@ Update = Callable[[PolicyState, Draft, VerificationResult], PolicyState]
 
 Called once a round, with the result before the end-of-sequence cut.
 """
+
+
+def always(state: PolicyState, *arguments: Any) -> tuple[Array, PolicyState]:
+    """Begin, draft or proceed in every row; the last argument is the context."""
+    return jnp.ones_like(arguments[-1].alive), state
+
+
+def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
+    """Return the state unchanged."""
+    del draft, result
+    return state
+
+
+def no_threshold(state: Any) -> Array:
+    """[B] float32 NaN, which plots omit. A state without leaves gives one NaN for all rows."""
+    leaves = jax.tree.leaves(state)
+    return jnp.full(leaves[0].shape[:1] if leaves else (), jnp.nan, jnp.float32)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,7 +14,7 @@ from specdec_jax.app.cli import main
 from specdec_jax.stopping import survival
 from specdec_jax.text import continuous_batching, result_file
 from specdec_jax.text.pair import build_pair
-from specdec_jax.text.request_file import Defaults, read_line, request_of
+from specdec_jax.text.request_file import read_line, request_of
 from specdec_jax.text.sampling_params import SamplingParams
 
 GOOD = [
@@ -243,11 +243,11 @@ def scrambled(rng):
 @pytest.mark.parametrize("make", [malformed, scrambled])
 def test_a_thousand_bad_lines_are_refused_by_name(pair, make):
     """Each is a request or a ValueError in one line, never anything else; what must be wrong is wrong."""
-    rng, defaults, refused = random.Random(make.__name__), Defaults(SamplingParams(max_new_tokens=4), chat=False), 0
+    rng, sampling, refused = random.Random(make.__name__), SamplingParams(max_new_tokens=4), 0
     for _ in range(1000):
         line = make(rng)
         try:
-            request_of(pair, read_line(line), defaults, 0)
+            request_of(pair, read_line(line), sampling, 0, chat=False)
             assert make is scrambled, line
         except ValueError as error:
             refused += 1

@@ -3,9 +3,7 @@
 import io
 import json
 import math
-import os
 import re
-import signal
 import sys
 from html import unescape
 from html.parser import HTMLParser
@@ -18,7 +16,6 @@ from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 from tiny_pair import write_pair
 
-from specdec_jax import lossless
 from specdec_jax.app import cli
 from specdec_jax.app.chat.commands import Chat
 from specdec_jax.app.chat.terminal import Terminal
@@ -33,14 +30,13 @@ from specdec_jax.decoding.summaries import kinds_of, summarise
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
 from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row
-from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, static, survival, svip, update_every
+from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, survival, svip, update_every
 from specdec_jax.text.calibration import fingerprint
 from specdec_jax.text.escapes import CONTROL
 from specdec_jax.text.generation import Generation, generate
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import Piece, stream
-from specdec_jax.verification import rejection
 
 PIECES = [Piece("one", "accepted"), Piece(" 2\n", "rejected"), Piece(" two", "recovered"), Piece("\tthree", "bonus")]
 
@@ -140,18 +136,6 @@ def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
     assert code == 0 and pair["lossless"] and pair["sequences"] == 300 and pair["degrees"] > 3
     assert pair["tokens"] == 8 == len(pair["by_position"])  # drafts of 7, the length in use
     assert pair["drafted"][-1] > 0
-
-
-def test_the_pairs_test_says_how_long_and_stops_with_what_it_has(capsys):
-    with proof.stoppable(512) as progress:
-        assert progress(32, 0.0) and progress(64, 2.0)
-        assert "about 28 s left" in capsys.readouterr().err
-        os.kill(os.getpid(), signal.SIGINT)
-        assert not progress(192, 4.0)
-    decoder, params = lossless.toy_decoder(static(), rejection())
-    options = {"sequences": 4096, "batch": 1024, "progress": lambda done, _: done < 2048}
-    stopped = lossless.test_by_sampling(decoder, params, **options)
-    assert stopped.sequences == 2048 and stopped.lossless
 
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,6 @@ from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.state import fresh_state
 from specdec_jax.drafters import model
 from specdec_jax.drafters.draft_models.intersection import ROOM, shared_params, with_shared_tokens
 from specdec_jax.models import llama
@@ -143,7 +142,7 @@ def decoded(take, prefill=None, widths=(2, 8), layers=(1,)):
     rule, (_, params) = static(draft_length=3), model_and_params()
     decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
     weights = ModelParams(params, params)
-    check_parts(decoder.parts, weights, fresh_state(decoder.parts, [[1, 2, 3]], max_new_tokens=8)[0])
+    check_parts(decoder.parts, weights)
     return decoder.run(weights, decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, stop_ids=[]))
 
 

@@ -45,7 +45,7 @@ class Numbers:
 
 
 def test_an_optional_value_is_given_as_its_type_is_and_none_is_none():
-    assert parsed(Numbers, "Doc.", ["--limit", "none"]).limit is None
+    assert parsed(Numbers, "Doc.", ["--limit", "None"]).limit is None
     assert parsed(Numbers, "Doc.", ["--limit", "5"]) == Numbers(5)
     assert parsed(Numbers, "Doc.", ["--widths", "2", "4", "--out", "a"]) == Numbers(3, (2, 4), Path("a"))
 

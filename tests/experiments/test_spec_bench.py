@@ -11,7 +11,6 @@ from configs.base import CompareConfig, Method
 from experiments.lib.run_folder import RunFolder
 from experiments.spec_bench import main, read_answers, speeds
 from specdec_jax.contrib.engine_logs import read_log
-from specdec_jax.contrib.engine_logs.rounds import write_lines
 
 # Tokens and seconds by turn: two questions of MT-bench, one of another task, one that only we know.
 PLAIN = {81: ("writing", [10, 30], [1, 3]), 101: ("math", [80], [2]), 321: ("qa", [6], [1]), "x-1": ("code", [9], [3])}
@@ -34,7 +33,7 @@ def files(tmp_path):
     """The baseline's and a method's answer file; answer_id is theirs, and nothing reads it."""
     for name, table in (("plain", PLAIN), ("fast", FAST)):
         lines = [answer | {"tstamp": 1.5, "answer_id": "abc"} for answer in answers(table).values()]
-        write_lines(tmp_path / f"{name}.jsonl", lines)
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path / "plain.jsonl", tmp_path / "fast.jsonl"
 
 

@@ -67,7 +67,6 @@ class Hub(dict):
         folder.mkdir(parents=True, exist_ok=True)
         for name in utils.filter_repo_objects(files, allow_patterns=given["allow_patterns"]):
             if not (folder / name).is_file():
-                given["tqdm_class"](total=1, desc=name)
                 self.sent.append(name)
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_bytes(files[name])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import draft_once, with_drafted
+from enumerated import enumerate_distribution
 from rules import FAST, restless
 
 from specdec_jax import lossless
@@ -64,7 +65,7 @@ def distance(policy, verifier, warps=WARPS, toys=TOYS, kinds=(DRAWN, CHOSEN), **
     for toy, warp, kind in itertools.product(toys, warps, kinds):
         if not (verifier.greedy_only and warp["temperature"]):
             rules = policy, verifier, toy, make_warp(1, **warp)
-            joint, goal = lossless.enumerate_distribution(*rules, kind=kind, **options)
+            joint, goal = enumerate_distribution(*rules, kind=kind, **options)
             worst = max(worst, 0.5 * np.abs(joint - goal).sum())
     return worst
 

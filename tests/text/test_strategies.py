@@ -145,11 +145,6 @@ def test_what_is_wrong_is_named(words, message):
         ("def my_rule(): return 3", "must return a strategy, got int"),
         ("from specdec_jax.verification import rejection as my_rule", "must return a StoppingPolicy, got Verifier"),
         ("def my_rule(size): return 3", "missing a required argument: 'size'"),
-        (
-            "from specdec_jax.stopping import static\n"
-            "def my_rule(): return static().replace(init=lambda batch, size: size)",
-            "missing 1 required positional argument: 'size'",
-        ),
     ],
 )
 def test_a_users_file_that_fails_is_one_message(tmp_path, text, message):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import lossy_oracles as plain
 import numpy as np
 import pytest
+from enumerated import enumerate_distribution
 from lossy_oracles import tables
 from refusals import refusals
 
@@ -58,7 +59,7 @@ def enumerated(verifier, hyperparameters, warps=WARPS):
     """(toy, warp, the joint distribution, total variation from the target's) of every toy and warp."""
     rules = static(draft_length=DRAFTS), verifier.but(**traced(hyperparameters))
     for toy, warp in itertools.product(PLAIN, warps):
-        joint, goal = lossless.enumerate_distribution(*rules, toy, make_warp(1, **warp), longest=DRAFTS, tokens=TOKENS)
+        joint, goal = enumerate_distribution(*rules, toy, make_warp(1, **warp), longest=DRAFTS, tokens=TOKENS)
         yield toy, warp, joint, 0.5 * np.abs(joint - goal).sum()
 
 

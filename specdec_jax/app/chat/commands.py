@@ -44,15 +44,6 @@ class Command(NamedTuple):
     slow: str = ""  # status message of slow commands
 
 
-def run(chat: Chat, line: str) -> RenderableType | None:
-    """Runs the command in a line that begins with a slash.
-
-    Raises ValueError, OSError: an unknown command (with the nearest one) or value; nothing has changed.
-    """
-    command, rest = find(line)
-    return command.run(chat, rest)
-
-
 def find(line: str) -> tuple[Command, str]:
     """The command of a line and the rest of the line. Raises ValueError if there is no such command."""
     name, _, rest = line.strip().partition(" ")

@@ -1,12 +1,10 @@
 """The terminal of a session: reads lines, prints tokens as they are accepted, runs slash commands."""
 
 import contextlib
-import inspect
 import os
-import re
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,15 @@ from specdec_jax.app.chat.commands import COMMANDS, LOADING, TOKENS, Chat, find
 from specdec_jax.app.chat.reports import describe
 from specdec_jax.app.chat.session import Session
 from specdec_jax.app.settings import Settings, download_models
-from specdec_jax.app.views.interrupts import interrupts_end_here, interrupts_watched
-from specdec_jax.app.views.printing import error_console, legend, shows_colours, status, streamed, summary
+from specdec_jax.app.views.printing import (
+    error_console,
+    interrupts_end_here,
+    legend,
+    shows_colours,
+    status,
+    streamed,
+    summary,
+)
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.decoding.user_code import describe_error
 from specdec_jax.loading import download, refuse_encoders
@@ -31,13 +36,11 @@ from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.text.citations import citations
 from specdec_jax.text.escapes import error_line
 from specdec_jax.text.pair import MODEL_DRAFTERS, split_drafters
-from specdec_jax.text.strategies import choose, find_factory, names
+from specdec_jax.text.strategies import names
 from specdec_jax.text.streaming import Piece
 
 BAD_INPUT = 2
-CALL = re.compile(r"(?P<name>[^(]+)\((?P<given>.*)$")  # a call that is being typed
 AGAIN = "(Ctrl-C once more, Ctrl-D or /quit leaves)"
-STOPPING = "Interrupted; stops at the end of this step (compilation cannot be cut)"
 HIDDEN = "[rejected drafts are hidden from now on; /tokens all shows them]"
 
 
@@ -114,7 +117,7 @@ class Terminal:
                 command, rest = find(line)
                 if command.slow == LOADING:
                     download(*(name for word in rest.split() for name in split_drafters(word)))
-                with self._waiting(command.slow) if command.slow else contextlib.nullcontext():
+                with status(command.slow) if command.slow else contextlib.nullcontext():
                     shown = command.run(self._chat, rest)
                 if shown is not None:
                     self._console.print(shown)
@@ -136,7 +139,7 @@ class Terminal:
             with contextlib.closing(session.answer(question)) as chunks:  # type: ignore[type-var]
                 first = None
                 try:
-                    with self._waiting(f"Thinking; what compiles is {self._cache_note}"):
+                    with status(f"Thinking; what compiles is {self._cache_note}"):
                         first = next(chunks, None)
                 finally:
                     if first is not None:
@@ -151,14 +154,6 @@ class Terminal:
                 if self._chat.tokens is None and self._colours:
                     console.print(Text(HIDDEN, "dim"), soft_wrap=script)
                 self._chat.tokens = self._chat.tokens or "on"
-
-    @contextlib.contextmanager
-    def _waiting(self, message: str) -> Iterator[None]:
-        """A spinner that acknowledges a delayed Ctrl-C."""
-        with status(message) as spinner:
-            answer = self._note if spinner is None else spinner.update
-            with interrupts_watched(lambda: answer(STOPPING)):
-                yield
 
     def _print(self, pieces: list[Piece], text: str) -> None:
         tokens = self._chat.tokens or "all"
@@ -203,15 +198,7 @@ def open_history() -> History:
             pass
     except OSError:
         return InMemoryHistory()
-    return _FileHistory(str(path))
-
-
-class _FileHistory(FileHistory):
-    """A FileHistory that ignores errors of writing."""
-
-    def store_string(self, string: str) -> None:
-        with contextlib.suppress(OSError):
-            super().store_string(string)
+    return FileHistory(str(path))
 
 
 class _Completer(Completer):
@@ -220,27 +207,15 @@ class _Completer(Completer):
 
 
 def complete(before: str) -> list[Completion]:
-    """Completions of a line with the text `before` the cursor: commands, values, and options of strategies.
-
-    Empty if it is not a command.
-    """
+    """Completions of a line with the text `before` the cursor: commands and values. Empty if it is not a command."""
     if not before.startswith("/") or "\n" in before:
         return []
     command, space, rest = before.partition(" ")
     if not space:
         listed = [(name, command.help) for name, command in COMMANDS.items() if name.startswith(before)]
         return [Completion(name, -len(before), display_meta=about) for name, about in listed]
-    offered, call, kind = VALUES.get(command, lambda: ())(), CALL.fullmatch(rest), command[1:]
-    if call is not None and kind in ("policy", "verifier", "drafter"):
-        offered, used = (), re.findall(r"(\w+)\s*=", call["given"])
-        with contextlib.suppress(ValueError):  # an unknown name, or an option without a default
-            options = inspect.signature(find_factory(kind, call["name"].strip())).parameters.keys()
-            offered = (*options, *choose(kind, call["name"].strip()).hyperparameters)
-        offered = sorted({f"{option}=" for option in offered if option not in used})
-    elif " " in rest:
-        return []
-    begun = re.split(r"[\s(,]", rest)[-1]
-    return [Completion(text, -len(begun)) for text in offered if text.startswith(begun)]
+    offered = VALUES[command]() if command in VALUES else ()
+    return [Completion(text, -len(rest)) for text in offered if text.startswith(rest)]
 
 
 def _drafters() -> list[str]:

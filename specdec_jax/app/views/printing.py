@@ -1,8 +1,9 @@
 """The output of commands: text by kind of token, coloured on a terminal, or one JSON object; tables, progress bars."""
 
 import contextlib
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich import box
@@ -141,8 +142,29 @@ def progress(console: Console, **options: Any) -> Progress:
 
 def status(message: str) -> contextlib.AbstractContextManager[Any]:
     """A spinner with a clock on standard error; nothing if that is not a terminal."""
-    console = Console(stderr=True)
+    console = _Console(stderr=True)
     return console.status(_Timed(message, time.monotonic())) if console.is_terminal else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def interrupts_end_here() -> Iterator[None]:
+    """Ctrl-C ends the process at once, by the system's default action: Python would wait until XLA has compiled.
+
+    Only for work without unsaved results, in the main thread. A handler other than Python's own stays.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Console(Console):
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leaves the cursor visible, because an interrupted process cannot show it again."""
+        return False
 
 
 class _Timed(NamedTuple):

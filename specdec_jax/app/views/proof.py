@@ -1,10 +1,7 @@
 """The `verify-lossless` command: the proofs of `lossless/proof.py`, their table, and a verdict with what was drawn."""
 
-import contextlib
 import secrets
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,8 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from specdec_jax.app.commands import VerifyLossless
-from specdec_jax.app.views.interrupts import interrupts_end_here
-from specdec_jax.app.views.printing import columns, status
+from specdec_jax.app.views.printing import columns, interrupts_end_here, progress, status
 from specdec_jax.compilation_cache import enable
 from specdec_jax.costs.choices import ESTIMATED
 from specdec_jax.loading import download
@@ -109,36 +105,10 @@ def _sampled_on_pair(
     prompt, source = (ids, None) if reads is None else ([reads.first_token], ids)
     more = {"warp": {"temperature": command.temperature}, "policy": policy, "verifier": verifier}
     more |= {"tokens": longest + 1, "joint": PAIR_JOINT, "sequences": sequences, "batch": min(PAIR_BATCH, sequences)}
-    with stoppable(sequences) as progress:
-        return test_by_sampling(pair.decoder, pair.params, prompt, source=source, progress=progress, **more)
-
-
-@contextlib.contextmanager
-def stoppable(sequences: int) -> Iterator[Callable[[int, float], bool]]:
-    """A `progress` for `test_by_sampling` that shows the remaining time; Ctrl-C ends the test with the samples so far.
-
-    A second Ctrl-C interrupts as usual.
-    """
-    stopped = False
-
-    def stop(number: int, frame: Any) -> None:
-        nonlocal stopped
-        stopped = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("stopping after this batch; Ctrl-C again ends at once", file=sys.stderr)
-
-    def progress(done: int, seconds: float) -> bool:
-        timed = done - PAIR_BATCH  # the first batch was compiled too
-        left = f", about {seconds / timed * (sequences - done):.0f} s left" if timed > 0 and done < sequences else ""
-        print(f"{done} of {sequences} sequences on the pair{left}", file=sys.stderr)
-        return not stopped
-
-    print(f"Compiling, then {sequences} sequences on the pair; Ctrl-C stops with what there is", file=sys.stderr)
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield progress
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with progress(Console(stderr=True)) as bar:
+        task = bar.add_task("Sampling on the pair", total=sequences)
+        more["progress"] = lambda done: bar.update(task, completed=done)
+        return test_by_sampling(pair.decoder, pair.params, prompt, source=source, **more)
 
 
 def show(

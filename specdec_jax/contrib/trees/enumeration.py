@@ -21,7 +21,6 @@ from specdec_jax.contrib.trees.siblings import outcomes
 from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import in_batches, joined, take
-from specdec_jax.lossless.counterexample import Result, shortest
 from specdec_jax.lossless.drawing import Drawing, Shape
 from specdec_jax.lossless.enumeration import Ends, advance, emitted_tokens, scaled, setting_of
 from specdec_jax.lossless.nodes import (
@@ -37,6 +36,7 @@ from specdec_jax.lossless.nodes import (
     pair,
     verify_arguments,
 )
+from specdec_jax.lossless.results import Result, shortest
 from specdec_jax.lossless.rounds import play
 from specdec_jax.lossless.toys import drawn_pair
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier

@@ -6,12 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
+from specdec_jax.metrics.foresight import drafts_from
 from specdec_jax.replay.chains import CANDIDATES
 from specdec_jax.replay.rounds import Rows, Texts, unrecorded
 from specdec_jax.replay.trace import FEATURES, Trace
 from specdec_jax.types import Array, Draft, RoundContext
-
-ENTROPY = FEATURES.index("entropy")
 
 
 class Rejections(NamedTuple):
@@ -53,14 +52,7 @@ def rejections(trace: Trace) -> Rejections:
 
 def entropies(trace: Trace) -> np.ndarray:
     """Entropies [N, T+1, K] float64, nats, of a round's drafts from each position, along the text while accepted."""
-    if trace.chains is not None:
-        return trace.chains[..., ENTROPY].astype(np.float64)
-    ahead = np.arange(trace.path.shape[1])[:, None] + np.arange(trace.max_draft_length)[None, :]
-    along = trace.path[:, np.minimum(ahead, trace.path.shape[1] - 1), ENTROPY].astype(np.float64)
-    run, depth = runs(trace)[..., None], np.arange(trace.max_draft_length)
-    first = np.take_along_axis(trace.tail_of, np.minimum(np.arange(run.shape[1]) + run[..., 0], run.shape[1] - 1), 1)
-    beyond = trace.tails[first[..., None], np.clip(depth - run, 0, None), ENTROPY] if len(trace.tails) else along
-    return np.where(depth < run, along, beyond)
+    return drafts_from(trace, trace.max_draft_length)[..., FEATURES.index("entropy")].astype(np.float64)
 
 
 def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, np.ndarray]]:

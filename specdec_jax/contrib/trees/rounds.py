@@ -7,7 +7,7 @@ mask attends to the same tokens and itself. The cache slot of an accepted siblin
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,18 @@ from specdec_jax.decoding.rounds import ModelParams, Parts, Run, Verified
 from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, NEXT, draw
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.models.attention import write
-from specdec_jax.types import Array, Cache, DecodeState, Draft, Drafted, RoundContext, Source, VerificationResult
+from specdec_jax.types import (
+    Array,
+    Cache,
+    DecodeState,
+    Draft,
+    Drafted,
+    InTurn,
+    Next,
+    RoundContext,
+    Source,
+    VerificationResult,
+)
 from specdec_jax.verification._common import at_position
 
 
@@ -56,35 +67,46 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         return Run(after._replace(statistics=counts), drafted.log_q)
 
 
+class _Memory(NamedTuple):
+    """The memory of the draft loop for a source whose predictions also draw siblings."""
+
+    inner: Any  # the source's
+    going: Array  # [B] bool, rows that began
+    index: Array  # [] int32, the loop's position
+    siblings: Array  # [B, K, M] int32
+
+
 def draft(
     source: Source, policy: TreePolicy, state: Any, context: RoundContext, key: Array, longest: int, log_q: Array | None
 ) -> tuple[Drafted, Array]:
     """As `draft_loop.draft`; also the siblings [B, K, M] int32 of every draft, `policy.siblings` (M) of each."""
-    context, start = draft_loop.initial_loop(source, policy, state, context, longest, log_q)
     uniform = lambda index: sampling.uniforms(key, context.emitted, index, DRAFT)  # noqa: E731
 
-    def one_position(loop: tuple[draft_loop.Loop, Array]) -> tuple[draft_loop.Loop, Array]:
-        chain, siblings = loop
-        index, now = chain.index, chain.drafted
-        following, memory = source.predict(now.memory, now.length, uniform(index))
-        chain = draft_loop.draft_one(source, policy, context, uniform, chain, (following, memory))
-        if source.chosen is not True:  # lookups have no further candidates
-            with jax.named_scope("draft_draw"):
-                each = lambda candidate: uniform(index + candidate * BY_CANDIDATE)  # noqa: E731
-                seen, is_sampled = following.distribution, context.warp.temperature > 0
-                further = further_candidates(seen, following.token, is_sampled, policy.siblings, each)
-            siblings = lax.dynamic_update_slice_in_dim(siblings, further[:, None], index, axis=1)
-        return chain, siblings
+    def with_siblings(source: Source) -> Source:
+        def open(going: Array) -> _Memory:
+            none = jnp.zeros((*going.shape, longest, policy.siblings), jnp.int32)
+            return _Memory(source.open(going), going, jnp.int32(0), none)
 
-    none = jnp.zeros((*start.drafted.tokens.shape, policy.siblings), jnp.int32)
-    loop, siblings = lax.while_loop(lambda loop: jnp.any(loop[0].going), one_position, (start, none))
-    if source.otherwise is None:
-        return loop.drafted, siblings
-    rows = context.alive & (context.budget > 0) & (loop.drafted.length == 0)
-    others, other = context._replace(alive=rows), source.otherwise(rows)
-    second, further = draft(other, policy, state, others, key, longest, log_q)
-    siblings = select_rows(loop.drafted.length > 0, siblings, further)
-    return draft_loop.in_turn(loop.drafted, second, other), siblings
+        def predict(memory: _Memory, *drafted: Array) -> tuple[Next, _Memory]:
+            (following, inner), index, siblings = source.predict(memory.inner, *drafted), memory.index, memory.siblings
+            if source.chosen is not True:  # lookups have no further candidates
+                with jax.named_scope("draft_draw"):
+                    each = lambda candidate: uniform(index + candidate * BY_CANDIDATE)  # noqa: E731
+                    seen, is_sampled = following.distribution, context.warp.temperature > 0
+                    further = further_candidates(seen, following.token, is_sampled, policy.siblings, each)
+                siblings = lax.dynamic_update_slice_in_dim(siblings, further[:, None], index, axis=1)
+            return following, _Memory(inner, memory.going, index + 1, siblings)
+
+        keep = lambda memory, *token: memory._replace(inner=source.keep(memory.inner, *token))  # noqa: E731
+        otherwise = source.otherwise and (lambda rows: with_siblings(source.otherwise(rows)))  # type: ignore[misc]
+        return source._replace(open=open, predict=predict, keep=keep, otherwise=otherwise)
+
+    drafted = draft_loop.draft(with_siblings(source), policy, state, context, uniform, longest, log_q)
+    if not isinstance(drafted.memory, InTurn):
+        return drafted._replace(memory=drafted.memory.inner), drafted.memory.siblings
+    first, second, other = drafted.memory
+    siblings = select_rows(second.going, second.siblings, first.siblings)
+    return drafted._replace(memory=InTurn(first.inner, second.inner, other)), siblings
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from enumerated import enumerate_distribution
 from refusals import refusals
 from replayed import answered, decoded
 from tiny_reading import reading_pair
@@ -19,7 +20,7 @@ from specdec_jax.drafters import model, multi_drafter, prompt_lookup
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.reading import reading
-from specdec_jax.lossless import enumerate_distribution, toys
+from specdec_jax.lossless import toys
 from specdec_jax.lossless.sampled import test_by_sampling as tested_by_sampling
 from specdec_jax.lossless.sampled import toy_decoder
 from specdec_jax.models import bloom, llama, mistral
