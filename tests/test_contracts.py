@@ -150,12 +150,13 @@ def test_a_verifiers_lengths_are_a_distribution(name):
         assert np.all(weights[reached] >= 0) and np.all(weights[reached].sum(axis=1) > 0)
 
 
-# Every rule meets `rejection`, every verifier two rules; the rest of the product is seldom. A rule that never drafts
-# what a lossy verifier changes hides the loss (AdaEDL and easd): a lossy verifier meets `static` alone.
+# Every verifier meets two rules, and every rule meets `rejection` in long drafts, below; the rest of the product is
+# seldom. A rule that never drafts what a lossy verifier changes hides the loss (AdaEDL and easd): a lossy verifier
+# meets `static` alone.
 LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIERS}
 MANY, SELDOM = ("static", "adaedl"), pytest.mark.seldom
 VERIFIED = [
-    pytest.param(policy, name, marks=() if name == "rejection" or policy in MANY else SELDOM)
+    pytest.param(policy, name, marks=() if policy in MANY else SELDOM)
     for policy in POLICIES
     for name in VERIFIERS
     if LOSSLESS[name] or policy == "static"

@@ -244,6 +244,7 @@ def test_bfloat16_at_every_width(config, batch):
 COPIED_BY_JAX_0_10 = {(1, 1, 2, "float32"), (1, 1, 4, "float32"), (3, 1, 4, "bfloat16"), (3, 4, 2, "bfloat16")}
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(("batch", "width", "kv_heads"), [(1, 1, 2), (1, 1, 4), (1, 3, 2), (3, 1, 4), (3, 4, 2)])
 def test_a_loop_of_passes_does_not_copy_the_cache(batch, width, kv_heads, dtype):

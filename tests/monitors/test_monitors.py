@@ -48,9 +48,10 @@ def tiny(tmp_path_factory):
 def scores(pair, result, warp):
     """(raw, warped, tempered) of its tokens, by the scorer."""
     text, begin = [*result.prompt_tokens, *result.tokens], len(result.prompt_tokens) - 1
+    padded = [[*text, *[0] * (96 - len(text))]]  # texts of any length by one program
     warps = {"temperature": 1.0}, warp, {"temperature": warp["temperature"] or 1.0}
-    every = (score(pair.decoder, pair.params, [text], make_warp(1, **one)) for one in warps)
-    return [np.asarray(each.log_p)[0, begin:] for each in every]
+    every = (score(pair.decoder, pair.params, padded, make_warp(1, **one)) for one in warps)
+    return [np.asarray(each.log_p)[0, begin : len(text) - 1] for each in every]
 
 
 def assert_scored(pair, result, warp, atol=CLOSE):
