@@ -114,21 +114,21 @@ def same_history(one, other):
         np.testing.assert_allclose(getattr(one[1], name), getattr(other[1], name), rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_row_does_not_depend_on_its_neighbours(temperature):
+def test_a_row_does_not_depend_on_its_neighbours():
     """Another text, another seed, another end and other hyperparameters beside it; one verification width."""
     decoder, params = decoder_of(), pair()[1]
     decode = lambda *prompts, **options: decoder.run(params, begin(decoder, prompts, **options))  # noqa: E731
-    one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
-    others = {
-        "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
-        "seed": [0, 6, 1],
-        "max_new_tokens": [3, NEW, 0],
-        "policy_hyperparameters": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
-    }
-    same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
-    same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
-    assert one[1].drafted.any() and one[1].discarded.any(), "its rule decided nothing"
+    for temperature in (0.0, 0.9):
+        one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
+        others = {
+            "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
+            "seed": [0, 6, 1],
+            "max_new_tokens": [3, NEW, 0],
+            "policy_hyperparameters": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
+        }
+        same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
+        same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
+        assert one[1].drafted.any() and one[1].discarded.any(), "its rule decided nothing"
 
 
 def snapshot(state):

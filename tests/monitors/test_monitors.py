@@ -60,7 +60,7 @@ def assert_scored(pair, result, warp, atol=CLOSE):
     np.testing.assert_allclose(found, scores(pair, result, warp), atol=atol)
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_they_are_the_scores_and_the_tokens_are_the_same_without_them(tiny, warp):
     asked, options = sampling(24, seed=3, **warp), {"pair": tiny, "chat": False}
@@ -173,10 +173,11 @@ def test_rounds_of_any_length_find_the_same_phases(raw):
         whole = observe_token(whole, jnp.asarray(entropies[:, t], jnp.float32))
     cut, at = monitor.init(2, **HYPERPARAMETERS), np.zeros(2, int)
     context = RoundContext(*[None] * len(RoundContext._fields))._replace(warp=make_warp(2, temperatures))
+    observe = jax.jit(monitor.observe)
     for lengths in ([4, 1], [2, 3], [1, 4], [4, 4], [4, 3], [1, 4], [4, 1], [4, 4]):
         block = np.stack([logits[row, at[row] : at[row] + 4] for row in range(2)])
         result = VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array(lengths, jnp.int32))
-        cut, at = monitor.observe(cut, jnp.asarray(block, jnp.float32), result, context), at + lengths
+        cut, at = observe(cut, jnp.asarray(block, jnp.float32), result, context), at + lengths
     assert at.tolist() == [24, 24]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, cut)
 
