@@ -174,10 +174,10 @@ def test_a_last_chunk_does_not_run_over_the_end():
 
     One row, because then the cache is written by `dynamic_update_slice`, which clamps.
     """
-    decoder, params, prompt, new = decoder_of(), pair()[1], PROMPTS[1], 4
+    decoder, params, prompt, new = decoder_of("static"), pair()[1], PROMPTS[1], 4
+    options = {"policy": "static", "max_new_tokens": new, "record_rounds": new}
     tight, roomy = (
-        decoder.run(params, begin(decoder, [prompt], slots=slots, max_new_tokens=new))
-        for slots in (len(prompt) + new + 4, SLOTS)
+        decoder.run(params, begin(decoder, [prompt], slots=slots, **options)) for slots in (len(prompt) + new + 4, 128)
     )
     assert texts(tight) == texts(roomy) == [plain()[1][: len(prompt) + new]]
     np.testing.assert_array_equal(tight.record.drafted, roomy.record.drafted)
