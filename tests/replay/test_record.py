@@ -21,7 +21,7 @@ from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.optimised  # as the command's own processes are
 
-TEXTS = ["one two four", "abcd 123", "some words a", "bcdefg hij k"]  # the second is shorter, and both batches as long
+TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
     whole = record._batch
 
     def twice(*arguments):
-        if len(batches) == 1:
+        if len(batches) == 2:
             raise KeyboardInterrupt
         batches.append(arguments[3])
         return whole(*arguments)
