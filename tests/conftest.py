@@ -22,6 +22,7 @@ os.environ["SPECDEC_JAX_COSTS"] = "estimated"  # tests measure nothing but where
 @pytest.fixture(scope="session", autouse=True)
 def interrupts_arrive():
     """A shell starts what runs in its background with SIGINT ignored, and Python leaves that alone."""
+    kernels.path()  # compiled here, not by a test, which would see the compiler's line
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -32,7 +33,6 @@ def programs_are_dropped():
     """Every compiled program holds a few memory maps, of which a process may have 65,530 on Linux: two thousand tests
     in one process came to the end of them, and XLA crashed. What is needed again comes from the cache on disk.
     """
-    kernels.path()  # compiled here, not by a test, which would see the compiler's line
     yield
     maps = Path("/proc/self/maps")
     if not maps.exists() or len(maps.read_bytes().splitlines()) > 25_000:
@@ -63,6 +63,7 @@ RECORD, RECORDED = Path(__file__).parent / "seconds.json", 1.0  # processor seco
 KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
 LONG = 3.0  # of tests that `make test` leaves out; `make check` leaves out all that are recorded
 SECONDS = {}  # of this run
+SHARED, SHARERS = Counter(), Counter()  # processor seconds of a module's fixture, and the tests that have it
 COLLECTED = set()  # tests, also those that options leave out
 
 
@@ -73,7 +74,7 @@ def stale():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--record-seconds", action="store_true", help=f"write {RECORD.name}, from a run of all tests")
+    parser.addoption("--record-seconds", action="store_true", help=f"write the tests that ran into {RECORD.name}")
 
 
 REAL = {"smollm2", "smollm2_float32", "smollm2_drafter"}
@@ -94,6 +95,7 @@ def pytest_collection_modifyitems(items):
         cases[test] += 1
         if often is not None and cases[test] > often.args[0]:
             item.add_marker(pytest.mark.seldom)
+        SHARERS.update(shared_fixtures(item) if item.get_closest_marker("seldom") is None else ())
     for item in sorted(items, key=lambda item: seconds[item.nodeid]):
         test, is_real = item.nodeid.split("[")[0], bool(REAL & set(getattr(item, "fixturenames", ())))
         quickest[test] += test in named and item.get_closest_marker("seldom") is None
@@ -116,18 +118,40 @@ def pytest_runtest_setup(item):
         jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", not optimised)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)  # commands set it to that of users
-    item.user_properties.append(("began", sum(os.times()[:4])))
+    item.user_properties.append(("began", own_seconds()))
+
+
+def own_seconds():
+    """Processor seconds of this process and its children, which other work on the machine does not lengthen.
+
+    Less those of fixtures that tests share.
+    """
+    return sum(os.times()[:4]) - sum(SHARED.values())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    began = sum(os.times()[:4])
+    value = yield
+    if fixturedef.scope == "module":
+        SHARED[request.node.nodeid, fixturedef.argname] += sum(os.times()[:4]) - began
+    return value
+
+
+def shared_fixtures(item):
+    return [(item.nodeid.split("::")[0], name) for name in item.fixturenames]
 
 
 def pytest_runtest_teardown(item):
-    """Processor seconds of this process and its children, which other work on the machine does not lengthen."""
+    """A test's seconds have its share of what its module's tests share: were it left out, the next would pay for it."""
     if (began := dict(item.user_properties).get("began")) is not None:  # None: a mark skipped it before it was set up
-        item.user_properties.append(("seconds", sum(os.times()[:4]) - began))
+        share = sum(SHARED[each] / max(SHARERS[each], 1) for each in shared_fixtures(item))
+        item.user_properties.append(("seconds", own_seconds() - began + share))
 
 
 def pytest_runtest_logreport(report):
-    if report.when == "teardown":
-        SECONDS[report.nodeid] = round(dict(report.user_properties).get("seconds", 0.0), 1)
+    if report.when == "teardown" and (seconds := dict(report.user_properties).get("seconds")) is not None:
+        SECONDS[report.nodeid] = round(seconds, 1)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -140,8 +164,8 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_sessionfinish(session):
     if session.config.getoption("--record-seconds") and not hasattr(session.config, "workerinput"):
-        slowest = {test: seconds for test, seconds in sorted(SECONDS.items()) if seconds >= RECORDED}
-        RECORD.write_text(json.dumps(slowest, indent=0) + "\n", encoding="utf-8")
+        recorded = {test: seconds for test, seconds in (KNOWN | SECONDS).items() if seconds >= RECORDED}
+        RECORD.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def built_in(source: str, dtype: str):

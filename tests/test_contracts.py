@@ -3,6 +3,7 @@
 A public file has a factory of its own name whose defaults are enough to build it. models/ has the same in test_models.
 """
 
+import functools
 import importlib
 import inspect
 
@@ -43,8 +44,9 @@ def context():
     )
 
 
+@functools.cache
 def some_distribution():
-    return distribution(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
+    return jax.jit(distribution)(jax.random.normal(jax.random.key(0), (BATCH, VOCAB)), context().warp)
 
 
 def same_shapes(one, other):
@@ -75,22 +77,22 @@ def test_a_policy_keeps_its_state_per_row_and_its_shape(name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policys_rows_do_not_look_at_each_other(name):
     """The same row beside other neighbours gives the same answers and the same next state."""
-    policy, now, seen = find_factory("policy", name)(), context(), some_distribution()
-    drafted = jnp.zeros((BATCH,), jnp.int32)
-    accepted = jnp.array([3, 1, 2], jnp.int32)
-    draft = Draft(jnp.zeros((BATCH, MOST), jnp.int32), None, jnp.zeros((BATCH, MOST), bool), drafted + 3)
-    result = VerificationResult(jnp.zeros((BATCH, MOST + 1), jnp.int32), accepted)
+    policy, drafted = find_factory("policy", name)(), np.zeros(BATCH, np.int32)
+    draft = Draft(np.zeros((BATCH, MOST), np.int32), None, np.zeros((BATCH, MOST), bool), drafted + 3)
+    result = VerificationResult(np.zeros((BATCH, MOST + 1), np.int32), np.array([3, 1, 2], np.int32))
 
-    def play(order):
-        pick = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], tree)  # noqa: E731
-        state = pick(policy.init(BATCH))
-        draw, state = policy.check(state, pick(seen), drafted, pick(now))
-        go_on, state = policy.proceed(state, pick(seen), drafted, drafted + 1, pick(now))
-        return draw, go_on, policy.as_chain().update(state, draft, pick(result))
+    @jax.jit
+    def play(state, seen, now, result):
+        draw, state = policy.check(state, seen, drafted, now)
+        go_on, state = policy.proceed(state, seen, drafted, drafted + 1, now)
+        return draw, go_on, policy.as_chain().update(state, draft, result)
 
-    whole, turned = play(jnp.array([0, 1, 2])), play(jnp.array([2, 0, 1]))
-    back = jax.tree.map(lambda leaf: leaf[jnp.array([1, 2, 0])], turned)
-    jax.tree.map(np.testing.assert_array_equal, whole, back)
+    def rows(order, *trees):
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[order], trees)
+
+    given = policy.init(BATCH), some_distribution(), context(), result
+    whole, turned = (play(*rows(order, *given)) for order in ([0, 1, 2], [2, 0, 1]))
+    jax.tree.map(np.testing.assert_array_equal, (whole,), rows([1, 2, 0], turned))
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -130,32 +132,40 @@ def test_a_verifiers_lengths_are_a_distribution(name):
     temperature = 0.0 if verifier.greedy_only else 0.8
     warp = make_warp(BATCH * (MOST + 1), temperature)
     logits = jax.random.normal(jax.random.key(1), (BATCH * (MOST + 1), VOCAB))
-    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), distribution(logits, warp))
+    target = jax.jit(distribution)(logits, warp)
+    target = jax.tree.map(lambda leaf: leaf.reshape(BATCH, MOST + 1, *leaf.shape[1:]), target)
     log_q = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (BATCH, MOST, VOCAB)))
     length = jnp.array([0, 2, MOST], jnp.int32)
     tokens = jnp.argmax(log_q, axis=-1).astype(jnp.int32)
     draft = Draft(tokens, log_q if verifier.needs_log_q else None, jnp.zeros((BATCH, MOST), bool), length)
     state = verifier.init(BATCH)
-    log_prob_accepted, next_distribution, after = verifier.verify(state, draft, target, context())
+
+    @jax.jit
+    def verified(state, draft, target):
+        log_prob_accepted, next_distribution, after = verifier.verify(state, draft, target, context())
+        following = [next_distribution(jnp.full((BATCH,), accepted, jnp.int32)) for accepted in range(MOST + 1)]
+        return log_prob_accepted, following, after
+
+    log_prob_accepted, following, after = verified(state, draft, target)
     same_shapes(state, after)
     chances = np.exp(np.asarray(log_prob_accepted, np.float64))
     assert chances.shape == (BATCH, MOST + 1) and np.all(chances >= 0)
     np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-5)
     for row in range(BATCH):
         assert np.all(chances[row, int(length[row]) + 1 :] == 0)
-    for accepted in range(MOST + 1):
-        weights = np.asarray(next_distribution(jnp.full((BATCH,), accepted, jnp.int32)))
+    for accepted, weights in enumerate(map(np.asarray, following)):
         assert weights.shape == (BATCH, VOCAB)
         reached = chances[:, accepted] > 0
         assert np.all(weights[reached] >= 0) and np.all(weights[reached].sum(axis=1) > 0)
 
 
-# Every rule meets `rejection`, every verifier two rules; the rest of the product is seldom. A rule that never drafts
-# what a lossy verifier changes hides the loss (AdaEDL and easd): a lossy verifier meets `static` alone.
+# Every verifier meets two rules, and every rule meets `rejection` in long drafts, below; the rest of the product is
+# seldom. A rule that never drafts what a lossy verifier changes hides the loss (AdaEDL and easd): a lossy verifier
+# meets `static` alone.
 LOSSLESS = {name: find_factory("verifier", name)().lossless for name in VERIFIERS}
 MANY, SELDOM = ("static", "adaedl"), pytest.mark.seldom
 VERIFIED = [
-    pytest.param(policy, name, marks=() if name == "rejection" or policy in MANY else SELDOM)
+    pytest.param(policy, name, marks=() if policy in MANY else SELDOM)
     for policy in POLICIES
     for name in VERIFIERS
     if LOSSLESS[name] or policy == "static"

@@ -1,18 +1,13 @@
-"""What commands refuse, each by one line on standard error: tests/data/refusals.txt has every command and its line.
+"""What commands refuse, each by one line on standard error: tests/data/refusals/commands.txt has each and its line."""
 
-`...` stands for any text. STORE=yes in the environment writes what differs; read it before it is committed.
-"""
-
-import doctest
-import functools
 import importlib
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from refusals import Stored
 from tiny_compare import write_config
 from tiny_pair import write_pair
 from tiny_t5 import SMALL
@@ -21,8 +16,7 @@ from experiments.lib.smoke import made_up_trace
 from specdec_jax.app import cli
 from specdec_jax.replay.trace import save_trace
 
-STORED = Path(__file__).parent / "data" / "refusals.txt"
-COMMANDS = dict(part.split("\n", 1) for part in STORED.read_text(encoding="utf-8").split("$ ")[1:])
+COMMANDS = Stored("commands")
 EXPERIMENTS = {path.stem: path.stem for path in (Path(__file__).parents[1] / "experiments").glob("*.py")}
 EXPERIMENTS |= {"rank_tokens": "lib.token_ranking"}
 RULE = "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
@@ -78,10 +72,6 @@ def test_a_command_is_refused_in_one_line_and_writes_nothing(command, folder, mo
     else:
         code = cli.main([name, *words] if name else words)
     out, err = capsys.readouterr()
-    says = functools.partial(doctest.OutputChecker().check_output, got=err, optionflags=doctest.ELLIPSIS)
-    if os.environ.get("STORE") and not says(COMMANDS[command]):
-        COMMANDS[command] = err
-        STORED.write_text("".join(f"$ {each}\n{line}" for each, line in COMMANDS.items()), encoding="utf-8")
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ") and len(err) < 900, err
-    assert says(COMMANDS[command]), err
+    COMMANDS.check(command, err)
     assert files() == before

@@ -26,21 +26,25 @@ MESHES = (("llama", "data=2,model=4"), pytest.param("eight", "model=8", marks=py
 PAIRS = ("eight", "shared", "reading", "uneven")  # everything else comes with llama
 
 
+def reported(kind):
+    """What the script says of a kind of pair, and of everything else where that is llama."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    done = subprocess.run([sys.executable, SCRIPT, kind], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 class Found(dict):
-    """The script's report on each kind of pair; the script runs when a kind is first read."""
+    """Reports by kind; the script runs when a kind is first read."""
 
     def __missing__(self, kind):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
-        words = [sys.executable, SCRIPT, kind if kind in PAIRS else "llama"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode == 0, done.stderr
-        self.update(json.loads(done.stdout))
+        self.update(reported(kind))
         return self[kind]
 
 
 @pytest.fixture(scope="module")
 def found():
-    return Found()
+    return Found(reported("llama"))
 
 
 def sizes(words):

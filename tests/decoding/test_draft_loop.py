@@ -73,24 +73,19 @@ def source_of(plan):
     return Source(lambda going: jnp.zeros(ROWS, jnp.int32), predict, keep, lambda drafted: ((), drafted))
 
 
+@jax.jit
 def loop(plan):
     zeros = jnp.zeros(ROWS, jnp.int32)
-    alive, budget, seed = jnp.asarray(plan.alive), jnp.asarray(plan.budget), zeros.astype(jnp.uint32)
-    context = RoundContext(zeros + 3, zeros, budget, alive, seed, make_warp(ROWS), ())
-
-    @jax.jit
-    def run():
-        return draft_loop.draft(
-            source_of(plan),
-            policy_of(plan),
-            Asked(zeros, zeros, zeros),
-            context,
-            lambda index: jnp.take(jnp.asarray(plan.uniform), index, axis=1),
-            MOST,
-            jnp.zeros((ROWS, MOST, VOCAB), jnp.float32),
-        )
-
-    return jax.tree.map(np.asarray, run())
+    context = RoundContext(zeros + 3, zeros, plan.budget, plan.alive, zeros.astype(jnp.uint32), make_warp(ROWS), ())
+    return draft_loop.draft(
+        source_of(plan),
+        policy_of(plan),
+        Asked(zeros, zeros, zeros),
+        context,
+        lambda index: jnp.take(plan.uniform, index, axis=1),
+        MOST,
+        jnp.zeros((ROWS, MOST, VOCAB), jnp.float32),
+    )
 
 
 def twin(plan, row):
@@ -112,7 +107,7 @@ def twin(plan, row):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_round_is_the_twins(seed):
     plan = script(seed)
-    end = loop(plan)
+    end = jax.tree.map(np.asarray, loop(plan))
     lengths = set()
     for row in range(ROWS):
         tokens, asked_for, memory, asked = twin(plan, row)

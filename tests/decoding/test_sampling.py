@@ -60,14 +60,15 @@ def test_each_warp_alone_is_hugging_faces(rows, name, value):
 def test_a_row_is_warped_as_if_alone(rows):
     """Exactly among other neighbours; in a batch of another size up to the order of additions."""
     logits, numbers = rows
-    warped = jax.jit(lambda logits, warp: sampling.distribution(logits, warp).log_prob)
-    together = np.asarray(warped(logits, make_warp(ROWS, **numbers)))
+    warped = jax.jit(sampling.distribution)
+    together = np.asarray(warped(logits, make_warp(ROWS, **numbers)).log_prob)
     turned = {name: np.roll(values, 7) for name, values in numbers.items()}
-    moved = np.asarray(warped(np.roll(logits, 7, axis=0), make_warp(ROWS, **turned)))
+    moved = np.asarray(warped(np.roll(logits, 7, axis=0), make_warp(ROWS, **turned)).log_prob)
     np.testing.assert_array_equal(np.roll(moved, -7, axis=0), together)
     for row in range(30):
         own = make_warp(1, **{name: values[row] for name, values in numbers.items()})
-        np.testing.assert_allclose(warped(logits[row : row + 1], own)[0], together[row], rtol=1e-6, atol=1e-6)
+        alone = warped(logits[row : row + 1], own).log_prob[0]
+        np.testing.assert_allclose(alone, together[row], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("temperatures", [(0.0,), (1.0, 0.0, 0.7)], ids=["greedy", "mixed"])

@@ -34,7 +34,7 @@ POLICIES = {
 }
 VERIFIERS = {"rejection": rejection(), "block": block(), "greedy": greedy()}
 PROMPTS = [[7], list(range(3, 40)), [5, 9, 2, 2, 60, 1]]  # the second is longer than two prefill chunks
-NEW, SLOTS = 20, 96
+NEW, SLOTS = 20, 128
 
 
 @functools.cache
@@ -114,21 +114,21 @@ def same_history(one, other):
         np.testing.assert_allclose(getattr(one[1], name), getattr(other[1], name), rtol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_row_does_not_depend_on_its_neighbours(temperature):
+def test_a_row_does_not_depend_on_its_neighbours():
     """Another text, another seed, another end and other hyperparameters beside it; one verification width."""
     decoder, params = decoder_of(), pair()[1]
     decode = lambda *prompts, **options: decoder.run(params, begin(decoder, prompts, **options))  # noqa: E731
-    one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
-    others = {
-        "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
-        "seed": [0, 6, 1],
-        "max_new_tokens": [3, NEW, 0],
-        "policy_hyperparameters": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
-    }
-    same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
-    same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
-    assert one[1].drafted.any() and one[1].discarded.any(), "its rule decided nothing"
+    for temperature in (0.0, 0.9):
+        one = history(decode(*PROMPTS, warp=make_warp(3, temperature), seed=[5, 6, 7]), 1)
+        others = {
+            "warp": make_warp(3, [0.0, temperature, 1.5], top_k=[1, 0, 3]),
+            "seed": [0, 6, 1],
+            "max_new_tokens": [3, NEW, 0],
+            "policy_hyperparameters": {name: [0.1, number, 0.9] for name, number in LIVELY.items()},
+        }
+        same_history(one, history(decode([1, 2], PROMPTS[1], [3] * 9, **others), 1))
+        same_history(one, history(decode(PROMPTS[1], warp=make_warp(1, temperature), seed=6), 0))
+        assert one[1].drafted.any() and one[1].discarded.any(), "its rule decided nothing"
 
 
 def snapshot(state):
@@ -201,12 +201,13 @@ def test_a_last_chunk_does_not_run_over_the_end():
 )
 def test_extending_is_prefilling_anew(temperature, change):
     decoder, params = decoder_of(), pair()[1]
-    options = {"slots": 192, "warp": make_warp(3, temperature), "policy_hyperparameters": LIVELY, "seed": 4}
-    state = decoder.run(params, decoder.prefill(params, PROMPTS, max_new_tokens=NEW, **options))
+    options = {"warp": make_warp(3, temperature), "seed": 4}
+    state = decoder.run(params, begin(decoder, **options))
     prompts = [change(text) for text in texts(state)]
     prompts[0] = prompts[0][:9]  # rows go different ways
-    fresh = decoder.prefill(params, prompts, max_new_tokens=NEW, **options)
-    continued = decoder.extend(params, state, prompts, max_new_tokens=NEW, **options)
+    fresh = begin(decoder, prompts, **options)
+    options |= {"max_new_tokens": NEW, "record_rounds": NEW, "policy_hyperparameters": LIVELY}
+    continued = decoder.extend(params, state, prompts, **options)
     lengths = np.array([len(prompt) for prompt in prompts])
     assert (np.asarray(continued.target_cache.length) == lengths - 1).all()
     assert (lengths - 2 <= np.asarray(continued.drafter.valid)).all()
@@ -219,7 +220,7 @@ def test_extending_is_prefilling_anew(temperature, change):
 def test_extending_needs_the_states_own_shape():
     decoder, params = decoder_of(), pair()[1]
     state = begin(decoder)
-    with pytest.raises(ValueError, match=r"\(3, 96\).*\(2, 96\)"):
+    with pytest.raises(ValueError, match=r"\(3, 128\).*\(2, 128\)"):
         decoder.extend(params, state, PROMPTS[:2], max_new_tokens=4)
     assert not state.tokens.is_deleted()
 
@@ -305,7 +306,7 @@ test_what_is_refused = refusals(
     (lambda: begun([[1, 61]]), "prompt 0.*61.*61"),
     (lambda: begun([[-1]]), "-1"),
     (lambda: begun([[1] * 250], slots=None), "250.*20.*256"),
-    (lambda: begun([[1] * 80]), "96 cache slots.*104"),
+    (lambda: begun([[1] * 110]), "128 cache slots.*134"),
     (lambda: begun([[1]], max_new_tokens=-1), "max_new_tokens.*-1"),
     (lambda: begun([[1]], seed=-1), "seed.*-1"),
     (lambda: begun([[1]], seed=2**32), "seed.*4294967296"),

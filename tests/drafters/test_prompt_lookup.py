@@ -234,10 +234,10 @@ def test_a_text_that_is_cut_back_keeps_its_counts():
     """Row 0 is cut to two tokens and goes on otherwise; row 1 only goes on."""
     drafter, before = ngram(3, 3, slots=64), [[1, 2, 3, 1, 2, 3], [4, 5, 4]]
     after = [[1, 2, 9, 1, 2, 9, 1], [4, 5, 4, 5]]
-    state = drafter.commit(None, drafter.init(None, 2, 96), *rows_of(before, 96))
-    tokens, _ = rows_of(before, 96)
-    state = drafter.commit(None, state, tokens, jnp.array([2, 3], jnp.int32))  # as Decoder.extend tells it
-    state = drafter.commit(None, state, *rows_of(after, 96))
+    (tokens, lengths), commit = rows_of(before, 96), jax.jit(drafter.commit)
+    state = commit(None, drafter.init(None, 2, 96), tokens, lengths)
+    state = commit(None, state, tokens, jnp.array([2, 3], jnp.int32))  # as Decoder.extend tells it
+    state = commit(None, state, *rows_of(after, 96))
     oracles = [Counts(3, 16), Counts(3, 16)]
     oracles[0].count_text(before[0])
     oracles[0].count_text(after[0], 2)
@@ -252,7 +252,7 @@ def test_a_table_serves_another_prompt():
     tokens, lengths = rows_of([[9, 9], [1, 2, 3, 4]], 16)
     empty = drafter.init(None, 2, 16)
     assert len({leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(empty)}) == 4  # it can be donated
-    fresh = drafter.init(learnt := table_of(drafter.commit(None, empty, tokens, lengths), 1), 2, 16)
+    fresh = drafter.init(learnt := table_of(jax.jit(drafter.commit)(None, empty, tokens, lengths), 1), 2, 16)
     draft, _ = drafts_of(drafter, [[1], [5, 2]], fresh, draft_length=3)
     assert draft.tokens.tolist()[0] == [2, 3, 4] and draft.tokens[1, :2].tolist() == [3, 4]
     assert draft.length.tolist() == [3, 2]

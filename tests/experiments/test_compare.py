@@ -152,12 +152,15 @@ LOSSY_METHODS = ("plain", *LOSSY)
 
 
 @pytest.fixture(scope="module")
-def lossy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lossy")
+def lossy_config(tmp_path_factory):
     methods = (f'Method("{name}", static(draft_length=4), verifier={text})' for name, text in LOSSY.items())
-    config = write_config(folder, ", ".join(methods), LOSSY_OPTIONS)
-    assert main([str(config), "--out", str(folder / "out")]) == 0
-    return folder / "out"
+    return write_config(tmp_path_factory.mktemp("lossy"), ", ".join(methods), LOSSY_OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def lossy(lossy_config):
+    assert main([str(lossy_config), "--out", str(lossy_config.parent / "out")]) == 0
+    return lossy_config.parent / "out"
 
 
 @pytest.mark.seldom
@@ -195,7 +198,7 @@ def test_tokens_after_the_first_difference_are_not_equal():
     assert by_method([row, whole])["m"]["before"] == 3 / 5
 
 
-def test_quality_needs_a_drafter_that_is_a_model(lossy, capsys):
-    arguments = [str(lossy.parent / "config.py"), "--only", "plain", "--out", str(lossy.parent / "other")]
+def test_quality_needs_a_drafter_that_is_a_model(lossy_config, tmp_path, capsys):
+    arguments = [str(lossy_config), "--only", "plain", "--out", str(tmp_path / "out")]
     assert main(arguments) == 2 and "a method must draft with a model" in capsys.readouterr().err
-    assert not (lossy.parent / "other").exists()
+    assert not (tmp_path / "out").exists()

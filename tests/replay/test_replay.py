@@ -152,16 +152,16 @@ def test_phases_of_sampled_texts_are_those_of_raw_entropies(sampled_trace):
     assert gap(state, found[0]) < 4 and gap(state, found[1]) > 6
 
 
-def test_raw_entropies_are_the_tables_own(sampled_trace):
+def test_raw_entropies_are_the_tables_own(greedy_trace):
     """In plain numpy: the distribution after the tokens a, b is entry [a, b] of the table."""
     logits = np.asarray(PARAMS[0], np.float64)
     distribution = np.exp(logits - logits.max(axis=-1, keepdims=True))
     distribution /= distribution.sum(axis=-1, keepdims=True)
     entropy = -np.sum(distribution * np.log(distribution), axis=-1)
     for row in range(5):
-        length = int(sampled_trace.length[row])
-        tokens = np.array([1, 2, *sampled_trace.tokens[row, :length]])
-        raw = sampled_trace.raw_target_entropy[row, : length + 1]
+        length = int(greedy_trace.length[row])
+        tokens = np.array([*PROMPTS[row], *greedy_trace.tokens[row, :length]])
+        raw = greedy_trace.raw_target_entropy[row, : length + 1]
         np.testing.assert_allclose(raw, entropy[tokens[:-1], tokens[1:]], atol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """Lossy verifiers have the distribution documented: paths walked in plain Python against ours, summed and drawn."""
 
+import functools
 import itertools
 
 import jax
@@ -72,16 +73,17 @@ def test_the_enumerated_distribution_is_that_of_the_paths(name):
         np.testing.assert_allclose(expected.sum(), 1.0)
 
 
-def verified(verifier, hyperparameters, draft, target, warp):
-    rows = len(draft.length)
-    zeros = np.zeros(rows, np.int32)
+@functools.partial(jax.jit, static_argnums=0)
+def verify(verifier, state, draft, target, warp):
+    zeros = np.zeros(len(draft.length), np.int32)
     context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(np.uint32), warp, ())
-    log_prob_accepted, next_distribution, _ = jax.jit(
-        lambda state: (lambda found: (found[0], jnp.stack([found[1](zeros + k) for k in range(4)]), found[2]))(
-            verifier.verify(state, draft, target, context)
-        )
-    )(verifier.init(rows, **hyperparameters))
-    return np.asarray(log_prob_accepted), np.asarray(next_distribution)
+    log_prob_accepted, next_distribution, _ = verifier.verify(state, draft, target, context)
+    return log_prob_accepted, jnp.stack([next_distribution(zeros + k) for k in range(4)])
+
+
+def verified(verifier, hyperparameters, draft, target, warp):
+    state = verifier.init(len(draft.length), **hyperparameters)
+    return [np.asarray(result) for result in verify(verifier, state, draft, target, warp)]
 
 
 WARPED = jax.jit(distributions)

@@ -1,5 +1,7 @@
 """Verifiers against plain twins of their papers, row by row, ragged, with garbage beyond the drafts; also of trees."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,16 +49,16 @@ def context(rows):
     return RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(np.uint32), make_warp(rows), ())
 
 
-def verified(verifier, draft, target):
+@functools.partial(jax.jit, static_argnums=0)
+def verify(verifier, draft, target):
     rows = len(draft.length)
+    log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, context(rows))
+    each = jax.lax.map(lambda k: next_distribution(jnp.full(rows, k)), jnp.arange(K + 1, dtype=jnp.int32))
+    return log_prob_accepted, jnp.moveaxis(each, 0, 1)
 
-    @jax.jit
-    def verify(draft, target):
-        log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, context(rows))
-        each = jax.lax.map(lambda k: next_distribution(jnp.full(rows, k)), jnp.arange(K + 1, dtype=jnp.int32))
-        return log_prob_accepted, jnp.moveaxis(each, 0, 1)
 
-    return [np.asarray(result) for result in verify(draft, target)]
+def verified(verifier, draft, target):
+    return [np.asarray(result) for result in verify(verifier, draft, target)]
 
 
 def compare(name, rows, tolerance, **options):
@@ -152,21 +154,22 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
     return TreeDraft(*draft, siblings=siblings, sibling_counts=counts)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def decide(verifier, draft, target, round_context):
+    rows = len(draft.length)
+    log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, round_context)
+    found = []
+    for accepted in (jnp.full(rows, k, jnp.int32) for k in range(K + 1)):
+        found.append(outcomes(verifier, next_distribution, draft, target, accepted, round_context))
+    several, rest = (jnp.stack(leaves, 1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
+    return jnp.exp(log_prob_accepted), several, rest
+
+
 def decided(verifier, draft, target, temperature=1.0):
     """Chances of every number of accepted drafts [B, K+1], then of each sibling [B, K+1, M+1], the rest [B, K+1, V]."""
     rows = len(draft.length)
     round_context = context(rows)._replace(warp=make_warp(rows, temperature))
-
-    @jax.jit
-    def decide(draft, target):
-        log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, round_context)
-        found = []
-        for accepted in (jnp.full(rows, k, jnp.int32) for k in range(K + 1)):
-            found.append(outcomes(verifier, next_distribution, draft, target, accepted, round_context))
-        several, rest = (jnp.stack(leaves, 1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
-        return jnp.exp(log_prob_accepted), several, rest
-
-    return [np.asarray(result) for result in decide(draft, target)]
+    return [np.asarray(result) for result in decide(verifier, draft, target, round_context)]
 
 
 @pytest.mark.parametrize("same", [False, True])

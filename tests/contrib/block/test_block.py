@@ -144,10 +144,10 @@ def test_drafts_are_drawn_from_the_reported_q_and_the_output_is_the_targets():
         for x in range(vocab):
             # the uniform in the middle of the wanted token's share for the first draft, every step for the last
             exact = np.exp(toy_log_q(own, before, last, [x, 0]))
-            middle = jnp.float32(np.cumsum(exact[0])[x] - exact[0][x] / 2)
-            uniform = lambda index, middle=middle: jnp.where(index == size - 1, steps, middle)  # noqa: E731
+            middle = np.cumsum(exact[0])[x] - exact[0][x] / 2
+            uniforms = jnp.full((size, rows), middle, jnp.float32).at[-1].set(steps)
             given = decoder.parts.drafter, own, state.drafter, state.tokens, now, policy, state.policy
-            found, *_ = draft_once(*given, uniform=uniform, vocab=vocab)
+            found, *_ = draft_once(*given, uniforms=uniforms, vocab=vocab)
             assert np.all(np.asarray(found.tokens)[:, 0] == x), "another path than the uniforms of q say"
             np.testing.assert_allclose(found.log_q[0], np.log(exact), atol=1e-5)
             share = np.bincount(np.asarray(found.tokens)[:, 1], minlength=vocab) / rows

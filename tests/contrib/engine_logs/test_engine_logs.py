@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+from refusals import stored_refusals
 
 from experiments.lib.rules import rule
 from experiments.lib.smoke import made_up_trace
@@ -245,34 +246,13 @@ def test_without_pyarrow_a_table_is_refused(tmp_path, monkeypatch):
         read_log(tmp_path / "t.parquet")
 
 
-GOOD = '{"per_step_accepted": [1], "per_step_drafted": [1]}'
-ANSWER = '{"question_id": 7, "choices": [{"accept_lengths": [1, 3]}]}'
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('{"per_step_accepted": [2], "per_step_drafted": [1]}', "accepts 0 to as many tokens as it drafts"),
-        ('{"per_step_accepted": [1, 1], "per_step_drafted": [1]}', "[1, 1] accepted"),
-        ('{"per_step_accepted": [1]}', "log.jsonl:1: no record of steps: it lacks 'per_step_drafted'"),
-        ('{"per_step_accepted": [1], "per_step_drafted": [2], "num_draft_tokens": 3}', "num_draft_tokens is 3"),
-        ('{"text": "nothing"}', "no request in it has per_step_accepted"),
-        ('{"question_id": 1, "choices": [{"turns": []}]}', "log.jsonl:1: no answer of Spec-Bench"),
-        ('{"acc_eagle": {}}', "log.jsonl:1: no record of SpecDecode-Bench (KeyError: 'acc_len')"),
-        ('{"id": "1", "acc_eagle": {"acc_len": [1, 0]}}', "log.jsonl:1: acc_len must be a list of lengths"),
-        ("no json", "log.jsonl:1: not JSON"),
-        (f'{GOOD}\n\n  \n{{"id": "a", "per_step_accepted": [2], "per_step_drafted": [1]}}', "log.jsonl:4: no record"),
-        (f'\n{GOOD}\n{{\n  "per_step_accepted": [1]\n}}', "log.jsonl:3: not JSON"),
-        (f"{ANSWER}\n\n{ANSWER.replace('3', '0')}", "log.jsonl:3: rounds of 1 to 3 tokens are possible, got one of 0"),
-        ("", "is empty"),
-    ],
-)
-def test_what_is_no_log_is_refused_by_name(tmp_path, line, says):
+def read_written(text, tmp_path):
     path = tmp_path / "log.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(ValueError) as error:
-        read_log(path)
-    assert says in str(error.value)
+    path.write_text(text + "\n")
+    read_log(path)
+
+
+test_what_is_no_log_is_refused_by_name = stored_refusals("engine_logs", read_written)
 
 
 def test_a_draft_length_says_whether_the_last_round_was_cut(tmp_path):
