@@ -73,8 +73,6 @@ class Suite(Output, Smoke, Served):
     """As target; both are those of graph, profile, smollm2 and trees."""
     only: tuple[Part, ...] = ()  # Names of parts; none: all.
     coder: str = "runs/coder-1.5b.gguf"  # Target of the parts of that name.
-    coder_drafter: str = "runs/coder-0.5b.gguf"  # Drafter of coder.
-    coder_reading: str = "runs/distill-coder-reading/drafter@8192"  # Drafter of coder-reading.
     block: str = "runs/distill-smollm2-block-gpu/drafter"  # Drafter of block, for the same target as smollm2.
     batches: Annotated[tuple[int, ...], Between(1)] = (1, 4, 16, 64)  # Rows decoded at once, in the last six parts.
     max_new_tokens: NewTokens = 128  # Tokens of a generation.
@@ -95,9 +93,9 @@ def suite(config: Suite, console: Console) -> None:
     write_text(prompts, "".join(line for lines in zip(*kinds, strict=False) for line in lines))
     paired = {
         "smollm2": (config.target, config.drafter, RULES),
-        "coder": (config.coder, config.coder_drafter, RULES),
+        "coder": (config.coder, "runs/coder-0.5b.gguf", RULES),
         "coder-smollm2": (config.coder, "smollm2", RULES),
-        "coder-reading": (config.coder, config.coder_reading, RULES),
+        "coder-reading": (config.coder, "runs/distill-coder-reading/drafter@8192", RULES),
         "trees": (config.target, config.drafter, SIBLINGS),
         "block": (config.target, config.block, RULES),
     }
