@@ -3,9 +3,9 @@
 Question:  What is drafting worth at each batch, with draft lengths by row or by what the whole batch gains?
 Command:   python -m experiments.batches [--batches 1 2 4 8 16] [--temperatures 0 0.7]
 Time:      five minutes a batch on 2 cores, half of it compiling; 35 at 32 rows
-Expected:  two cores with AVX2, greedily: survival-together 1.10 times plain decoding at 2 rows, as fast as it from 4 on
-           (docs/batches.md)
-Output:    runs/batches-<time>/; results.jsonl has a line a batch, temperature, method and repeat
+Expected:  two cores with AVX2, greedily: survival(together=True) 1.10 times plain decoding at 2 rows, as fast as it
+           from 4 on (docs/batches.md)
+Output:    runs/batches-<time>/, with speedup.png; results.jsonl has a line a batch, temperature, method and repeat
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
 place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls on
@@ -15,8 +15,8 @@ for each batch and given to rules that weigh them; verification widths are those
 
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -24,33 +24,29 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import Output, Served, command
+from experiments.lib.commands import Output, Served, Smoke, command
+from experiments.lib.plots import Line, lines_figure
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
+from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import at_temperature, interval, markdown, publish
-from specdec_jax import stopping
+from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.at_hand import sentence
+from specdec_jax.metrics.intervals import Interval
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Temperatures
-from specdec_jax.types import DecodeState, StoppingPolicy
+from specdec_jax.text.strategies import choose
+from specdec_jax.types import DecodeState
 
 PLAIN = "plain"
-SLICES = 4
-METHODS: Mapping[str, StoppingPolicy] = {
-    "static-1": stopping.static(draft_length=1),
-    "static-3": stopping.static(draft_length=3),
-    "adaedl": stopping.adaedl(),
-    "goodput": stopping.goodput(),
-    "survival": stopping.survival(),
-    "survival-together": stopping.survival(together=True),
-}
+SLICES = 4  # on a CPU, which others may use; on an accelerator every call costs up to a millisecond, so it is one
 KEY = ("batch", "temperature", "method", "repeat")
 
 
 @dataclass(frozen=True)
-class Batches(Output, Served):
+class Batches(Output, Smoke, Served):
     """Throughput by batch."""
 
     drafter: str = "smollm2-drafter-reading@8192"
@@ -60,49 +56,68 @@ class Batches(Output, Served):
     temperatures: Temperatures = (0.0, 0.7)  # Temperatures of all rows.
     max_new_tokens: NewTokens = 64  # Tokens of every row.
     repeats: Annotated[int, Between(1)] = 5  # Repeats of every figure.
-    only: tuple[str, ...] = ()  # Names of methods besides plain decoding; none: all.
+    policies: tuple[str, ...] = ("static(draft_length=1)", "adaedl", "goodput", "survival", "survival(together=True)")
+    """Rules besides plain decoding, as `--policy` elsewhere."""
     costs: str | None = None  # As everywhere; none: measured, for each batch.
 
 
 def batches(config: Batches, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
     check_fields(config)
-    unknown = set(config.only) - set(METHODS)
-    if unknown:
-        raise ValueError(f"no method {min(unknown)!r}")
-    prompts = [prompt.turns[0] for prompt in load_prompts(config.prompts)]
+    rules = {words: choose("policy", words) for words in config.policies}
+    prompts = [prompt.turns[0][: 200 if config.smoke else None] for prompt in load_prompts(config.prompts)]
     folder = RunFolder.create("batches", config, config.out)
-    target, drafter = config.load(console, encoders=True)
-    methods = [PLAIN, *(name for name in METHODS if not config.only or name in config.only)]
-    repeats = range(config.repeats)
+    target, drafter = tiny_pair() if config.smoke else config.load(console, encoders=True)
+    methods, repeats = [PLAIN, *rules], range(config.repeats)
     keys = [(b, t, m, r) for b in config.batches for r in repeats for t in config.temperatures for m in methods]
     for batch, missing in groupby(folder.missing(KEY, keys), lambda key: key[0]):
         pairs = {PLAIN: measured_pair(target, None, costs=config.costs, batch=batch)}
-        for name in methods[1:]:
-            pairs[name] = measured_pair(target, drafter, policy=METHODS[name], costs=config.costs, batch=batch)
+        for name, policy in rules.items():
+            pairs[name] = measured_pair(target, drafter, policy=policy, costs=config.costs, batch=batch)
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
         console.print(f"batch {batch}" + (f": {sentence(costs)}" if costs else ""), style="dim")
+        sampling = SamplingParams(max_new_tokens=config.max_new_tokens, stop_ids=())
+        slots = {name: prepare(pair, prompts, sampling).options["slots"] for name, pair in pairs.items()}
+        first = {name: prepare(pair, prompts[:1] * batch, sampling, slots=slots[name]) for name, pair in pairs.items()}
+        compile_together(partial(start, pair, first[name]) for name, pair in pairs.items())
         for (temperature, repeat), together in groupby(missing, lambda key: (key[1], key[3])):
-            options = {"max_new_tokens": config.max_new_tokens, "temperature": temperature, "stop_ids": ()}
-            sampling = SamplingParams(**options, seed=1000 * repeat)
+            sampling = replace(sampling, temperature=temperature, seed=1000 * repeat)
             rows = [prompts[(repeat * batch + row) % len(prompts)] for row in range(batch)]
             with console.status(f"batch {batch}, {at_temperature(temperature)}, repeat {repeat + 1}"):
-                runs = {key: _Run(pairs[key[2]], prepare(pairs[key[2]], rows, sampling)) for key in together}
-                _take_turns(list(runs.values()))
+                runs = {}
+                for key in together:
+                    request = prepare(pairs[key[2]], rows, sampling, slots=slots[key[2]])
+                    runs[key] = _Run(pairs[key[2]], request)
+                _take_turns(list(runs.values()), SLICES if jax.default_backend() == "cpu" else 1)
             for key, run in runs.items():
                 folder.append(dict(zip(KEY, key, strict=True)) | run.counts())
+    _report(config, folder, console)
+
+
+def _report(config: Batches, folder: RunFolder, console: Console) -> None:
+    """Speed-ups and tokens/s by batch, a table and a panel of the picture for each temperature."""
     rates = {tuple(row[key] for key in KEY): row["num_emitted_tokens"] / row["seconds"] for row in folder.rows()}
-    parts = ["Speed-up over plain decoding of the same batch: median of the repeats, and least to most."]
+    parts = ["Speed-up over plain decoding of the same batch: median of the repeats, and least to most; then tokens/s."]
+    panels: dict[str, dict[str, Line]] = {}
     for temperature in config.temperatures:
+        speedups: dict[str, list[Interval]] = {method: [] for method in config.policies}
         lines = []
         for batch in config.batches:
-            of = {m: np.array([rates[batch, temperature, m, r] for r in range(config.repeats)]) for m in methods}
-            ratios = [of[method] / of[PLAIN] for method in methods[1:]]  # ratios within the same repeat
-            cells = [interval((np.median(each), each.min(), each.max())) for each in ratios]
+            of = {
+                m: np.array([rates[batch, temperature, m, r] for r in range(config.repeats)])
+                for m in (PLAIN, *speedups)
+            }
+            for method, values in speedups.items():
+                ratios = of[method] / of[PLAIN]  # within the same repeat
+                values.append(Interval(float(np.median(ratios)), ratios.min(), ratios.max()))
+            cells = [f"{interval(values[-1])}, {np.median(of[method]):.0f}" for method, values in speedups.items()]
             lines.append([str(batch), f"{np.median(of[PLAIN]):.0f}", *cells])
-        heads = ["batch", "plain, tokens/s", *methods[1:]]
+        panels[at_temperature(temperature)] = {name: (config.batches, values) for name, values in speedups.items()}
+        heads = ["batch", "plain, tokens/s", *speedups]
         parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
-    publish(folder, "\n\n".join(parts) + "\n", console)
+    options = {"ticks": config.batches, "log": True}
+    picture = lines_figure(panels, ("rows", "speed-up over plain decoding"), **options)
+    publish(folder, "\n\n".join(parts) + "\n", console, speedup=picture)
 
 
 class _Run:
@@ -114,9 +129,9 @@ class _Run:
         self._rounds = int(np.max(whole.statistics.num_rounds))
         self._state = start(pair, request).state
 
-    def slice(self, index: int) -> None:
-        """Slice `index` of SLICES of the rounds."""
-        first, last = (self._rounds * end // SLICES for end in (index, index + 1))
+    def slice(self, index: int, slices: int) -> None:
+        """Slice `index` of so many of the rounds."""
+        first, last = (self._rounds * end // slices for end in (index, index + 1))
         if first < last:
             watch = time.perf_counter()
             self._state = self._run(self._state, last - first)
@@ -132,11 +147,11 @@ class _Run:
         return jax.block_until_ready(self._pair.decoder.run(self._pair.params, state, rounds=rounds, leave=1))
 
 
-def _take_turns(runs: list[_Run]) -> None:
+def _take_turns(runs: list[_Run], slices: int) -> None:
     """All of them whole, each time beginning with another."""
-    for index in range(SLICES):
+    for index in range(slices):
         for place in range(len(runs)):
-            runs[(index + place) % len(runs)].slice(index)
+            runs[(index + place) % len(runs)].slice(index, slices)
 
 
 main = command(Batches, batches, __doc__)

@@ -1,62 +1,67 @@
 """What does a GPU make of it? The questions that compilers cannot answer.
 
-Question:  What do CUDA graphs save: a generation as it is built here, with loops captured as well, and without graphs?
-           What are c and V(k) of a pair of 8B's and 1B's shapes, and how near does its plain decoding come to the
-           memory's bandwidth? What is speculation worth by batch?
-Command:   python -m experiments.gpu_suite [--parts graph ballast] [--smoke]
-Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny shapes
-Time:      4 minutes on an H200 with 16 cores, nearly all of it compiling; 2 minutes with --smoke on 2 cores
+Question:  bandwidth: how fast is a copy? graph: what do CUDA graphs save, with loops and without? profile: how long do
+           the kernels of each part of a round take, and how long does the round wait for their launches? smollm2,
+           coder, coder-smollm2, coder-reading: what is each rule worth by batch, with the costs of that batch? trees,
+           block: do siblings of drafts, and drafts of one pass, pay where a wide pass takes as long as a narrow one?
+Command:   python -m experiments.gpu_suite [--only graph profile] [--out runs/gpu] [--smoke]
+Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny models
+Time:      a part is made for ten minutes at most, nearly all of it compiling; 2 minutes with --smoke on 2 cores
 Expected:  docs/accelerators.md, "On a GPU". Aim: plain decoding reads weights at 80 % of the bandwidth of a copy
-Output:    runs/gpu_suite-<time>/, with costs.json; results.jsonl has a line a measurement, part by part
+Output:    runs/gpu_suite-<time>/: table.md, and results.jsonl with a line a measurement, of the first three parts; a
+           folder for each of the others, with what `experiments.batches` writes
 
-The pair of large shapes is the built-in one with ballast: each of its passes is followed by a pass of a random model in
-the shape of Llama 8B or 1B over the same tokens, whose result changes nothing. Text and acceptance are the small
-models', bytes read and operations are real. Rows say so. Against transformers on a GPU: `python -m experiments.peers
---only transformers` there, with a torch for its CUDA in the environment.
+A stopped part goes on with the same command and --out, and measures nothing again; --only may name other parts then. A
+part whose models are not there is skipped. The target of the parts called coder is Qwen2.5-Coder-Instruct 1.5B.
 """
 
 import functools
-import math
+import itertools
+import re
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
-from experiments.lib.chips import LLAMA_1B, LLAMA_8B, weights_read
-from experiments.lib.chips import Pair as Shapes
+from experiments.batches import Batches, batches
+from experiments.lib.chips import INSTRUCTION, Operation, by_part, op_names
 from experiments.lib.commands import LoadedPair, Output, Served, Smoke, command
-from experiments.lib.run_folder import RunFolder
+from experiments.lib.run_folder import RunFolder, write_text
 from experiments.lib.smoke import tiny_pair
-from experiments.lib.tables import PARENTHESES, interval, markdown, publish
+from experiments.lib.tables import NONE, PARENTHESES, at_temperature, interval, markdown, publish
 from specdec_jax.compilation_cache import compile_together, enable
-from specdec_jax.costs.at_hand import measured, sentence
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import clocked, summary, turns
 from specdec_jax.decoding import build_decoder
-from specdec_jax.drafters.reading import drafter_of
-from specdec_jax.loading import LoadedModel
-from specdec_jax.models import llama
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
-from specdec_jax.types import Array, Cache, DraftModel, LanguageModel
 
-Part = Literal["bandwidth", "graph", "ballast"]
+Part = Literal["bandwidth", "graph", "profile", "smollm2", "coder", "coder-smollm2", "coder-reading", "trees", "block"]
+KEY = ("part", "temperature", "repeat", "what")
+TEMPERATURES = (0.0, 0.7)
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
+PROMPTS = Path(__file__).parent.parent / "configs" / "prompts"
+KINDS = ("code", "math", "summarise", "german", "instructions", "mixed")
 COPIED = 2**31  # bytes
-TINY = llama.LlamaConfig(64, 32, 48, 2, 2, 2, 16, max_position_embeddings=1024)
 FLAG = "xla_gpu_enable_command_buffer"
+BUILT, PLAIN, WITHOUT = "as built", "plain decoding", "without graphs"
 OTHER_GRAPHS = {
     "loops captured": {FLAG: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"},
-    "without graphs": {FLAG: ""},
+    WITHOUT: {FLAG: ""},
 }
-NEVER = 3e38  # no logit of the ballast is larger
+RULES = ("static(draft_length=4)", "adaedl(threshold=0.65, keep_checked_token=True)", "survival")
+SIBLINGS = ("survival", "survival_tree(siblings=3)", "comb")
+CONTROL = re.compile(r" (while|conditional|call)\(")  # of instructions whose time is that of others
 Measurement = dict[str, Any]
 
 
@@ -64,8 +69,12 @@ Measurement = dict[str, Any]
 class Suite(Output, Smoke, Served):
     """Measure a GPU."""
 
-    parts: tuple[Part, ...] = get_args(Part)  # Which.
-    batches: Annotated[tuple[int, ...], Between(1)] = (1, 8, 64)  # Rows of the generations with ballast.
+    drafter: str = "smollm2-drafter-reading@8192"
+    """As target; both are those of graph, profile, smollm2 and trees."""
+    only: tuple[Part, ...] = ()  # Names of parts; none: all.
+    coder: str = "runs/coder-1.5b.gguf"  # Target of the parts of that name.
+    block: str = "runs/distill-smollm2-block-gpu/drafter"  # Drafter of block, for the same target as smollm2.
+    batches: Annotated[tuple[int, ...], Between(1)] = (1, 4, 16, 64)  # Rows decoded at once, in the last six parts.
     max_new_tokens: NewTokens = 128  # Tokens of a generation.
     repeats: Annotated[int, Between(1)] = 5  # Timed runs of each.
 
@@ -74,158 +83,163 @@ class Suite(Output, Smoke, Served):
 
 
 def suite(config: Suite, console: Console) -> None:
-    """Runs the parts, keeps each when it is over, and writes the table."""
+    """Runs what is missing of the parts, and writes tables."""
     folder = RunFolder.create("gpu_suite", config, config.out)
     enable()
     if jax.default_backend() == "cpu" and not config.smoke:
         raise ValueError("there is no accelerator here; --smoke tries the suite on a CPU")
-    models = tiny_pair() if config.smoke else config.load(console, encoders=True)
-    functions = {"bandwidth": bandwidth, "graph": graph, "ballast": ballast}
-    for (part,) in folder.missing(("part",), [(part,) for part in config.parts]):
-        rows = []  # appended together: a part that was stopped is measured again
-        for row in functions[part](config, models, folder, console):
-            rows.append({"part": part, **row})
-            console.print(f"{row['what']}: {row['value']:.4g} {row['unit']} {row['note']}")
-        for row in rows:
-            folder.append(row)
-    lines, values = [], {row["what"]: row["value"] for row in folder.rows()}
-    for row in folder.rows():
-        figures = interval([row["value"], row["low"], row["high"]], ".3g", PARENTHESES)
-        lines.append([row["what"], figures, row["unit"], row["note"]])
-    read, copied = values.get("ballast: weights read by plain passes"), values.get("bandwidth of a copy")
-    if read and copied:
-        lines.append(["plain decoding, of a copy's bandwidth", f"{read / copied:.0%}", "", "aim: 80 %"])
+    prompts = folder.path / "prompts.jsonl"  # kinds by turns, so that few rows have several
+    kinds = [(PROMPTS / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines(True) for kind in KINDS]
+    write_text(prompts, "".join(line for lines in zip(*kinds, strict=False) for line in lines))
+    paired = {
+        "smollm2": (config.target, config.drafter, RULES),
+        "coder": (config.coder, "runs/coder-0.5b.gguf", RULES),
+        "coder-smollm2": (config.coder, "smollm2", RULES),
+        "coder-reading": (config.coder, "runs/distill-coder-reading/drafter@8192", RULES),
+        "trees": (config.target, config.drafter, SIBLINGS),
+        "block": (config.target, config.block, RULES),
+    }
+    shared = {name: getattr(config, name) for name in ("dtype", "smoke", "batches", "max_new_tokens", "repeats")}
+    for part in config.only or get_args(Part):
+        console.print(part, style="bold")
+        try:
+            if part in paired:
+                target, drafter, rules = paired[part]
+                options = {"target": target, "drafter": drafter, "policies": rules, "prompts": str(prompts), **shared}
+                batches(Batches(**options, out=str(folder.path / part)), console)
+                continue
+            measure, names, temperatures = MEASURED[part]
+            wanted = folder.missing(KEY, itertools.product([part], temperatures, range(config.repeats), names))
+            for row in measure(config, wanted, console) if wanted else ():
+                folder.append(row)
+        except (FileNotFoundError, jax.errors.JaxRuntimeError) as error:  # no such model, or too little memory
+            console.print(f"{part} is skipped: {str(error).splitlines()[0]}")
+    parts = [[row for row in folder.rows() if row["part"] == part] for part in MEASURED]
     about = f"{device()}, jax {jax.__version__}; medians (quartiles)."
-    publish(folder, f"{about}\n\n{markdown(['', 'measured', 'unit', ''], lines)}\n", console)
+    publish(folder, "\n\n".join([about, *(table_of(rows) for rows in parts if rows), ""]), console)
 
 
-def bandwidth(config: Suite, *_: Any) -> Iterator[Measurement]:
+def table_of(rows: Sequence[Measurement]) -> str:
+    """A part's figures, a line for each name and temperature."""
+    figures: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        name = row["what"] if row["temperature"] is None else f"{row['what']}, {at_temperature(row['temperature'])}"
+        columns = figures.setdefault(name, {})
+        for column, value in row["figures"].items():
+            columns.setdefault(column, []).append(value)
+    heads = list(dict.fromkeys(column for columns in figures.values() for column in columns))
+    lines = []
+    for name, columns in figures.items():
+        cells = [interval(summary(columns[head]), ".4g", PARENTHESES) if head in columns else NONE for head in heads]
+        lines.append([name, *cells])
+    return markdown([rows[0]["part"], *heads], lines)
+
+
+def loaded(config: Suite, console: Console) -> LoadedPair:
+    """The pair of graph and profile."""
+    return tiny_pair() if config.smoke else config.load(console, encoders=True)
+
+
+def requests_for(config: Suite, pair: Pair) -> dict[float, Request]:
+    """By temperature, without an end of the text."""
+    options = {"max_new_tokens": config.max_new_tokens, "stop_ids": ()}
+    return {at: prepare(pair, [PROMPT], SamplingParams(temperature=at, **options)) for at in TEMPERATURES}
+
+
+def with_options(pair: Pair, options: dict[str, Any]) -> Pair:
+    """The pair with programs that are compiled with these options, which only a GPU's compiler has."""
+    parts = pair.decoder.parts
+    options = options if jax.default_backend() == "gpu" else {}
+    other = build_decoder(*parts[:4], verification_widths=parts.widths, compiler_options=options)
+    return pair._replace(decoder=other)
+
+
+Key = tuple[str, float | None, int, str]  # KEY
+
+
+def measurement(key: Key, figures: dict[str, float]) -> Measurement:
+    """A line of results.jsonl."""
+    return dict(zip(KEY, key, strict=True)) | {"figures": figures, "at": time.time()}
+
+
+def bandwidth(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:
     """Bandwidth of a copy: bytes read and written over its time."""
     array = jnp.arange((2**20 if config.smoke else COPIED) // 4, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
-    times = summary(turns({0: clocked(lambda: copy(array).block_until_ready())}, 3 * config.repeats)[0])
-    yield measurement("bandwidth of a copy", [2e-9 * array.nbytes / seconds for seconds in reversed(times)], "GB/s")
+    times = turns({0: clocked(lambda: copy(array).block_until_ready())}, len(wanted))[0]
+    for key, seconds in zip(wanted, times, strict=True):
+        yield measurement(key, {"GB/s": 2e-9 * array.nbytes / seconds})
 
 
-def graph(config: Suite, models: LoadedPair, *_: Any) -> Iterator[Measurement]:
-    """A generation as it is built here, and with more and less in CUDA graphs, in turns."""
-    built = measured_pair(*models)
-    parts, captures = built.decoder.parts, jax.default_backend() == "gpu"
-    pairs = {"as built": built}
-    for name, options in OTHER_GRAPHS.items():
-        options = options if captures else {}
-        other = build_decoder(*parts[:4], verification_widths=parts.widths, compiler_options=options)
-        pairs[name] = built._replace(decoder=other)
-    requests = requests_for(config, pairs, 1)
-    refused = {}
-
-    def compiles(name: str) -> None:
-        try:
-            start(pairs[name], requests[name])
-        except jax.errors.JaxRuntimeError as error:
-            if name not in OTHER_GRAPHS:
-                raise
-            refused[name] = str(error).partition("\n")[0]
-
-    compile_together(functools.partial(compiles, name) for name in pairs)
-    for name, reason in refused.items():  # an older driver captures no loops
-        del pairs[name]
-        yield measurement(f"graph: generation, {name}", [math.nan], "s", f"does not run here: {reason}")
-    seconds, tokens = in_turns(config, pairs, requests)
-    for name, times in seconds.items():
-        yield measurement(f"graph: generation, {name}", times, "s", "" if captures else "nothing is captured here")
-        if name != "as built":
-            ratio = [a / b for a, b in zip(times, seconds["as built"], strict=True)]
-            yield measurement(f"graph: times as long {name}", ratio, "")
-            yield measurement(f"graph: the same tokens {name}", [float(tokens[name] == tokens["as built"])], "")
+def graph(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:
+    """A generation as it is built, with more and less in CUDA graphs, and without drafts."""
+    target, drafter = loaded(config, console)
+    built = measured_pair(target, drafter)
+    pairs = {BUILT: built, PLAIN: build_pair(target, None)}
+    pairs |= {name: with_options(built, options) for name, options in OTHER_GRAPHS.items()}
+    pairs = {name: pairs[name] for name in dict.fromkeys([BUILT, *(key[-1] for key in wanted)])}
+    requests = {name: requests_for(config, pair) for name, pair in pairs.items()}
+    compile_together(functools.partial(start, pair, requests[name][0.0]) for name, pair in pairs.items())
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.params))
+    for temperature, keys in itertools.groupby(wanted, lambda key: key[1]):
+        at = temperature or 0.0
+        texts = {name: decode(pair, requests[name][at]).results[0].tokens for name, pair in pairs.items()}
+        for key in keys:
+            name = key[-1]
+            (result,), _ = decode(pairs[name], requests[name][at])
+            read = 1e-9 * weights * result.statistics["num_rounds"] / result.seconds
+            same = float(texts[name] == texts[BUILT])
+            figures = {"ms": 1e3 * result.seconds, "tokens/s": len(result.tokens) / result.seconds}
+            yield measurement(key, figures | {"GB/s of the target's weights": read, "the same tokens": same})
 
 
-def ballast(config: Suite, models: LoadedPair, folder: RunFolder, console: Console) -> Iterator[Measurement]:
-    """c and V(k) of the large shapes, plain decoding against bandwidth, and speculation by batch."""
-    shapes = (TINY, TINY) if config.smoke else (LLAMA_8B, LLAMA_1B)
-    dtype = "float32" if config.smoke else config.dtype
-    target, drafter = (with_ballast(model, shape, dtype) for model, shape in zip(models, shapes, strict=True))
-    costs = measured(target, drafter, drafter_of=drafter_of)
-    note = "tiny shapes" if config.smoke else "8B and 1B shapes"
-    folder.write_json("costs.json", costs._asdict())
-    console.print(sentence(costs))
-    real = sum(leaf.nbytes for leaf in jax.tree.leaves(models[0].params))
-    read = real + weights_read(Shapes(*shapes))["target"]
-    yield measurement("ballast: c", [costs.ratio], "", note)
-    yield measurement("ballast: weights read by plain passes", [1e-9 * read / costs.plain_pass], "GB/s", note)
-    pairs = {"plain": build_pair(target, None), "survival": build_pair(target, drafter, costs=costs)}
-    requests = {batch: requests_for(config, pairs, batch) for batch in config.batches}
-    jobs = [(pairs[name], request) for each in requests.values() for name, request in each.items()]
-    compile_together(functools.partial(start, *job) for job in jobs)
-    for batch in config.batches:
-        seconds, tokens = in_turns(config, pairs, requests[batch])
-        about = note if batch == 1 else f"{note}; given V(k) of batch 1"
-        for name, times in seconds.items():
-            speeds = [sum(map(len, tokens[name])) / each for each in times]
-            yield measurement(f"ballast: batch {batch}, {name}", speeds, "tokens/s", about)
-        ratio = [a / b for a, b in zip(seconds["plain"], seconds["survival"], strict=True)]
-        yield measurement(f"ballast: batch {batch}, survival over plain", ratio, "", about)
+def profile(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:
+    """Number and time of the kernels by part of a round, by JAX's profiler. In a CUDA graph they have no names, so the
+    generation is compiled without; its own time is that of a run that is not profiled."""
+    pair = with_options(measured_pair(*loaded(config, console)), OTHER_GRAPHS[WITHOUT])
+    requests, options = requests_for(config, pair), jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    program = pair.decoder.jitted["run"]
+    text = program.lower(pair.params, start(pair, requests[0.0]).state, np.int32(1), np.int32(1)).compile().as_text()
+    for key in wanted:
+        request = requests[key[1] or 0.0]
+        decode(pair, request)
+        (result,), _ = decode(pair, request)
+        state = start(pair, request).state
+        with tempfile.TemporaryDirectory() as place:
+            with jax.profiler.trace(place, profiler_options=options):
+                jax.block_until_ready(pair.decoder.run(pair.params, state))
+            (file,) = Path(place).rglob("*.xplane.pb")
+            kernels = kernels_of(file, text)
+        rounds, passes = (result.statistics[name] for name in ("num_rounds", "drafter_passes"))
+        for part, paths in by_part(kernels, pair.decoder.parts.widths).items():
+            number, microseconds = paths["all"]["ops"] / rounds, 1e-3 * paths["all"]["cycles"] / rounds
+            yield measurement((*key[:-1], part), {"kernels a round": number, "µs a round": microseconds})
+        yield measurement(key, {"µs a round": 1e6 * result.seconds / rounds, "drafter passes a round": passes / rounds})
 
 
-class BallastCache(NamedTuple):
-    """Both caches; they have one length, [B] int32."""
-
-    real: Any
-    ballast: Any
-    length = property(lambda self: self.real.length)
-
-
-def with_ballast(loaded: LoadedModel, config: llama.LlamaConfig, dtype: Any) -> LoadedModel:
-    """The loaded model with a random model of that shape as ballast; parameters are a pair, theirs and the ballast's.
-    Raises ValueError for a drafter with a draft vocabulary, whose pass cannot be left whole."""
-    if DraftModel.of(loaded.model).head is not None:
-        raise ValueError(f"{loaded.name!r} has a draft vocabulary: ballast goes with whole models")
-    model = ballasted(loaded.model, llama.language_model(config, jnp.dtype(dtype)))
-    extra = jax.jit(functools.partial(llama.init_params, config, dtype=jnp.dtype(dtype)))(jax.random.key(0))
-    return loaded._replace(model=model, params=(loaded.params, extra), name=f"{loaded.name} with ballast")
-
-
-def ballasted(real: LanguageModel, ballast: LanguageModel) -> LanguageModel:
-    """Both passes, one after the other."""
-
-    def init_cache(params, batch, slots, source=None):
-        first, second = params if params is not None else (None, None)
-        return BallastCache(real.init_cache(first, batch, slots, source), ballast.init_cache(second, batch, slots))
-
-    def apply(params, tokens, cache, positions=None, mask=None):
-        logits, real_cache = real.apply(params[0], tokens, cache.real, positions, mask)
-        tokens = tokens % ballast.spec.vocab_size
-        extra, ballast_cache = ballast.apply(params[1], tokens, cache.ballast, positions, mask)
-        # zero, which no compiler can know
-        weight = jnp.where(jnp.max(extra, axis=-1, keepdims=True) > NEVER, 1.0, 0.0).astype(logits.dtype)
-        return logits + weight, BallastCache(real_cache, ballast_cache)
-
-    def with_length(cache: Cache, length: Array) -> Cache:
-        return BallastCache(real.with_length(cache.real, length), ballast.with_length(cache.ballast, length))
-
-    return LanguageModel(init_cache, apply, with_length, real.spec._replace(by_position=False))
+def kernels_of(profile: Path, text: str) -> list[Operation]:
+    """What the program of this optimised text ran in a profile: each kernel's `op_name` ("" without) and nanoseconds.
+    Those of devices, where the profile has any; else, on a CPU, of the host's threads."""
+    names, module = op_names(text), text.split(maxsplit=2)[1].rstrip(",")
+    lines = [INSTRUCTION.match(line) for line in text.splitlines() if CONTROL.search(line)]
+    control = {instruction[1] for instruction in lines if instruction}
+    planes = list(jax.profiler.ProfileData.from_file(str(profile)).planes)
+    devices = [plane for plane in planes if plane.name.startswith("/device:")]
+    kernels = []
+    for event in (event for plane in devices or planes for line in plane.lines for event in line.events):
+        stats = dict(event.stats)
+        instruction = str(stats.get("hlo_op", ""))
+        if stats.get("hlo_module") == module and instruction not in control:
+            kernels.append((names.get(instruction, ""), round(event.duration_ns)))
+    return kernels
 
 
-def requests_for(config: Suite, pairs: Mapping[str, Pair], batch: int) -> dict[str, Request]:
-    """The prompt in every row, without an end of the text."""
-    sampling = SamplingParams(max_new_tokens=config.max_new_tokens, stop_ids=())
-    return {name: prepare(pair, [PROMPT] * batch, sampling) for name, pair in pairs.items()}
-
-
-def in_turns(
-    config: Suite, pairs: Mapping[str, Pair], requests: Mapping[str, Request]
-) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
-    """Seconds of each pair's generations, one of each in turn after an untimed one, and their tokens."""
-    turns = range(config.repeats + 1)
-    _, *runs = [{name: decode(pair, requests[name]).results for name, pair in pairs.items()} for _ in turns]
-    seconds = {name: [run[name][0].seconds for run in runs] for name in pairs}
-    return seconds, {name: [result.tokens for result in runs[0][name]] for name in pairs}
-
-
-def measurement(name: str, values: list[float], unit: str, note: str = "") -> Measurement:
-    """A row: the median, the quartiles, and when."""
-    median, low, high = summary(values)
-    return {"what": name, "value": median, "low": low, "high": high, "unit": unit, "note": note, "at": time.time()}
+MEASURED: dict[str, tuple[Callable[..., Iterator[Measurement]], Sequence[str], Sequence[float | None]]] = {
+    "bandwidth": (bandwidth, ("copy",), (None,)),
+    "graph": (graph, (BUILT, *OTHER_GRAPHS, PLAIN), TEMPERATURES),
+    "profile": (profile, ("by the clock",), TEMPERATURES),  # the line after those of a round's parts
+}
 
 
 main = command(Suite, suite, __doc__)

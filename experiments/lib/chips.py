@@ -230,13 +230,15 @@ THUNK = re.compile(r"^(\s*)(\d+): (k\w+)")
 Operation = tuple[str, int]  # an instruction's or kernel's name, which says where in a round it belongs, and cycles
 
 
-def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, int]]]:
-    """part -> path -> {"ops": ..., "cycles": ...}; a verification's part says its width's place."""
+def by_part(operations: Iterable[Operation], widths: Sequence[int]) -> dict[str, dict[str, dict[str, int]]]:
+    """part -> path -> {"ops": ..., "cycles": ...}; branches of the verification are called by their `widths`."""
     parts: dict[str, dict[str, Counter[str]]] = {}
+    of_width = re.compile(r"/verify/cond/branch_(\d+)_fun" if len(widths) > 1 else "(?!)")  # one width has no branch
     for op_name, cycles in operations:
         name = re.sub(r"by_platform/cond/branch_\d+_fun/", "", op_name)  # chosen when it is compiled: no branch
-        verified = re.search(r"/verify/cond/branch_(\d+)_fun", name)
-        marks = PARTS | ({f"verify {verified[1]}": verified[0]} if verified else {}) | LARGE_PARTS
+        verified = of_width.search(name)
+        branch = {f"verify {widths[int(verified[1])]} tokens": verified[0]} if verified else {}
+        marks = PARTS | branch | LARGE_PARTS
         part, mark = next(((part, mark) for part, mark in marks.items() if mark in name), ("other", ""))
         branches = [int(branch) for branch in BRANCH.findall(name.partition(mark)[2] if mark else name)]
         paths = {
@@ -247,6 +249,12 @@ def by_part(operations: Iterable[Operation]) -> dict[str, dict[str, dict[str, in
             if paths.get(path, True):
                 parts.setdefault(part, {}).setdefault(path, Counter()).update(ops=1, cycles=cycles)
     return {part: {path: dict(counts) for path, counts in paths.items()} for part, paths in parts.items()}
+
+
+def op_names(text: str) -> dict[str, str]:
+    """The `op_name` of each instruction of an optimised program's text that has one."""
+    lines = [(INSTRUCTION.match(line), OP_NAME.search(line)) for line in text.splitlines()]
+    return {instruction[1]: name[1] for instruction, name in lines if instruction and name}
 
 
 def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
@@ -261,8 +269,7 @@ def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
     optimized = next(dump.glob(f"{stem}.*gpu_after_optimizations.txt")).read_text(encoding="utf-8")
     metadata = (dump / f"{stem}.thunk_metadata.txt").read_text(encoding="utf-8")
     pairs = re.findall(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)', metadata)
-    lines = [(INSTRUCTION.match(line), OP_NAME.search(line)) for line in optimized.splitlines()]
-    names = {instruction[1]: name[1] for instruction, name in lines if instruction and name}
+    names = op_names(optimized)
     annotations = {int(number): name for name, number in pairs}
     kernels, counts, inside = [], Counter[str](), []
     for match in filter(None, map(THUNK.match, sequences[-1].read_text(encoding="utf-8").splitlines())):
@@ -282,7 +289,7 @@ def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
 
 
 def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dict[str, Any]:
-    """All that is read off a compiled program; its branches of the verification are called by their widths.
+    """All that is read off a compiled program.
     `instructions` and `collectives`, which pass values between chips: how often the optimised program has them;
     `thunks`: a GPU's; `parts`: as `by_part`, of a TPU's instructions with an estimate of cycles or a GPU's kernels."""
     names = ("while", "conditional", "copy", "fusion")
@@ -293,8 +300,7 @@ def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dic
         operations = [(name[1] if name else "", int(cycles[1])) for name, cycles in matches if cycles]
     else:
         operations, report["thunks"] = read_thunks(dump)
-    called = {f"verify {place}": f"verify {width} tokens" for place, width in enumerate(widths)}
-    return report | {"parts": {called.get(part, part): counts for part, counts in by_part(operations).items()}}
+    return report | {"parts": by_part(operations, widths)}
 
 
 COMMAND = "experiments.lib.chips"

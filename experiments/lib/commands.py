@@ -41,13 +41,14 @@ def exit_codes(
     def wrapped(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
         def run(*words: P.args, **named: P.kwargs) -> int:
+            before = len(opened)
             try:
                 return main(*words, **named)
             except (ValueError, OSError, *also) as error:
                 print(error_line(error), file=sys.stderr)
                 return 2
             except KeyboardInterrupt:
-                go_on = f"; to go on: the same command with --out {opened[-1]}" if opened else ""
+                go_on = f"; to go on: the same command with --out {opened[before]}" if opened[before:] else ""
                 print(interrupted or f"interrupted{go_on}", file=sys.stderr)
                 return 130
 

@@ -7,7 +7,6 @@ import pytest
 from drafting import with_drafted
 from tiny_llama import CONFIG, model_and_params, one_pass, random_named, variant
 
-from experiments.gpu_suite import ballasted
 from specdec_jax import lossless, verification
 from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.decoding import build_decoder
@@ -172,7 +171,7 @@ def test_an_observer_without_layers_is_refused():
         decoded(means, layers=())
 
 
-def test_a_wrapped_model_whose_cache_has_another_layout_is_refused_as_the_target_of_trees():
+def test_a_model_without_passes_by_position_is_refused_as_the_target_of_trees():
+    without = TARGET.replace(spec=TARGET.spec._replace(by_position=False))
     with pytest.raises(ValueError, match="cannot verify"):
-        wrapped = ballasted(TARGET, TARGET)
-        build_decoder(wrapped, INNER, comb(siblings=(1,)), verification.rejection())
+        build_decoder(without, INNER, comb(siblings=(1,)), verification.rejection())

@@ -52,6 +52,7 @@ def test_operations_belong_to_parts_of_a_round_and_to_the_paths_they_run_on(tmp_
     assert parts["draft step"] == step | {"sampled": {"ops": 4, "cycles": 310}}  # no top-k, the second of two branches
     assert [parts["verify 4 tokens"][path]["cycles"] for path in ("sampled", "greedy")] == [3000, 1000]
     assert parts["draft"]["all"] == {"ops": 1, "cycles": 3} and parts["commit"]["all"]["cycles"] == 5
+    assert chips.facts_of("tpu", PROGRAM, tmp_path, (4,))["parts"]["verify"]["all"]["ops"] == 2, "no branch of widths"
     assert facts["instructions"] == {"while": 1, "conditional": 0, "copy": 1, "fusion": 10}
     assert facts["collectives"] == {"all-gather": 1, "all-reduce": 2}, "each once"
 

@@ -17,15 +17,15 @@ class Counted:
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
 
-    def slice(self, index):
+    def slice(self, index, slices):
         self.seen.append((index, self.name))
 
 
 def test_every_run_has_every_slice_once_and_another_one_begins_each_time():
     seen = []
-    batches._take_turns([Counted(name, seen) for name in "abc"])
+    batches._take_turns([Counted(name, seen) for name in "abc"], 4)
     assert seen[:7] == [(0, "a"), (0, "b"), (0, "c"), (1, "b"), (1, "c"), (1, "a"), (2, "c")]
-    assert sorted(seen) == [(index, name) for index in range(batches.SLICES) for name in "abc"]
+    assert sorted(seen) == [(index, name) for index in range(4) for name in "abc"]
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_a_run_in_slices_is_the_run_in_one_piece(tmp_path):
     )
     whole = pair.decoder.run(pair.params, start(pair, request).state, leave=1)
     run = batches._Run(pair, request)
-    batches._take_turns([run])
+    batches._take_turns([run], 4)
     found, counts = run.counts(), jax.device_get(whole.statistics)
     assert found.pop("seconds") > 0
     assert found == {name: int(np.sum(getattr(counts, name))) for name in found} and found["num_draft_tokens"] > 0

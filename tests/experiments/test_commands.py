@@ -18,9 +18,10 @@ from experiments.lib.commands import exit_codes, parsed
 from experiments.lib.run_folder import RunFolder, read_rows
 
 
-def test_exit_codes(capsys, monkeypatch):
-    def ending(error, *also, code=0, **options):
+def test_exit_codes(capsys):
+    def ending(error, *also, code=0, folders=(), **options):
         def main():
+            run_folder.opened.extend(folders)
             if error is not None:
                 raise error
             return code
@@ -32,8 +33,8 @@ def test_exit_codes(capsys, monkeypatch):
         assert ending(error, tarfile.TarError) == 2 and capsys.readouterr().err == "error: two lines\n"
     with pytest.raises(TypeError):
         ending(TypeError("a bug"), tarfile.TarError)
-    monkeypatch.setattr("experiments.lib.commands.opened", [])
-    for options, said in (({"interrupted": "to go on: again"}, "to go on: again\n"), ({}, "interrupted\n")):
+    outermost = {"folders": ["outer", "outer/inner"]}, "interrupted; to go on: the same command with --out outer\n"
+    for options, said in (({"interrupted": "to go on: again"}, "to go on: again\n"), ({}, "interrupted\n"), outermost):
         assert ending(KeyboardInterrupt(), **options) == 130 and capsys.readouterr().err == said
 
 

@@ -1,50 +1,48 @@
-"""The GPU's suite on a CPU, and models with ballast: a small model's text at another's cost."""
+"""The GPU's suite on a CPU: it measures, goes on inside a part, and reads profiles by the parts of a round."""
 
 import json
+from types import SimpleNamespace
 
 import jax
-import numpy as np
-import pytest
 
 from experiments import gpu_suite
-from experiments.gpu_suite import with_ballast
-from experiments.lib.smoke import tiny_pair
-from specdec_jax.models import llama
-from specdec_jax.text.generation import SamplingParams, build_pair, generate
-
-SHAPE = llama.LlamaConfig(64, 128, 256, 3, 2, 2, 64, max_position_embeddings=1024)
+from experiments.gpu_suite import kernels_of
 
 
-def test_ballast_changes_no_token_costs_its_passes_and_rolls_back():
-    target, _ = tiny_pair()
-    heavy = with_ballast(target, SHAPE, "float32")
-    sampling = SamplingParams(max_new_tokens=24, temperature=0.8, seed=3)
-    texts = [generate("abc", sampling, pair=build_pair(one, None), chat=False).tokens for one in (target, heavy)]
-    assert texts[0] == texts[1]
-    tokens = np.ones((1, 4), np.int32)
-
-    def flops(model, params):
-        cache = model.init_cache(params, 1, 32)
-        return jax.jit(model.apply).lower(params, tokens, cache).compile().cost_analysis()["flops"]
-
-    size = sum(leaf.size for leaf in jax.tree.leaves(heavy.params[1])) - 64 * 128  # but the embedding, a lookup
-    assert flops(heavy.model, heavy.params) - flops(target.model, target.params) > 2 * 4 * size
-    cache = heavy.model.with_length(heavy.model.init_cache(heavy.params, 2, 16), np.array([3, 5], np.int32))
-    assert cache.length.tolist() == cache.ballast.length.tolist() == [3, 5]
-
-
-def test_the_suite_measures_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_the_suite_measures_and_goes_on_inside_a_part(tmp_path, capsys):
     out = tmp_path / "run"
-    options = ["--smoke", "--max-new-tokens", "8", "--batches", "2", "--repeats", "2", "--out", str(out)]
-    monkeypatch.setenv("HOME", str(tmp_path))  # of measured costs, and not of compiled programs
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
-    monkeypatch.setattr(gpu_suite, "OTHER_GRAPHS", {"without graphs": gpu_suite.OTHER_GRAPHS["without graphs"]})
-    assert gpu_suite.main(options) == 0
-    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    wanted = {"bandwidth of a copy", "graph: times as long without graphs", "ballast: c", "ballast: batch 2, survival"}
-    assert wanted <= {row["what"] for row in rows} and all(row["value"] > 0 for row in rows)
+    options = ["--smoke", "--max-new-tokens", "8", "--batches", "2", "--repeats", "2", "--out", str(out), "--only"]
+    assert gpu_suite.main([*options, "bandwidth", "graph", "profile", "trees"]) == 0
+    lines = (out / "results.jsonl").read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines]
+    times = {(row["part"], row["what"], row["temperature"]): row["figures"] for row in rows}
+    assert times["bandwidth", "copy", None]["GB/s"] > 0
+    assert times["graph", "without graphs", 0.7]["the same tokens"] == 1
+    kernels = {what: figures for (part, what, at), figures in times.items() if (part, at) == ("profile", 0.7)}
+    assert {"draft step", "draft feed", "commit"} < kernels.keys() and any("verify" in name for name in kernels)
+    assert kernels["draft step"]["kernels a round"] > 10 and kernels["commit"]["µs a round"] > 0
+    assert "survival_tree(siblings=3)" in (out / "trees" / "table.md").read_text()
 
-    monkeypatch.setattr(gpu_suite, "bandwidth", lambda config: pytest.fail("measured again"))
-    assert gpu_suite.main(options) == 0
+    del lines[max(index for index, row in enumerate(rows) if row["part"] == "graph")]  # as if it was stopped before
+    (out / "results.jsonl").write_text("".join(lines))
+    assert gpu_suite.main([*options, "bandwidth", "graph"]) == 0
+    assert (out / "results.jsonl").read_text().splitlines(keepends=True)[:-1] == lines
     assert gpu_suite.main(["--out", str(tmp_path / "real")]) == 2
     assert "there is no accelerator here" in capsys.readouterr().err
+
+
+def test_kernels_of_a_profile_are_the_devices_own_and_no_loops(monkeypatch):
+    def plane(name, *events):
+        made = [SimpleNamespace(stats=stats.items(), duration_ns=7.0) for stats in events]
+        return SimpleNamespace(name=name, lines=[SimpleNamespace(events=made)])
+
+    dot, branch, other = ({"hlo_module": "jit_run", "hlo_op": name} for name in ("dot.1", "cond.2", "add.3"))
+    gpu = plane("/device:GPU:0", dot, branch, other, dot | {"hlo_module": "jit_step"})
+    text = """HloModule jit_run, is_scheduled=true
+  %dot.1 = f32[8] dot(%a), metadata={op_name="jit(run)/commit/dot"}
+  ROOT %cond.2 = (f32[8], s32[]) conditional(%b, %t), metadata={op_name="jit(run)/verify/cond"}"""
+    profile = SimpleNamespace(planes=[plane("/host:CPU", dot, {}), gpu])
+    monkeypatch.setattr(jax.profiler.ProfileData, "from_file", lambda name: profile)
+    assert kernels_of("profile", text) == [("jit(run)/commit/dot", 7), ("", 7)]
+    profile.planes.pop()
+    assert kernels_of("profile", text) == [("jit(run)/commit/dot", 7)]
