@@ -53,9 +53,9 @@ config = EvidenceConfig(
     ),
     pairs=(
         RecordedPair("reading", SMOLLM2, READING, 27, WIDE, seeds=5),
-        RecordedPair("base", SMOLLM2, BASE, 27, WIDE, seeds=5),
-        RecordedPair("gemma", GEMMA, SMOLLM2, 17, USUAL, seeds=5, chat=False, batch=8),  # the base model has no chat
         RecordedPair("qwen-0.5b-smollm2", SMALL_CODER, SMOLLM2, 10, USUAL, seeds=2, batch=8),
+        RecordedPair("gemma", GEMMA, SMOLLM2, 17, USUAL, seeds=5, chat=False, batch=8),  # the base model has no chat
+        RecordedPair("base", SMOLLM2, BASE, 27, WIDE, seeds=5),
         RecordedPair("qwen-smollm2", CODER, SMOLLM2, 10, USUAL, seeds=2, batch=8),
         RecordedPair("qwen", CODER, SMALL_CODER, 10, USUAL, seeds=2, batch=8),
         RecordedPair("nano", SMOLLM2, NANO, 27, WIDE, seeds=5),

@@ -27,8 +27,9 @@ class Cell(NamedTuple):
 def cells(config: EvidenceConfig) -> list[Cell]:
     """In the order of recording: the first seed of every pair, its long texts, high temperatures, then more seeds."""
     rounds: dict[tuple[int, bool, bool], list[Cell]] = {}
-    for pair in config.pairs:
-        for temperature in pair.temperatures:
+    temperatures = sorted({temperature for pair in config.pairs for temperature in pair.temperatures})
+    for temperature in temperatures:
+        for pair in (pair for pair in config.pairs if temperature in pair.temperatures):
             for number in range(pair.seeds if temperature > 0 else 1):
                 hot, of_pair = temperature > USUAL, (pair, temperature, SEEDS * number)
                 rounds.setdefault((number, hot, False), []).append(Cell(*of_pair, config.max_new_tokens))
