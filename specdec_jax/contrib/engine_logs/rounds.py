@@ -1,4 +1,4 @@
-"""Rounds of other engines as traces, for policies that depend on accepted lengths only, and our rounds as records.
+"""Rounds of other engines as traces, for policies that depend on accepted lengths only.
 
 A log of rounds (numbers of drafted and accepted tokens) determines whether the drafter's token is accepted at every
 position, with one exception: if all drafts of a round were accepted, the bonus token was not drafted. Such positions
@@ -10,16 +10,13 @@ This assumes that the drafter's token is a function of the text, as for a langua
 reads its target also depend on where the round began: for its logs replays of other lengths are approximate.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from specdec_jax.decoding.state import laid
-from specdec_jax.loading.new_folder import write_text
 from specdec_jax.replay.trace import FEATURES, TRUNCATIONS, Trace
-from specdec_jax.text.json_lines import json_text
 
 LONGEST = 16  # maximum draft length of a replay of steps, for any drafted length
 REJECTED, ACCEPTED, OPEN = 0, 1, -1
@@ -137,30 +134,3 @@ def trace_of_runs(
         truncation=np.tile(np.array(list(TRUNCATIONS.values()), np.float32), (texts, 1)),
         prompt_hash=np.zeros(texts, np.uint32),
     )
-
-
-def aiperf_summary(histogram: Sequence[int], drafted: int, emitted: int, name: str) -> dict[str, Any]:
-    """AIPerf's acceptance record of a request, without its rounds; `histogram[i]` rounds accepted i tokens.
-
-    `completion_tokens` is one more than the emitted tokens: in other engines the first token comes from prefill and
-    belongs to no round.
-    """
-    rounds, total = int(sum(histogram)), int(sum(count * n for count, n in enumerate(histogram)))
-    longest = len(histogram) - 1
-    return {
-        "engine": "specdec_jax",
-        "mean_acceptance_length": 1 + total / max(rounds, 1),
-        "draft_acceptance_rate": total / max(drafted, 1),
-        "acceptance_histogram": {str(count): int(n) for count, n in enumerate(histogram) if n},
-        "num_accepted_draft_tokens": total,
-        "num_draft_tokens": int(drafted),
-        "num_spec_steps": rounds,
-        "num_spec_tokens": longest if drafted == longest * rounds else None,
-        "completion_tokens": int(emitted) + 1,
-        "id": name,
-    }
-
-
-def write_lines(path: str | Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a JSONL file atomically."""
-    write_text(path, "".join(json_text(entry) + "\n" for entry in entries))

@@ -18,20 +18,16 @@ from specdec_jax.contrib.engine_logs import advise, costs_named, engine_options,
 from specdec_jax.contrib.engine_logs.advice import best_threshold, schedule, static_rounds
 from specdec_jax.contrib.engine_logs.published import H100, SPECBUNDLE
 from specdec_jax.contrib.engine_logs.readers import load_aiperf, load_specdecode_bench
-from specdec_jax.contrib.engine_logs.rounds import (
-    ACCEPTED,
-    OPEN,
-    REJECTED,
-    Steps,
-    log_of_steps,
-    trace_of_runs,
-    write_lines,
-)
+from specdec_jax.contrib.engine_logs.rounds import ACCEPTED, OPEN, REJECTED, Steps, log_of_steps, trace_of_runs
 from specdec_jax.costs.cost_model import cost_model, flat, save_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.replay.replay import oracle, replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.stopping import adaedl, goodput, hf_confidence, hf_heuristic, static
+
+
+def write_lines(path, entries):
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def aiperf(steps):
