@@ -237,7 +237,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "the package without contrib and distillation": (24_376, 23_000),
     "contrib": (4_180, 4_200),
     "distillation": (2_298, 2_300),
-    "experiments": (7_515, 7_000),
+    "experiments": (7_513, 7_000),
     "tests": (22_724, 21_500),
     "ten central files": (1_568, 1_700),
     "plain AdaEDL, with all it imports": (3_189, 3_100),
