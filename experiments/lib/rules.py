@@ -64,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     Rule("static-16", stopping.static(draft_length=16)),
     Rule("static", stopping.static(draft_length=7), {"draft_length": tuple(range(17))}),
     Rule("adaedl", stopping.adaedl(), {"threshold": THRESHOLDS}),
+    Rule("adaedl-fixed", stopping.adaedl(step=0.0), {"threshold": THRESHOLDS}),
     Rule("adaedl-first", stopping.at_least(1, stopping.adaedl()), {"threshold": THRESHOLDS}),
     Rule("adaedl-keep", stopping.adaedl(keep_checked_token=True), {"threshold": THRESHOLDS}),
     Rule("max-confidence", stopping.max_confidence(), {"threshold": THRESHOLDS}),
