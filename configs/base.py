@@ -200,7 +200,10 @@ class EvidenceConfig:
     long_tokens: NewTokens = 512  # of the prompts that are also answered at length
     long_share: Annotated[int, Between(1)] = 5  # one of so many prompts of each kind
     max_draft_length: Annotated[int, Between(1)] = 15
-    out: str | None = None
+    data: str = "data"
+    """Folder of the prompt files."""
+    out: str = "runs/evidence"
+    """Where the traces lie; cells that are there are not recorded again."""
 
     def __post_init__(self) -> None:
         check_fields(self)

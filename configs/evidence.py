@@ -1,7 +1,7 @@
 """What is recorded for the archive in results/, and which contrasts of stopping rules were named before that.
 
-Command:   python -m experiments.record configs/evidence.py --out runs/evidence
-           (with the variable SPECDEC_JAX_PROMPTS, the folder of the three files below)
+Command:   python -m experiments.record configs/evidence.py --data FOLDER
+           (the folder of the three files below)
 Hardware:  2 x86 cores, 12 GB of memory
 Time:      8 to 12 hours; stopped, the same command goes on; several processes share the cells
 Expected:  docs/results.md, which is made of the archive
@@ -16,7 +16,8 @@ Prompts are of six kinds. The files are not part of the repository:
 
 Each has lines with question_id, category and turns; the first turn is asked. Of the N prompts of a kind a pair gets n
 that are evenly spaced in the file's order, numbers floor(i N / n): no result decides which. Answers have up to 128
-tokens, and those of a fifth of the prompts up to 512 as well. Seeds are 0, 1000, 2000 ..., and prompt i has seed + i.
+tokens, and those of a fifth of the prompts up to 512 as well, with the first seed and up to temperature 1. Seeds are 0,
+1000, 2000 ..., and prompt i has seed + i.
 
 SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder 1.5B were in sight when constants of `survival` were chosen
 (docs/survival.md), and earlier versions of it saw questions of Spec-Bench. Qwen2.5-Coder 0.5B has been a target of one
