@@ -153,6 +153,7 @@ class RecordedPair:
     seeds: int  # where texts are sampled
     chat: bool = True
     batch: Annotated[int, Between(1)] = 16  # texts that share passes
+    drafter_size: str = ""  # its parameters, for tables
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -52,13 +52,14 @@ config = EvidenceConfig(
         PromptKind("code", HUMAN_EVAL, ("code",)),
     ),
     pairs=(
-        RecordedPair("reading", SMOLLM2, READING, 27, WIDE, seeds=5),
-        RecordedPair("base", SMOLLM2, BASE, 27, WIDE, seeds=5),
-        RecordedPair("gemma", GEMMA, SMOLLM2, 17, USUAL, seeds=5, chat=False, batch=8),  # the base model has no chat
-        RecordedPair("qwen-0.5b-smollm2", SMALL_CODER, SMOLLM2, 10, USUAL, seeds=2, batch=8),
-        RecordedPair("qwen-smollm2", CODER, SMOLLM2, 10, USUAL, seeds=2, batch=8),
-        RecordedPair("qwen", CODER, SMALL_CODER, 10, USUAL, seeds=2, batch=8),
-        RecordedPair("nano", SMOLLM2, NANO, 27, WIDE, seeds=5),
+        RecordedPair("reading", SMOLLM2, READING, 27, WIDE, seeds=5, drafter_size="14.8 M"),
+        RecordedPair("qwen-0.5b-smollm2", SMALL_CODER, SMOLLM2, 10, USUAL, seeds=2, batch=8, drafter_size="135 M"),
+        # the base model, which has no chat
+        RecordedPair("gemma", GEMMA, SMOLLM2, 17, USUAL, seeds=5, chat=False, batch=8, drafter_size="135 M"),
+        RecordedPair("base", SMOLLM2, BASE, 27, WIDE, seeds=5, drafter_size="13.8 M"),
+        RecordedPair("qwen-smollm2", CODER, SMOLLM2, 10, USUAL, seeds=2, batch=8, drafter_size="135 M"),
+        RecordedPair("qwen", CODER, SMALL_CODER, 10, USUAL, seeds=2, batch=8, drafter_size="494 M"),
+        RecordedPair("nano", SMOLLM2, NANO, 27, WIDE, seeds=5, drafter_size="3.9 M"),
     ),
     rules=(
         *(JudgedRule(f"static-{n}", f"static(draft_length={n})") for n in range(1, 9)),

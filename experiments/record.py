@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
@@ -38,7 +38,7 @@ from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import MinP, NewTokens, Seed, Temperatures, TopK, TopP
 
-Asked = tuple[Prompt, list[int]]  # a prompt and its tokens
+Encoded = tuple[Prompt, list[int], list[int] | None]  # a prompt, its tokens, and its answer's where that is recorded
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,19 @@ def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     pair = config.load(console)
-    asked = _encoded(config, pair, prompts)
+    encoded = _encoded(config, pair, prompts)
     folder = RunFolder.create("record", config, config.out).path
-    return [_trace(config, pair, asked, folder, temperature, console) for temperature in config.temperatures]
+    return [_trace(config, pair, encoded, folder, temperature, console) for temperature in config.temperatures]
 
 
 def record_cells(config: EvidenceConfig, console: Console) -> None:
-    """Records the cells of a config that are missing, in the order of `cells`."""
+    """Records the cells of a config that are missing, in the order of `cells`. A target's answers are decoded once: its
+    other drafters have those of the first one's trace."""
     prompts, loaded = {pair.name: prompts_of(config, pair) for pair in config.pairs}, {}
+    written: dict[tuple[Any, ...], Path] = {}
     for cell in cells(config):
         pair, path = cell.pair, Path(config.out) / cell.path
+        before = written.setdefault((pair.target, pair.prompts, pair.chat, pair.batch, *cell[1:]), path)
         if path.exists():
             continue
         options = Record(
@@ -92,25 +95,29 @@ def record_cells(config: EvidenceConfig, console: Console) -> None:
         if pair.name not in loaded:
             loaded.clear()  # one pair at a time fits into memory
             loaded[pair.name] = options.load(console)
-        asked = _encoded(options, loaded[pair.name], prompts[pair.name][cell.tokens == config.long_tokens])
+        encoded = _encoded(options, loaded[pair.name], prompts[pair.name][cell.tokens == config.long_tokens])
+        if before.exists():
+            trace = load_trace(before)
+            texts = [trace.tokens[text, :length].tolist() for text, length in enumerate(trace.length)]
+            encoded = [(prompt, tokens, text) for (prompt, tokens, _), text in zip(encoded, texts, strict=True)]
         started = time.perf_counter()
-        _trace(options, loaded[pair.name], asked, path.parent, cell.temperature, console)
+        _trace(options, loaded[pair.name], encoded, path.parent, cell.temperature, console)
         console.print(f"{cell.path}: {time.perf_counter() - started:.0f} s, {path.stat().st_size / 1e6:.1f} MB")
 
 
-def _encoded(config: Record, pair: LoadedPair, prompts: Sequence[Prompt]) -> list[Asked]:
+def _encoded(config: Record, pair: LoadedPair, prompts: Sequence[Prompt]) -> list[Encoded]:
     options = {"chat": config.chat, "system": config.system}
-    return [(prompt, encode(pair[0], prompt.turns[0], **options)) for prompt in prompts]
+    return [(prompt, encode(pair[0], prompt.turns[0], **options), None) for prompt in prompts]
 
 
 def _trace(
-    config: Record, pair: LoadedPair, asked: Sequence[Asked], folder: Path, temperature: float, console: Console
+    config: Record, pair: LoadedPair, encoded: Sequence[Encoded], folder: Path, temperature: float, console: Console
 ) -> Path:
     """Writes the batches that are missing, and the trace when none is; its path."""
-    tokens = [each for _, each in asked]
+    tokens = [each for _, each, _ in encoded]
     path, where, files = folder / f"trace-{temperature:g}.npz", folder / f"parts-{temperature:g}", {}
-    order = sorted(range(len(asked)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
-    for first in range(0, len(asked), config.batch):
+    order = sorted(range(len(encoded)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
+    for first in range(0, len(encoded), config.batch):
         members = order[first : first + config.batch]
         digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
         files[f"{digest}.npz"] = members
@@ -120,12 +127,12 @@ def _trace(
             return []
         return [name for name in files if not (where / name).exists()] or [path.name]
 
-    with bar(console, f"Temperature {temperature:g}", len(asked), 0, unit="prompts") as update:
+    with bar(console, f"Temperature {temperature:g}", len(encoded), 0, unit="prompts") as update:
         for name in claimed(where, missing):
             if name == path.name:
                 save_trace(path, select(join([load_trace(where / part) for part in files]), np.argsort(order)))
             else:
-                here = {member: asked[member] for member in files[name]}
+                here = {member: encoded[member] for member in files[name]}
                 save_trace(where / name, _batch(config, pair, here, temperature))
                 update(sum(len(members) for part, members in files.items() if (where / part).exists()))
     trace = load_trace(path)
@@ -135,20 +142,22 @@ def _trace(
     return path
 
 
-def _batch(config: Record, pair: LoadedPair, prompts: Mapping[int, Asked], temperature: float) -> Trace:
+def _batch(config: Record, pair: LoadedPair, prompts: Mapping[int, Encoded], temperature: float) -> Trace:
     """Answers of some prompts, by index, and their trace."""
     target, drafter = pair
-    tokens = [each for _, each in prompts.values()]
+    tokens = [each for _, each, _ in prompts.values()]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in prompts]
-    texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
+    texts = [text for *_, text in prompts.values() if text is not None]
+    if not texts:
+        texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
     shared = probability_shared(target, drafter.params)
     about = {"target": target.name, "drafter": drafter.name, "dtype": config.dtype, "warp": warp, "seed": config.seed}
     about |= {"batch": config.batch}  # prompts whose chunks have over 512 rows in all are prefilled by XLA
     about |= {"prompts": Path(config.prompts).name, "versions": package_versions()}
     about |= {"git": git_state(), "processor": processor()}
-    about |= {"ids": [prompt.id for prompt, _ in prompts.values()]}
-    about |= {"tasks": [task_of(prompt) for prompt, _ in prompts.values()]}
+    about |= {"ids": [prompt.id for prompt, *_ in prompts.values()]}
+    about |= {"tasks": [task_of(prompt) for prompt, *_ in prompts.values()]}
     about |= {} if shared is None else {"probability_shared": shared}
     options = {"limit": config.max_new_tokens, "max_draft_length": config.max_draft_length, "about": about}
     models, params = (target.model, drafter.model), (target.params, drafter.params)
