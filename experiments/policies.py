@@ -287,7 +287,7 @@ def by_machine(options: Policies, console: Console) -> None:
     """Speed-ups by rule of machines of several c: a table a temperature and kind of machine."""
     sources, read = [], runs.read_sources(options)
     if len(drafters := dict.fromkeys(source.group for source in read)) > 1:
-        raise ValueError(f"--ratios takes traces of one drafter, got those of {', '.join(drafters)}")
+        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
     for source, kind, ratio in itertools.product(read, KINDS, options.ratios):
         step = source.costs._replace(drafter_step=ratio * source.costs.plain_pass, rules=())
         machine = flat(ratio, options.max_draft_length) if kind == "flat" else step

@@ -173,7 +173,7 @@ def adaedl(archive: Archive) -> str:
     lines = []
     for temperature in archive.temperatures:
         for pair, group in archive.at(temperature).items():
-            chosen = "/".join(f"{value:g}" for value in np.unique(group.rules["adaedl"]["setting"]))
+            chosen = "/".join(f"{value:.2g}" for value in np.unique(group.rules["adaedl"]["setting"]))
             gains = [percent_more(gain(group, reading, STATIC)) for reading in READINGS]
             keeping = percent_more(gain(group, "adaedl-keep", "adaedl"))
             lines.append(
@@ -285,11 +285,9 @@ def clock(archive: Archive) -> str:
                 if row is None:
                     line += [NONE, NONE]
                     continue
-                predicted = np.isfinite(row["predicted"]).all()
-                line += [
-                    interval(speedup(row)),
-                    interval(ratio_of_totals(row["predicted"], row["seconds"])) if predicted else NONE,
-                ]
+                counted = np.isfinite(row["predicted"])  # no prompt beyond the slots that costs were measured with
+                times = np.array([row["predicted"], row["seconds"]])[:, counted]
+                line += [interval(speedup(row)), interval(ratio_of_totals(*times)) if counted.any() else NONE]
             lines.append(line)
         heads = [text for temperature in at for text in (at_temperature(temperature), "predicted over measured")]
         blocks += [f"**{pair}**, {len(rows[0]['emitted'])} prompts", markdown(["method", *heads], lines)]

@@ -222,7 +222,7 @@ def rows_of(
             values = np.array([setting.get(varied, np.nan) for setting in mine.settings], np.float64)
             counts = {"rounds": mine.rounds[at], "passes": mine.passes[at]}
             lists = {"drafted": list(mine.drafted[at]), "accepted": list(mine.accepted[at])}
-            named = {"rule": name, "setting": shortened(values[chosen]), "seconds": shortened(mine.seconds[at])}
+            named = {"rule": name, "setting": values[chosen].astype(np.float32), "seconds": shortened(mine.seconds[at])}
             rows.append(each[["seed", "kind", "prompt", "tokens"]].assign(**about, **named, **counts, **lists))
     return pd.concat(texts), pd.concat(rows)
 
