@@ -26,7 +26,7 @@ from tyro.conf import Positional
 from configs.base import Contrast
 from experiments.lib import archive as files
 from experiments.lib import plots
-from experiments.lib.archive import Archive, Group, Totals, hierarchical
+from experiments.lib.archive import Archive, Group, hierarchical
 from experiments.lib.commands import command, with_studies
 from experiments.lib.evidence import ORACLE, Build, build
 from experiments.lib.rules import STATIC
@@ -52,6 +52,7 @@ READINGS = ("adaedl 0.7", "adaedl", "adaedl-first", "adaedl-keep")
 CORE = (STATIC, *READINGS, "max-confidence-keep", "cumulative-confidence", "survival")
 HEADLINE = (("reading", (0.0, 0.7, 1.0)), ("qwen", (0.0, 0.7)))
 LONG_DRAFTS = "static-8"
+LISTS = ("drafted_at", "accepted_at")
 POSITIONS = (1, 2, 3, 4, 6, 8)
 LEVEL_BAND = (0.97, 1.03)
 
@@ -65,10 +66,15 @@ def headline(archive: Archive) -> str:
 
 def headline_groups(archive: Archive) -> dict[str, Group]:
     """By title; all groups of an archive without these pairs."""
-    named = lambda pair, temperature: f"{pair}, {at_temperature(temperature)}"  # noqa: E731
-    every = {named(pair, t): group for t in archive.temperatures for pair, group in archive.at(t).items()}
-    wanted = [named(pair, temperature) for pair, temperatures in HEADLINE for temperature in temperatures]
+    every = {title: group for title, _, group in titled(archive)}
+    wanted = [f"{pair}, {at_temperature(each)}" for pair, temperatures in HEADLINE for each in temperatures]
     return {title: every[title] for title in wanted if title in every} or every
+
+
+def titled(archive: Archive) -> list[tuple[str, str, Group]]:
+    """(title, pair, group) by temperature, of texts with the usual limit."""
+    every = [(pair, t, group) for t in archive.temperatures for pair, group in archive.at(t).items()]
+    return [(f"{pair}, {at_temperature(temperature)}", pair, group) for pair, temperature, group in every]
 
 
 def speedups(archive: Archive) -> str:
@@ -171,100 +177,67 @@ def gain(group: Group, rule: str, over: str) -> Interval:
 def adaedl(archive: Archive) -> str:
     """The readings of AdaEDL against the best static length."""
     lines = []
-    for temperature in archive.temperatures:
-        for pair, group in archive.at(temperature).items():
-            chosen = "/".join(f"{value:.2g}" for value in np.unique(group.rules["adaedl"]["setting"]))
-            gains = [percent_more(gain(group, reading, STATIC)) for reading in READINGS]
-            keeping = percent_more(gain(group, "adaedl-keep", "adaedl"))
-            lines.append(
-                [
-                    f"{pair}, {at_temperature(temperature)}",
-                    f"{group.speedup(STATIC).estimate:.2f}",
-                    *gains,
-                    keeping,
-                    chosen,
-                ]
-            )
-    heads = [
-        "over the best static length",
-        "static",
-        "lambda 0.7",
-        "lambda chosen",
-        "first token drafted",
-        "token kept",
-    ]
-    return markdown([*heads, "kept over chosen", "lambda"], lines)
+    for title, _, group in titled(archive):
+        chosen = "/".join(f"{value:.2g}" for value in np.unique(group.rules["adaedl"]["setting"]))
+        gains = [percent_more(gain(group, reading, STATIC)) for reading in READINGS]
+        keeping = percent_more(gain(group, "adaedl-keep", "adaedl"))
+        lines.append([title, f"{group.speedup(STATIC).estimate:.2f}", *gains, keeping, chosen])
+    heads = ["over the best static length", "static", "lambda 0.7", "lambda chosen", "first token drafted"]
+    return markdown([*heads, "token kept", "kept over chosen", "lambda"], lines)
 
 
 def moving_lambda(archive: Archive) -> str:
     """Static against dynamic lambda by kind of prompt, over all pairs: speed and acceptance rate."""
-    rules = ("adaedl, lambda fixed", "adaedl")
-    lines = []
+    rules, lines = ("adaedl, lambda fixed", "adaedl"), []
     for temperature in archive.temperatures:
-        groups = archive.at(temperature)
-        for kind in dict.fromkeys(kind for group in groups.values() for kind in group.kinds):
-            of_kind = {pair: group.kinds == kind for pair, group in groups.items()}
-            line = [f"{kind}, {at_temperature(temperature)}"]
+        groups = list(archive.at(temperature).values())
+        for kind in dict.fromkeys(kind for group in groups for kind in group.kinds):
+            here = [(group, group.kinds == kind) for group in groups]
+            line, times = [f"{kind}, {at_temperature(temperature)}"], []
             for rule in rules:
-                at = [(group, of_kind[pair]) for pair, group in groups.items()]
-                time = sum(group.time(rule)[where].sum() for group, where in at)
-                tokens = sum(group.texts["tokens"][where].sum() for group, where in at)
-                drafted, accepted = (
-                    sum(g.rules[rule][n][where].sum() for g, where in at) for n in ("drafted_at", "accepted_at")
-                )
-                line += [f"{tokens / time:.2f}", f"{accepted / max(drafted, 1):.2f}"]
-            pairs = [
-                [(group.time(rules[0])[of_kind[pair]], group.time(rules[1])[of_kind[pair]])]
-                for pair, group in groups.items()
-            ]
-            lines.append([*line, percent_more(_within(pairs))])
+                times.append(np.concatenate([group.time(rule)[where].mean(axis=1) for group, where in here]))
+                tokens = sum(group.texts["tokens"][where].mean(axis=1).sum() for group, where in here)
+                counts = [sum(group.rules[rule][each][where].sum() for group, where in here) for each in LISTS]
+                line += [f"{tokens / times[-1].sum():.2f}", f"{counts[1] / max(counts[0], 1):.2f}"]
+            lines.append([*line, percent_more(ratio_of_totals(*times))])
     return markdown(["prompts", "static lambda", "accepted", "dynamic", "accepted", "dynamic over static"], lines)
-
-
-def _within(pairs: Sequence[Sequence[Totals]]) -> Interval:
-    """Of fixed pairs: prompts and seeds are resampled in each."""
-    means = [np.array([[each.mean(axis=1) for each in totals] for totals in strata]).sum(axis=0) for strata in pairs]
-    top, bottom = np.concatenate(means, axis=1)
-    return ratio_of_totals(top, bottom)
 
 
 def draft_length(archive: Archive) -> str:
     """Acceptance by position in drafts of eight, beside the similarity of the models."""
     lines = []
-    for temperature in archive.temperatures:
-        for pair, group in archive.at(temperature).items():
-            rates = acceptance_by_position(group)
-            similar = hierarchical([[(group.texts["rate"], group.texts["tokens"])]])
-            per_pass = group.texts["tokens"].sum() / group.rules[LONG_DRAFTS]["rounds"].sum()
-            cells = [f"{rates[position - 1]:.2f}" for position in POSITIONS]
-            lines.append([f"{pair}, {at_temperature(temperature)}", plus_minus(similar), *cells, f"{per_pass:.2f}"])
+    for title, _, group in titled(archive):
+        rates = acceptance_by_position(group)
+        similar = hierarchical([[(group.texts["rate"], group.texts["tokens"])]])
+        per_pass = group.texts["tokens"].sum() / group.rules[LONG_DRAFTS]["rounds"].sum()
+        cells = [f"{rates[position - 1]:.2f}" for position in POSITIONS]
+        lines.append([title, plus_minus(similar), *cells, f"{per_pass:.2f}"])
     heads = ["pair", "similarity", *(f"token {position}" for position in POSITIONS), "tokens a pass"]
     return f"{markdown(heads, lines)}\n\n{NOTE_LENGTH}"
 
 
 NOTE_LENGTH = (
-    "Similarity: the mean of sum min(p, q) along the target's text, which is the acceptance rate of a single draft "
-    "(greedy: how often both name the same token). Token n: the share of drafts of eight whose n-th token is accepted."
+    "Similarity: the mean of sum min(p, q) over all tokens of the target's text (greedy: how often both models name "
+    "the same token). Token n: the share of drafts of eight whose n-th token is accepted; drafts begin where one was "
+    "rejected, at harder tokens than most."
 )
 
 
 def acceptance_by_position(group: Group) -> np.ndarray:
     """[K], accepted over drafted n-th tokens of long drafts."""
-    counts = [group.rules[LONG_DRAFTS][name].sum(axis=(0, 1)) for name in ("accepted_at", "drafted_at")]
-    return counts[0] / np.maximum(counts[1], 1)
+    counts = [group.rules[LONG_DRAFTS][name].sum(axis=(0, 1)) for name in LISTS]
+    return counts[1] / np.maximum(counts[0], 1)
 
 
 def tightness(archive: Archive) -> str:
     """AdaEDL's bound against the acceptance rate, by drafter."""
     lines = []
-    for temperature in archive.temperatures:
-        for pair, group in archive.at(temperature).items():
-            tokens, about = group.texts["tokens"], archive.manifest["pairs"][pair]
-            rate, bound = (hierarchical([[(group.texts[name], tokens)]]) for name in ("rate", "bound"))
-            above = group.texts["above"].sum() / tokens.sum()
-            name = f"{pair}, {at_temperature(temperature)}"
-            figures = [plus_minus(rate), plus_minus(bound), f"{rate.estimate - bound.estimate:+.2f}", f"{above:.0%}"]
-            lines.append([name, about["drafter_size"], *figures])
+    for title, pair, group in titled(archive):
+        tokens, size = group.texts["tokens"], archive.manifest["pairs"][pair]["drafter_size"]
+        rate, bound = (hierarchical([[(group.texts[name], tokens)]]) for name in ("rate", "bound"))
+        above = group.texts["above"].sum() / tokens.sum()
+        figures = [plus_minus(rate), plus_minus(bound), f"{rate.estimate - bound.estimate:+.2f}", f"{above:.0%}"]
+        lines.append([title, size, *figures])
     heads = ["pair", "drafter", "acceptance rate", "1 - sqrt(0.2 H)", "slack", "tokens at which it is above the rate"]
     return markdown(heads, lines)
 
@@ -302,24 +275,20 @@ NOTE_CLOCK = (
 
 def costs(archive: Archive) -> str:
     """Costs of every pair, and of the rules' own computation."""
-    lines, rules = [], []
+    lines, rules, about, doubts = [], [], {}, {}
     for pair, fields in archive.manifest["costs"].items():
         model = cost_model_of(fields)
         for temperature in (0.0, 0.7) if model.sampled_plain else (0.0,):
             here = model.at(temperature=temperature)
-            name = f"{pair}, {'sampled' if temperature else 'greedy'}"
             wide = [f"{here.verification_times(width - 1)[-1]:.2f}" for width in (2, 4, 8, 16)]
+            name = f"{pair}, {'sampled' if temperature else 'greedy'}"
             lines.append([name, f"{1e3 * here.plain_pass:.2f}", f"{here.ratio:.3f}", *wide])
         rules += [[f"{rule.policy}, {pair}", *(f"{1e6 * seconds:.0f}" for seconds in rule[1:])] for rule in model.rules]
-    about = sorted({fields["device"] for fields in archive.manifest["costs"].values()})
-    doubts = sorted(
-        {f"{pair}: {doubt}" for pair, fields in archive.manifest["costs"].items() for doubt in fields["doubts"]}
-    )
+        about[model.device] = None
+        doubts |= {f"{pair}: {doubt}": None for doubt in model.doubts}
     heads = ["pair", "plain pass, ms", "c", *(f"V({width})" for width in (2, 4, 8, 16))]
-    blocks = [
-        f"{'; '.join(about)}. c: a drafter pass, V(n): a pass of n tokens, in plain passes.",
-        markdown(heads, lines),
-    ]
+    sentence = f"{'; '.join(about)}. c: a drafter pass, V(n): a pass of n tokens, in plain passes."
+    blocks = [sentence, markdown(heads, lines)]
     if rules:
         heads = ["a rule's own computation, µs", "a pass, greedy", "a round", "a pass, sampled", "a round"]
         blocks.append(markdown(heads, rules))
@@ -406,7 +375,7 @@ def make_tables(options: Tables, console: Console) -> None:
 
 def pages() -> list[Path]:
     """The pages that may have tables."""
-    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), files.FOLDER / "README.md"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""experiments.policies: rules and their settings, heat maps, and priors; test_experiments_traces.py has its tables."""
+"""experiments.policies: rules and their settings, and heat maps; test_experiments_traces.py has its tables."""
 
 from types import SimpleNamespace
 
