@@ -32,10 +32,6 @@ def write_lines(path, entries):
     path.write_text("".join(json_text(entry) + "\n" for entry in entries))
 
 
-def write_lines(path, entries):
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-
-
 def aiperf(steps):
     """AIPerf's acceptance record; an answer's first token comes from prefill."""
     sums = {"num_accepted_draft_tokens": sum(steps.accepted), "num_draft_tokens": sum(steps.drafted)}
