@@ -44,13 +44,10 @@ from rich.console import Console
 
 from experiments.lib import headroom, plots, tables
 from experiments.lib import trace_runs as runs
-from experiments.lib.archive import read_archive
 from experiments.lib.commands import command, with_studies
-from experiments.lib.evidence import with_rules
 from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule, rule_in
 from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
 from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, TraceOptions, Variant, variant
-from experiments.tables import speedups
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.ranges import Between
@@ -88,6 +85,9 @@ def study(options: Policies, console: Console) -> None:
         return
     if options.results is not None:
         options.check()
+        from experiments.lib.archive_build import read_archive, with_rules  # they need pandas
+        from experiments.tables import speedups
+
         ranked = with_rules(read_archive(options.results), Path(options.traces[0]), options.rules, console)
         console.print(tables.Whole(speedups(ranked)))
         return

@@ -27,8 +27,8 @@ from configs.base import Contrast
 from experiments.lib import archive as files
 from experiments.lib import plots
 from experiments.lib.archive import Archive, Group, hierarchical
+from experiments.lib.archive_build import ORACLE, Build, build
 from experiments.lib.commands import command, with_studies
-from experiments.lib.evidence import ORACLE, Build, build
 from experiments.lib.rules import STATIC
 from experiments.lib.run_folder import REPOSITORY
 from experiments.lib.tables import (

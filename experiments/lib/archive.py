@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from experiments.lib.evidence import Key
 from experiments.lib.run_folder import REPOSITORY, write_text
 from specdec_jax.costs.cost_model import CostModel, cost_model_of
 from specdec_jax.metrics.intervals import LEVEL, Interval
@@ -22,7 +23,6 @@ FOLDER = REPOSITORY / "results"
 ROWS, TEXTS, LIVE, MANIFEST = "rows.parquet", "texts.parquet", "live.parquet", "manifest.json"
 KEYS = ["pair", "temperature", "limit"]  # of a group of texts
 RESAMPLES, SIMULATIONS, FEW = 1999, 400, 399  # of an interval, of a simulated coverage, and of each interval in it
-Key = tuple[str, float, int]
 Totals = tuple[np.ndarray, np.ndarray]  # numerators and denominators [P, S]: prompts by seeds
 
 

@@ -13,7 +13,7 @@ from tiny_pair import write_pair
 from configs.base import Contrast, EvidenceConfig, JudgedRule, PromptKind, RecordedPair, load_config
 from experiments import policies, record, tables
 from experiments.lib import archive as files
-from experiments.lib import evidence
+from experiments.lib import archive_build, evidence
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import half_of
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
@@ -67,9 +67,9 @@ def group(target, seconds):
     pair, seconds = next(pair for pair in PAIRS if pair.target == target), np.asarray(seconds, float)
     prompts = seconds.shape[1] // 2
     traces = [made_up_trace(0.7, texts=prompts)._replace(length=np.full(prompts, 100, np.int32))] * 2
-    texts = evidence.Texts([evidence.Cell(pair, 0.7, seed, 128) for seed in (0, 1000)], traces, COSTS)
+    texts = archive_build.Texts([evidence.Cell(pair, 0.7, seed, 128) for seed in (0, 1000)], traces, COSTS)
     settings = [{}, *({"threshold": 0.1 * number} for number in range(1, len(seconds)))]
-    return texts, evidence.Played(settings, seconds, *[np.zeros((*seconds.shape, 15))] * 4)
+    return texts, archive_build.Played(settings, seconds, *[np.zeros((*seconds.shape, 15))] * 4)
 
 
 def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():
@@ -84,7 +84,7 @@ def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():
         played[key] = {"adaedl": each, "static": each}
 
     def chosen(choice, groups=groups):
-        return evidence.choose(JudgedRule("mine", "adaedl", choice), keys[0], groups, played)
+        return archive_build.choose(JudgedRule("mine", "adaedl", choice), keys[0], groups, played)
 
     assert chosen("default").tolist() == [0] * 8
     assert chosen("here").tolist() == np.tile(np.where(first, 2, 1), 2).tolist()
@@ -165,8 +165,8 @@ def recording(tmp_path_factory):
         (folder / "traces" / pair.name / "costs").mkdir()
         save_cost_model(folder / "traces" / pair.name / "costs" / "cost_model.json", COSTS)
     (folder / "traces" / evidence.cells(config)[-1].path).unlink()  # not recorded yet
-    options = evidence.Build(folder / "traces", config=str(folder / "small.py"), out=folder / "results")
-    evidence.build(options, Console(quiet=True))
+    options = archive_build.Build(folder / "traces", config=str(folder / "small.py"), out=folder / "results")
+    archive_build.build(options, Console(quiet=True))
     return folder
 
 
