@@ -388,14 +388,17 @@ class PriorOptions:
 
 
 def refit(options: PriorOptions, console: Console) -> None:
-    """Prints the prior of the traces of the first seed, greedy and sampled, beside the rule's default."""
+    """Prints the prior of the traces of the first seed, greedy and sampled, beside the rule's default. Raises
+    FileNotFoundError where there are no traces."""
     lines = []
+    every = [path for pair in options.pairs for path in sorted((options.traces / pair).glob("128-seed0/trace-*.npz"))]
+    if not every:
+        raise FileNotFoundError(f"no traces of {', '.join(options.pairs)} in {str(options.traces)!r}")
     for name, default in (("greedy", GREEDY), ("sampled", SAMPLED)):
-        paths = [path for pair in options.pairs for path in sorted((options.traces / pair).glob("128-seed0/*.npz"))]
-        paths = [path for path in paths if (path.name == "trace-0.npz") == (name == "greedy")]
-        fitted = fit_prior(*map(load_trace, paths))
-        for title, prior in ((f"{name}, {len(paths)} traces", fitted), (f"{name}, default", default)):
-            lines.append([title, f"{prior.bias:.2f}", f"{prior.log_temperature:.2f}"])
+        traces = [load_trace(path) for path in every if (path.name == "trace-0.npz") == (name == "greedy")]
+        priors = {f"{name}, {len(traces)} traces": fit_prior(*traces)} if traces else {}
+        for title, prior in (priors | {f"{name}, the rule's default": default}).items():
+            lines.append([title, *(f"{weight:.2f}" for weight in prior)])
     console.print(markdown(["prior", "bias", "weight of log temperature"], lines))
 
 
