@@ -55,6 +55,7 @@ LONG_DRAFTS = "static-8"
 LISTS = ("drafted_at", "accepted_at")
 POSITIONS = (1, 2, 3, 4, 6, 8)
 LEVEL_BAND = (0.97, 1.03)
+SAMPLED_AT = 0.7  # where sampled passes are measured
 
 
 def headline(archive: Archive) -> str:
@@ -274,25 +275,25 @@ NOTE_CLOCK = (
 
 
 def costs(archive: Archive) -> str:
-    """Costs of every pair, and of the rules' own computation."""
-    lines, rules, about, doubts = [], [], {}, {}
+    """Costs of every pair, of the rules' own computation, and what was not measured."""
+    lines, rules, notes = [], [], {}
     for pair, fields in archive.manifest["costs"].items():
         model = cost_model_of(fields)
-        for temperature in (0.0, 0.7) if model.sampled_plain else (0.0,):
+        for temperature in (0.0, SAMPLED_AT) if model.sampled_plain else (0.0,):
             here = model.at(temperature=temperature)
             wide = [f"{here.verification_times(width - 1)[-1]:.2f}" for width in (2, 4, 8, 16)]
             name = f"{pair}, {'sampled' if temperature else 'greedy'}"
             lines.append([name, f"{1e3 * here.plain_pass:.2f}", f"{here.ratio:.3f}", *wide])
         rules += [[f"{rule.policy}, {pair}", *(f"{1e6 * seconds:.0f}" for seconds in rule[1:])] for rule in model.rules]
-        about[model.device] = None
-        doubts |= {f"{pair}: {doubt}": None for doubt in model.doubts}
+        doubts = f" Doubtful: {', '.join(model.doubts)}." if model.doubts else ""
+        note = f"{model.device.partition(':')[0]}; {model.left_out(SAMPLED_AT)}.{doubts}"
+        notes.setdefault(note, []).append(pair)
     heads = ["pair", "plain pass, ms", "c", *(f"V({width})" for width in (2, 4, 8, 16))]
-    sentence = f"{'; '.join(about)}. c: a drafter pass, V(n): a pass of n tokens, in plain passes."
-    blocks = [sentence, markdown(heads, lines)]
+    blocks = ["c: a drafter pass, V(n): a pass of n tokens, in plain passes.", markdown(heads, lines)]
     if rules:
         heads = ["a rule's own computation, µs", "a pass, greedy", "a round", "a pass, sampled", "a round"]
         blocks.append(markdown(heads, rules))
-    return "\n\n".join([*blocks, *([f"Doubtful: {'; '.join(doubts)}."] if doubts else [])])
+    return "\n\n".join([*blocks, "\n".join(f"- {', '.join(pairs)}: {note}" for note, pairs in notes.items())])
 
 
 def recorded_cells(archive: Archive) -> str:
