@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -32,6 +32,7 @@ from specdec_jax.verification import rejection
 
 T = TypeVar("T")
 TAKES = {"CompareConfig": "compare", "DistillConfig": "distill", "VariantsConfig": "distill compare"}  # experiments
+TAKES |= {"EvidenceConfig": "record"}
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,97 @@ class CompareConfig(Models):
         """The baseline and those of `only`, in the file's order; all when `only` is empty."""
         wanted = {self.methods[0].name, *self.only}
         return tuple(method for method in self.methods if not self.only or method.name in wanted)
+
+
+@dataclass(frozen=True)
+class PromptKind:
+    """Prompts of a kind. If n of the file's N are asked, the i-th is number floor(i N / n)."""
+
+    name: str
+    file: str  # a JSONL file in the folder of prompts
+    categories: tuple[str, ...]  # only prompts of these categories
+
+
+@dataclass(frozen=True)
+class RecordedPair:
+    """A pair of models whose traces are recorded, with what is recorded of it."""
+
+    name: str
+    target: str
+    drafter: str
+    prompts: int  # of each kind
+    temperatures: tuple[float, ...]
+    seeds: int  # where texts are sampled
+    chat: bool = True
+    batch: Annotated[int, Between(1)] = 16  # texts that share passes
+    drafter_size: str = ""  # its parameters, for tables
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class JudgedRule:
+    """A stopping rule with the way its setting is chosen: `default`, the rule's default; `here`, the one that is
+    fastest on the other half of the prompts of the pair at that temperature; `elsewhere`, the one that is fastest on
+    the other targets at that temperature; `price`, the threshold R (c + (V(8) - V(0)) / 8), with the rate R of the best
+    static length on the other half."""
+
+    name: str
+    rule: str  # of experiments/lib/rules.py, or a call of a file of specdec_jax/stopping
+    choice: Literal["default", "here", "elsewhere", "price"] = "default"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two rules that are compared, stated before anything was recorded."""
+
+    name: str
+    rule: str  # names of judged rules
+    over: str
+    expected: Literal["faster", "slower", "level"]
+    why: str
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    targets: tuple[str, ...] = ()  # none: all
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceConfig:
+    """What is recorded, replayed and contrasted for the archive in results/.
+
+    Raises:
+        ValueError: a contrast of rules that are not judged, or names that are not unique.
+    """
+
+    name: str
+    kinds: tuple[PromptKind, ...]
+    pairs: tuple[RecordedPair, ...]  # in the order of recording
+    rules: tuple[JudgedRule, ...]
+    contrasts: tuple[Contrast, ...]
+    max_new_tokens: NewTokens = 128
+    long_tokens: NewTokens = 512  # of the prompts that are also answered at length
+    long_share: Annotated[int, Between(1)] = 5  # one of so many prompts of each kind
+    max_draft_length: Annotated[int, Between(1)] = 15
+    data: str = "data"
+    """Folder of the prompt files."""
+    out: str = "runs/evidence"
+    """Where the traces lie; cells that are there are not recorded again."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for each in (self.kinds, self.pairs, self.rules, self.contrasts):
+            names = [entry.name for entry in each]
+            if len(set(names)) < len(names):
+                raise ValueError(f"names must differ, got {', '.join(names)}")
+        judged, targets = [rule.name for rule in self.rules], {pair.target for pair in self.pairs}
+        for contrast in self.contrasts:
+            for name in (contrast.rule, contrast.over):
+                if name not in judged:
+                    raise ValueError(
+                        f"contrast {contrast.name!r} names no judged rule: {name!r}{nearest(name, judged)}"
+                    )
+            if unknown := set(contrast.targets) - targets:
+                raise ValueError(f"contrast {contrast.name!r} names no recorded target: {', '.join(sorted(unknown))}")
 
 
 def load_config(path: str | Path, arguments: Sequence[str] = (), experiment: str | None = None) -> Any:

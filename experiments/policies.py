@@ -1,12 +1,12 @@
 """All stopping rules side by side on recorded traces, by task and temperature; your own rule and settings among them.
 
 Question:  Which rule makes decoding fastest, where, and how much of what could be gained does it gain? With --ratios:
-           and on a machine of another c, a drafter step over a target pass? With --groups: with which drafter?
+           and on a machine of another c, a drafter step over a target pass?
 Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py "at_least(minimum=2, policy=svip)"]
            [--set threshold=0.1:0.9:9] [--over static adaedl] [--costs cost_model.json | --ratio 0.1 --slope 0.01]
            python -m experiments.policies TRACES... --ratios 0.05 0.1
-           python -m experiments.policies --groups nano:runs/nano:runs/nano-costs/cost_model.json base:runs/base:0.1
            python -m experiments.policies headroom LOGS... (what rules gain on public logs)
+           python -m experiments.policies runs/evidence --results results --rules my_rule.py   (among the archive's)
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
 Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 36 prompts of six kinds, greedy: adaedl 1.46,
            the best static length 1.60, survival 1.73, oracle 2.11
@@ -21,10 +21,12 @@ foresight; the oracle never drafts a token that will be rejected. Foresight draf
 that are known before the draft, with unknown coins: a reference for rules that read these distributions, no bound. Of
 SpecDecode-Bench's logs, which hold accepted lengths alone, rules that read distributions are left out.
 
+--results: the rules of --rules join those of the archive in its tables of speed-ups, on the same texts with the same
+costs. Their setting is chosen on the other half of the prompts where experiments/lib/rules.py has a grid for it. The
+archive's traces are made by python -m experiments.record configs/evidence.py; cells that are not there are left out.
+
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
-text, and `measured`, with the target's time by width of --costs. --groups: NAME:TRACES:COSTS each, traces of one target
-with several drafters on the same prompts, and a cost_model.json or a number c, with which the target's passes are those
-of --costs.
+text, and `measured`, with the target's time by width of --costs.
 """
 
 import itertools
@@ -32,7 +34,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,20 +45,12 @@ from rich.console import Console
 from experiments.lib import headroom, plots, tables
 from experiments.lib import trace_runs as runs
 from experiments.lib.commands import command, with_studies
-from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule
+from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule, rule_in
 from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
 from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, TraceOptions, Variant, variant
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
-from specdec_jax.costs.cost_model import flat, load_cost_model, passes_disagree
-from specdec_jax.metrics.acceptance import expected_tokens
-from specdec_jax.metrics.intervals import Interval, ratio_of_totals
-from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.costs.cost_model import flat
 from specdec_jax.ranges import Between
-from specdec_jax.replay.replay import Replay
-from specdec_jax.replay.trace import Trace, select
-from specdec_jax.stopping import survival
-from specdec_jax.strategy import nearest
-from specdec_jax.text.strategies import choose, name_in, names
 
 MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out of a table of their own
 
@@ -74,21 +67,29 @@ class Policies(TraceOptions):
     tuning: Literal["task", "all"] = "task"  # Settings are chosen for each task, or one for all.
     ratios: Annotated[tuple[float, ...], Between(0, 10, open="low, high")] = ()
     """Values of c, a drafter step over a pass of plain decoding; one table row each."""
-    groups: tuple[str, ...] = ()  # NAME:TRACES:COSTS each, instead of traces; COSTS is a cost_model.json or a number c.
+    results: Path | None = None  # The archive, in whose tables --rules are ranked; its traces' folder is the argument.
 
     def check(self, named: bool = False) -> None:
         """Raises ValueError where options are invalid."""
-        super().check(named or bool(self.groups))
-        if self.groups and (self.traces or self.ratios):
-            raise ValueError(f"--groups names traces and costs: leave out {self.traces or self.ratios}")
+        super().check(named)
+        if self.results is not None and (len(self.traces) != 1 or not self.rules):
+            raise ValueError("--results needs --rules and the folder of the archive's traces")
         if self.ratios and self.ratio is not None:
             raise ValueError(f"--ratios says c, and --costs how long wider passes take: leave out --ratio {self.ratio}")
 
 
 def study(options: Policies, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    if options.groups or options.ratios:
+    if options.ratios:
         by_machine(options, console)
+        return
+    if options.results is not None:
+        options.check()
+        from experiments.lib.archive_build import read_archive, with_rules  # they need pandas
+        from experiments.tables import speedups
+
+        ranked = with_rules(read_archive(options.results), Path(options.traces[0]), options.rules, console)
+        console.print(tables.Whole(speedups(ranked)))
         return
     over = variants_of(options.over or (STATIC,), ())
     every = [entry.name for entry in RULES]
@@ -170,19 +171,6 @@ def replays_lengths(entry: Rule) -> bool:
     except ValueError:
         return False
     return True
-
-
-def rule_in(words: str) -> Rule:
-    """A rule of the list by its name, or one called in words: at_least(minimum=2), my_rule.py."""
-    listed = {entry.name for entry in RULES}
-    if words in listed:
-        return rule(words)
-    name = name_in(words)
-    if not name.endswith(".py") and name not in names("policy"):
-        files = {file for file in names("policy") if file.replace("_", "-") not in listed}
-        raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
-    policy = choose("policy", words)
-    return Rule(repr(policy) if policy.name in names("policy") else repr(policy).replace(name, Path(name).stem), policy)
 
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
@@ -287,175 +275,54 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
     return markdown(["rule", *heads], lines)
 
 
-LONG = "static-7"  # tokens per pass at one fixed length compare drafters independently of cost
 KINDS = {"flat": "verification free in its width", "measured": "widths as measured"}
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 NOTE_MACHINES = (
     "Speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted; the best rule in "
-    "bold. Settings were chosen for each line on the other half of the prompts. Acceptance a: mean overlap of the "
-    "distributions (greedy: agreement) along the texts, ± half of the 95 % interval. Tokens a pass: with 7 drafts a "
-    "round, in brackets what a would give if positions were independent."
+    "bold. Settings were chosen for each line on the other half of the prompts."
 )
 
 
 def by_machine(options: Policies, console: Console) -> None:
-    """Speed-ups by rule of machines of several c, or of several drafters: a table a temperature and kind of machine."""
-    sources = grouped(options) if options.groups else []
-    for source in of_one_drafter(runs.read_sources(options)) if options.ratios else ():
-        for kind, ratio in itertools.product(KINDS, options.ratios):
-            step = source.costs._replace(drafter_step=ratio * source.costs.plain_pass, rules=())
-            machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
-            group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
-            sources.append(source._replace(group=group, costs=machine, tasks=tasks))
+    """Speed-ups by rule of machines of several c: a table a temperature and kind of machine."""
+    sources, read = [], runs.read_sources(options)
+    if len(drafters := dict.fromkeys(source.group for source in read)) > 1:
+        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
+    for source, kind, ratio in itertools.product(read, KINDS, options.ratios):
+        step = source.costs._replace(drafter_step=ratio * source.costs.plain_pass, rules=())
+        machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
+        group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
+        sources.append(source._replace(group=group, costs=machine, tasks=tasks))
     run = runs.open_traces("policies", options, console, sources=sources)
     played = variants_of((STATIC, *(options.rules or COMPARED)), options.settings)
-    references = dict(REFERENCES) if options.groups else {ORACLE: REFERENCES[ORACLE]}
-    if options.groups and "survival" in played:
-        priors = {LEFT_OUT: partial(left_out, sources), SAME_PAIR: partial(same_pair, options.seed)}
-        played |= {name: Variant(replayed) for name, replayed in priors.items()}
-    rows = runs.sweep(run, {LONG: variant(rule(LONG))} | played | references)
+    rows = runs.sweep(run, played | {ORACLE: REFERENCES[ORACLE]})
     sections: dict[str, list[Source]] = {}
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
-        kind = KINDS.get(source.group.partition(", c = ")[0])
-        title = tables.at_temperature(source.temperature) + (f", {kind}" if kind else "")
+        title = f"{tables.at_temperature(source.temperature)}, {KINDS[source.group.partition(', c = ')[0]]}"
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
     blocks, lines = [runs.about_traces(run)], {}
-    timed = [((source.trace.about.get("target"), source.temperature), source.costs) for source in sources]
-    if options.groups and (doubt := passes_disagree(timed)):
-        blocks.append(f"**Doubtful costs: {doubt}.**")
     for title, mine in sections.items():
         here = [runs.by_name(rows, source) for source in mine]
         blocks += [f"## {title}", machines_table(mine, here, list(played))]
         ratios = [source.costs.ratio for source in mine]
         lines[title] = {name: (ratios, [speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
-    if options.groups:
-        cells = [(source, runs.by_name(rows, source)) for source in sources]
-        blocks += ["## All pairs", NOTE_PAIRS, pairs_table(cells, list(played))]
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
     styles = {ORACLE: {"color": plots.INK, "ls": "--", "marker": "."}}
     columns = len({source.temperature for source in sources})
     figure = plots.lines_figure(lines, axes, styles, columns=columns, ticks=TICKS, log=True)
-    title = "Speed-ups by machine" if options.ratios else "Drafters"
-    runs.write(run, title, blocks, NOTE_MACHINES, speedups=figure)
-
-
-def of_one_drafter(sources: list[Source]) -> list[Source]:
-    """The sources. Raises ValueError for those of several drafters."""
-    if len(drafters := dict.fromkeys(source.group for source in sources)) > 1:
-        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
-    return sources
-
-
-def grouped(options: Policies) -> list[Source]:
-    """The traces of every NAME:TRACES:COSTS."""
-    options.check()
-    groups: dict[str, list[Source]] = {}
-    shared = options.machine()
-    for text in options.groups:
-        name, _, rest = text.partition(":")
-        traces, _, costs = rest.rpartition(":")
-        if not (name and traces and costs) or name in groups or name in KINDS:
-            raise ValueError(f"a group is NAME:TRACES:COSTS, and names differ, got {text!r}")
-        try:
-            ratio = float(costs)
-        except ValueError:
-            model = load_cost_model(costs)
-        else:
-            if not 0 < ratio < 10:
-                raise ValueError(f"c must lie above 0 and below 10, got {costs} in {text!r}")
-            model = shared._replace(drafter_step=ratio * shared.plain_pass, sampled_pass=(), rules=())
-        model.pass_times(options.max_draft_length)
-        by_drafter = runs.load_traces([traces], options.max_draft_length, tokens=options.tokens)
-        sources = [runs.source_of(of, t, trace, model) for of, each in by_drafter.items() for t, trace in each.items()]
-        groups[name] = [source._replace(group=name) for source in of_one_drafter(sources)]
-    return [source for sources in groups.values() for source in sources]
-
-
-def overlap(trace: Trace) -> Interval:
-    """The mean overlap of the distributions over the emitted positions; for greedy texts, of the tokens they name."""
-    within = np.arange(trace.overlap.shape[1])[None, :] < trace.length[:, None]
-    values = np.where(trace.temperature[:, None] <= 0, trace.accepted, np.where(within, trace.overlap, 0.0))
-    return ratio_of_totals(np.where(within, values, 0.0).sum(axis=1), trace.length)
+    runs.write(run, "Speed-ups by machine", blocks, NOTE_MACHINES, speedups=figure)
 
 
 def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]], names: Sequence[str]) -> str:
-    """Machines or drafters down, rules across; the oracle takes no part in the contest."""
+    """Machines down, rules across; the oracle takes no part in the contest."""
     lines = []
     for source, here in zip(sources, rows, strict=True):
-        taken, fast = overlap(source.trace), {name: speedup(row).estimate for name, row in here.items()}
+        fast = {name: speedup(row).estimate for name, row in here.items()}
         texts = {name: f"{fast[name]:.2f} ({tables.acceptance(here[name]):.0%})" for name in names}
         best = max(names, key=lambda name: fast[name])
-        emitted = f"{per_round(here[LONG], 'emitted'):.2f} ({expected_tokens(taken.estimate, 7):.2f})"
-        figures = [f"{source.costs.ratio:.3f}", tables.plus_minus(taken, 3), emitted]
-        limits = [f"{fast[name]:.2f}" for name in (FORESIGHT, ORACLE) if name in fast]
-        lines.append([source.group, *figures, *(texts | {best: f"**{texts[best]}**"}).values(), *limits])
-    heads = [*names, *(name for name in (FORESIGHT, ORACLE) if name in rows[0])]
-    return markdown(["group", "c", "a", "tokens a pass", *(SHORT_NAMES.get(name, name) for name in heads)], lines)
-
-
-LEFT_OUT = "survival, left out"  # its prior fitted on the other pairs
-SAME_PAIR = "survival, prior of the pair"  # fitted on the other half of the prompts
-HEAD_PAIRS = ("rule", "here: over static", "worst", "rank", "head-room", "elsewhere: over static", "worst", "rank")
-NOTE_PAIRS = (
-    "Over all pairs and temperatures, by geometric mean over the best static length, whose length is chosen on other "
-    "prompts of the same pair. Worst: the largest loss against a cell's fastest rule. Head-room: the share of the way "
-    "from that static length to foresight, both summed over cells. *Here*: settings chosen on other prompts of the "
-    "pair. *Elsewhere*: every rule has the setting that was fastest on the other pairs at that temperature, which is "
-    "all that is known of a new pair; losses and ranks are among rules set so. `survival` has no setting; left out, "
-    "its prior is fitted on the other pairs alone; *prior of the pair*: on its other prompts at that temperature."
-)
-Cells = Sequence[tuple[Source, Mapping[str, Row]]]
-
-
-def left_out(sources: Sequence[Source], source: Source, longest: int) -> Replay:
-    """`survival` with a prior of the other pairs' traces, greedy or sampled as the judged one."""
-    others = [other for other in sources if other.group != source.group and not other.trace.lengths_only]
-    traces = [other.trace for other in others if (other.temperature > 0) == (source.temperature > 0)]
-    prior = {("sampled" if source.temperature > 0 else "greedy"): list(fit_prior(*traces))} if traces else {}
-    return runs.replay_rule(source.trace, Rule(LEFT_OUT, survival(**prior)), source.costs, longest)
-
-
-def same_pair(seed: int, source: Source, longest: int) -> Replay:
-    """`survival` with a prior of the same trace: each half of the prompts has that of the other half."""
-    kind, first = "sampled" if source.temperature > 0 else "greedy", runs.half_of(source.trace.num_texts, seed)
-    priors = [list(fit_prior(select(source.trace, np.flatnonzero(half)))) for half in (~first, first)]
-    settings = [{kind: prior} for prior in priors]
-    both = runs.replay_rule(source.trace, Rule(SAME_PAIR, survival()), source.costs, longest, settings)
-    at = np.where(first, 0, 1), np.arange(len(first))
-    return Replay(*(None if counts is None else counts[at][None] for counts in both))
-
-
-def elsewhere(cells: Cells, source: Source, name: str) -> float | None:
-    """A rule's speed-up at the setting that was fastest on the other pairs; None where there are none."""
-    here = [(other, rows) for other, rows in cells if other.temperature == source.temperature and name in rows]
-    others = [np.log(rows[name]["curve"]) for other, rows in here if other.group != source.group]
-    curve = next(rows for other, rows in here if other is source)[name]["curve"]
-    return float(curve[int(np.argmax(np.sum(others, axis=0)))]) if others else None
-
-
-def pairs_table(cells: Cells, names: Sequence[str]) -> str:
-    """One row per rule; rules that some trace cannot replay are left out."""
-    names = [name for name in names if all(name in rows for _, rows in cells)]
-    here = {name: [speedup(rows[name]).estimate for _, rows in cells] for name in names}
-    moved = {name: [elsewhere(cells, source, name) for source, _ in cells] for name in names}
-    moved = {name: values for name, values in moved.items() if None not in values}
-    static = np.array(here[STATIC])
-    limit = np.array([speedup(rows.get(FORESIGHT, rows[ORACLE])).estimate for _, rows in cells])
-    lines = []
-    for name in sorted(names, key=lambda name: -np.mean(np.log(here[name]))):
-        share = f"{(np.array(here[name]) - static).sum() / (limit - static).sum():.0%}"
-        there = summary(moved, name, static) if name in moved else [NONE] * 3
-        lines.append([name, *summary(here, name, static), share, *there])
-    return markdown(HEAD_PAIRS, lines)
-
-
-def summary(speeds: Mapping[str, Sequence[float | None]], name: str, static: np.ndarray) -> list[str]:
-    """(over static, the worst loss against a cell's fastest, mean rank) of a rule among others."""
-    table = np.array([list(values) for values in speeds.values()], float)
-    fast = np.array(speeds[name], float)
-    ranks = (table > fast).sum(axis=0) + 1
-    worst = (fast / table.max(axis=0)).min() - 1
-    return [f"{np.exp(np.mean(np.log(fast / static))):.3f}", f"{100 * worst:+.1f} %", f"{ranks.mean():.1f}"]
+        cells = (texts | {best: f"**{texts[best]}**"}).values()
+        lines.append([source.group, f"{source.costs.ratio:.3f}", *cells, f"{fast[ORACLE]:.2f}"])
+    return markdown(["machine", "c", *(SHORT_NAMES.get(name, name) for name in (*names, ORACLE))], lines)
 
 
 main = with_studies(command(Policies, study, __doc__), headroom=headroom.main)

@@ -2,27 +2,33 @@
 
 Question:  What does the drafter's distribution look like along the target's own text, and would it be accepted?
 Command:   python -m experiments.record --prompts FILE.jsonl [--temperatures 0 0.7 1] [--limit 8] ...
+           python -m experiments.record configs/evidence.py --data FOLDER   (all pairs of the archive in results/)
 Time:      about 2.5 s a prompt and temperature on 2 cores (128 tokens, tails of 16)
-Output:    trace-<temperature>.npz in --out with manifest.json; batches that are there are not recorded again
+Output:    trace-<temperature>.npz in --out with manifest.json; of a config PAIR/TOKENS-seedSEED/trace-<temperature>.npz
 
-Processes with the same --out, on any hosts that see it, share the batches: start the command as often as you like.
-`python -m experiments.policies trace-0.7.npz` runs any rule over it. The answers are the target's own, decoded plainly.
+Batches that are there are not recorded again. Processes with the same --out, on any hosts that see it, share them:
+start the command as often as you like. `python -m experiments.policies trace-0.7.npz` runs any rule over a trace. The
+answers are the target's own, decoded plainly.
 """
 
 import hashlib
 import shutil
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 
-from experiments.lib.commands import LoadedPair, Output, Served, bar, command
+from configs.base import EvidenceConfig
+from experiments.lib.commands import LoadedPair, Output, Served, bar, command, config_command
+from experiments.lib.evidence import cells, prompts_of
 from experiments.lib.prompts import Prompt, load_prompts, task_of
-from experiments.lib.run_folder import RunFolder, package_versions
+from experiments.lib.run_folder import RunFolder, git_state, package_versions
+from specdec_jax.costs.machine import processor
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
 from specdec_jax.metrics.judging import answers
@@ -32,7 +38,7 @@ from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import MinP, NewTokens, Seed, Temperatures, TopK, TopP
 
-PARTS = "parts"
+Encoded = tuple[Prompt, list[int], list[int] | None]  # a prompt, its tokens, and its answer's where that is recorded
 
 
 @dataclass(frozen=True)
@@ -61,61 +67,111 @@ def record(config: Record, console: Console) -> list[Path]:
     """Writes what is missing and returns the traces' paths."""
     prompts = load_prompts(config.prompts, config.limit, config.split)
     pair = config.load(console)
-    chat_options = {"chat": config.chat, "system": config.system}
-    tokens = [encode(pair[0], prompt.turns[0], **chat_options) for prompt in prompts]
-    folder = RunFolder.create("record", config, config.out)
-    paths, parts = [folder.path / f"trace-{temperature:g}.npz" for temperature in config.temperatures], {}
-    order = sorted(range(len(prompts)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
-    for first in range(0, len(prompts), config.batch):
+    encoded = _encoded(config, pair, prompts)
+    folder = RunFolder.create("record", config, config.out).path
+    return [_trace(config, pair, encoded, folder, temperature, console) for temperature in config.temperatures]
+
+
+def record_cells(config: EvidenceConfig, console: Console) -> None:
+    """Records the cells of a config that are missing, in the order of `cells`. A target's answers are decoded once: its
+    other drafters have those of the first one's trace."""
+    prompts, loaded = {pair.name: prompts_of(config, pair) for pair in config.pairs}, {}
+    written: dict[tuple[Any, ...], Path] = {}
+    for cell in cells(config):
+        pair, path = cell.pair, Path(config.out) / cell.path
+        before = written.setdefault((pair.target, pair.prompts, pair.chat, pair.batch, *cell[1:]), path)
+        if path.exists():
+            continue
+        options = Record(
+            target=pair.target,
+            drafter=pair.drafter,
+            prompts=config.name,
+            max_new_tokens=cell.tokens,
+            max_draft_length=config.max_draft_length,
+            chat=pair.chat,
+            batch=pair.batch,
+            seed=cell.seed,
+        )
+        if pair.name not in loaded:
+            loaded.clear()  # one pair at a time fits into memory
+            loaded[pair.name] = options.load(console)
+        encoded = _encoded(options, loaded[pair.name], prompts[pair.name][cell.tokens == config.long_tokens])
+        if before.exists():
+            trace = load_trace(before)
+            texts = [trace.tokens[text, :length].tolist() for text, length in enumerate(trace.length)]
+            encoded = [(prompt, tokens, text) for (prompt, tokens, _), text in zip(encoded, texts, strict=True)]
+        started = time.perf_counter()
+        _trace(options, loaded[pair.name], encoded, path.parent, cell.temperature, console)
+        console.print(f"{cell.path}: {time.perf_counter() - started:.0f} s, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _encoded(config: Record, pair: LoadedPair, prompts: Sequence[Prompt]) -> list[Encoded]:
+    options = {"chat": config.chat, "system": config.system}
+    return [(prompt, encode(pair[0], prompt.turns[0], **options), None) for prompt in prompts]
+
+
+def _trace(
+    config: Record, pair: LoadedPair, encoded: Sequence[Encoded], folder: Path, temperature: float, console: Console
+) -> Path:
+    """Writes the batches that are missing, and the trace when none is; its path."""
+    tokens = [each for _, each, _ in encoded]
+    path, where, files = folder / f"trace-{temperature:g}.npz", folder / f"parts-{temperature:g}", {}
+    order = sorted(range(len(encoded)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
+    for first in range(0, len(encoded), config.batch):
         members = order[first : first + config.batch]
         digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
-        parts[f"{digest}.npz"] = members
-    where = folder.path / PARTS
-    for path, temperature in zip(paths, config.temperatures, strict=True):
-        files = {f"{temperature:g}-{name}": members for name, members in parts.items()}
+        files[f"{digest}.npz"] = members
 
-        def missing(path: Path = path, files: Mapping[str, list[int]] = files) -> list[str]:
-            if path.exists():
-                return []
-            return [name for name in files if not (where / name).exists()] or [path.name]
+    def missing() -> list[str]:
+        if path.exists():
+            return []
+        return [name for name in files if not (where / name).exists()] or [path.name]
 
-        with bar(console, f"Temperature {temperature:g}", len(prompts), 0, unit="prompts") as update:
-            for name in claimed(where, missing):
-                if name == path.name:
-                    save_trace(path, select(join([load_trace(where / part) for part in files]), np.argsort(order)))
-                else:
-                    here = {member: (prompts[member], tokens[member]) for member in files[name]}
-                    save_trace(where / name, _batch(config, pair, here, temperature))
-                    update(sum(len(members) for part, members in files.items() if (where / part).exists()))
-        trace = load_trace(path)
-        accepted = trace.accepted.sum() / trace.num_positions
-        console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
+    with bar(console, f"Temperature {temperature:g}", len(encoded), 0, unit="prompts") as update:
+        for name in claimed(where, missing):
+            if name == path.name:
+                save_trace(path, select(join([load_trace(where / part) for part in files]), np.argsort(order)))
+            else:
+                here = {member: encoded[member] for member in files[name]}
+                save_trace(where / name, _batch(config, pair, here, temperature))
+                update(sum(len(members) for part, members in files.items() if (where / part).exists()))
+    trace = load_trace(path)
+    accepted = trace.accepted.sum() / trace.num_positions
+    console.print(f"{path}: {trace.num_texts} texts, {trace.num_positions} positions, {accepted:.3f} accepted")
     shutil.rmtree(where, ignore_errors=True)
-    return paths
+    return path
 
 
-def _batch(
-    config: Record, pair: LoadedPair, prompts: Mapping[int, tuple[Prompt, list[int]]], temperature: float
-) -> Trace:
+def _batch(config: Record, pair: LoadedPair, prompts: Mapping[int, Encoded], temperature: float) -> Trace:
     """Answers of some prompts, by index, and their trace."""
     target, drafter = pair
-    tokens = [each for _, each in prompts.values()]
+    tokens = [each for _, each, _ in prompts.values()]
     warp = {"temperature": temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
     seeds = [(config.seed + member) % 2**32 for member in prompts]
-    texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
+    texts = [text for *_, text in prompts.values() if text is not None]
+    if not texts:
+        texts = answers(target, tokens, max_new_tokens=config.max_new_tokens, warp=warp, seed=seeds, batch=len(tokens))
     shared = probability_shared(target, drafter.params)
     about = {"target": target.name, "drafter": drafter.name, "dtype": config.dtype, "warp": warp, "seed": config.seed}
     about |= {"batch": config.batch}  # prompts whose chunks have over 512 rows in all are prefilled by XLA
     about |= {"prompts": Path(config.prompts).name, "versions": package_versions()}
-    about |= {"ids": [prompt.id for prompt, _ in prompts.values()]}
-    about |= {"tasks": [task_of(prompt) for prompt, _ in prompts.values()]}
+    about |= {"git": git_state(), "processor": processor()}
+    about |= {"ids": [prompt.id for prompt, *_ in prompts.values()]}
+    about |= {"tasks": [task_of(prompt) for prompt, *_ in prompts.values()]}
     about |= {} if shared is None else {"probability_shared": shared}
     options = {"limit": config.max_new_tokens, "max_draft_length": config.max_draft_length, "about": about}
     models, params = (target.model, drafter.model), (target.params, drafter.params)
     return trace_texts(models, params, list(zip(tokens, texts, strict=True)), warp=warp, seed=seeds, **options)
 
 
-main = command(Record, record, __doc__)
+records, of_config = command(Record, record, __doc__), config_command("record", record_cells, __doc__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """A config where the first word names one, options otherwise."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    return (of_config if words and words[0].endswith(".py") else records)(words)
+
 
 if __name__ == "__main__":
     sys.exit(main())

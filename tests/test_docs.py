@@ -163,7 +163,7 @@ def test_the_trace_study_answers_and_goes_on(folder, tmp_path, capsys):
 
 
 NAMED = re.compile(r"experiments\.([a-z]\w*)")
-STUDIES = {"adaedl": "tables|factor|lambda", "distill": "judge|compare|rank_tokens"}
+STUDIES = {"distill": "judge|compare|rank_tokens", "tables": "build|prior"}
 STUDIES |= {"step_cost": "precision", "policies": "headroom", "entropy": "siblings"}
 
 

@@ -9,6 +9,7 @@ the first token in any case; `adaedl-keep`, ours, which drafts the token of the 
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from specdec_jax.contrib.trees import comb, survival_tree
 from specdec_jax.costs.choices import costs_for
 from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.strategy import nearest
+from specdec_jax.text.strategies import choose, name_in, names
 from specdec_jax.types import StoppingPolicy
 
 THRESHOLDS = tuple(float(value) for value in np.round(np.linspace(0.0, 0.95, 20), 2))
@@ -64,6 +66,7 @@ RULES: tuple[Rule, ...] = (
     Rule("static-16", stopping.static(draft_length=16)),
     Rule("static", stopping.static(draft_length=7), {"draft_length": tuple(range(17))}),
     Rule("adaedl", stopping.adaedl(), {"threshold": THRESHOLDS}),
+    Rule("adaedl-fixed", stopping.adaedl(step=0.0), {"threshold": THRESHOLDS}),
     Rule("adaedl-first", stopping.at_least(1, stopping.adaedl()), {"threshold": THRESHOLDS}),
     Rule("adaedl-keep", stopping.adaedl(keep_checked_token=True), {"threshold": THRESHOLDS}),
     Rule("max-confidence", stopping.max_confidence(), {"threshold": THRESHOLDS}),
@@ -96,3 +99,16 @@ def rule(name: str) -> Rule:
     if name not in by_name:
         raise ValueError(f"no rule {name!r}{nearest(name, list(by_name))}")
     return by_name[name]
+
+
+def rule_in(words: str) -> Rule:
+    """A rule of the list by its name, or one called in words: at_least(minimum=2), my_rule.py."""
+    listed = {entry.name for entry in RULES}
+    if words in listed:
+        return rule(words)
+    name = name_in(words)
+    if not name.endswith(".py") and name not in names("policy"):
+        files = {file for file in names("policy") if file.replace("_", "-") not in listed}
+        raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
+    policy = choose("policy", words)
+    return Rule(repr(policy) if policy.name in names("policy") else repr(policy).replace(name, Path(name).stem), policy)

@@ -66,21 +66,15 @@ def table(rows: Mapping[str, Row], columns: Columns, head: str = "rule") -> str:
     return markdown([head, *columns], lines)
 
 
-def compared(
-    rows: Mapping[str, Row], over: Sequence[str] = (), *, chosen: str | None = None, more: Columns | None = None
-) -> str:
-    """A Markdown table: speed-up, gain over each of some rows of the same texts (`over`), acceptance. `chosen`: a
-    hyperparameter, whose value on either half is a column; `more`: further columns."""
-    columns: dict[str, Callable[[Row], str]] = {}
-    if chosen is not None:
-        columns["chosen"] = lambda row: setting(row["settings"], chosen)
-    columns["speed-up"] = lambda row: interval(speedup(row))
+def compared(rows: Mapping[str, Row], over: Sequence[str] = ()) -> str:
+    """A Markdown table: speed-up, gain over each of some rows of the same texts (`over`), acceptance."""
+    columns: dict[str, Callable[[Row], str]] = {"speed-up": lambda row: interval(speedup(row))}
     for name in over:
         other = rows[name]
         columns[f"over {name}"] = lambda row, other=other: NONE if row is other else percent_more(gain(row, other))
     columns["accepted"] = lambda row: f"{acceptance(row):.0%}"
     columns["tokens a pass"] = lambda row: f"{per_round(row, 'emitted'):.2f}"
-    return table(rows, columns | dict(more or {}))
+    return table(rows, columns)
 
 
 def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) -> str:
@@ -112,11 +106,6 @@ def bold(text: str, ratio: Interval) -> str:
 def number(value: Any) -> str:
     """A setting's number, short."""
     return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
-
-
-def setting(settings: Sequence[Mapping[str, Any]], name: str) -> str:
-    """The hyperparameter that was chosen on either half: '0.3 / 0.4'."""
-    return " / ".join(dict.fromkeys(number(chosen[name]) for chosen in settings))
 
 
 def at_temperature(temperature: float) -> str:  # in a title

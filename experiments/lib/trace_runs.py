@@ -147,15 +147,22 @@ def variant(rule: Rule, settings: Settings | None = None, max_draft_length: int 
 
 
 def replay_rule(
-    trace: Trace, rule: Rule, costs: CostModel, longest: int, settings: Settings | None = None, phases: Any = None
+    trace: Trace,
+    rule: Rule,
+    costs: CostModel,
+    longest: int,
+    settings: Settings | None = None,
+    phases: Any = None,
+    record: bool = False,
 ) -> Replay:
     """A rule's settings (its default one unless given) over a trace, with the machine's costs. One that reads phases
-    gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
+    gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy. `record`: with its
+    rounds."""
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
     widest = costs.widths[-1] if policy.tree_hooks is not None else None
     hyperparameters = rule.hyperparameters(chosen, costs, longest)
-    return replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest)
+    return replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest, record=record)
 
 
 def open_traces(name: str, options: TraceFiles, console: Console, sources: Sequence[Source] | None = None) -> Run:

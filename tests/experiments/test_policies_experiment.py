@@ -1,4 +1,4 @@
-"""experiments.policies: rules and their settings, heat maps, and priors; test_experiments_traces.py has its tables."""
+"""experiments.policies: rules and their settings, and heat maps; test_experiments_traces.py has its tables."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,6 @@ from experiments.lib.trace_runs import (
     TraceOptions,
     about,
     costs_or_default,
-    half_of,
     load_traces,
     open_traces,
     source_of,
@@ -22,10 +21,9 @@ from experiments.lib.trace_runs import (
     variant,
 )
 from specdec_jax.costs.cost_model import RuleCost, between, cost_model, flat
-from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.replay import replay
-from specdec_jax.replay.trace import save_trace, select
-from specdec_jax.stopping import static, survival, svip
+from specdec_jax.replay.trace import save_trace
+from specdec_jax.stopping import static, svip
 
 COSTS = flat(0.1, 16)
 
@@ -67,28 +65,6 @@ def test_a_trace_of_short_drafts_says_which_option_fits_and_one_of_one_task_has_
     fits = ["--max-draft-length", "4", "--rules", "adaedl", "--out", str(tmp_path / "run")]
     assert policies.main([str(tmp_path), *fits]) == 0
     assert (tmp_path / "run" / "table.md").read_text().count("By task, over") == 1
-
-
-def test_left_out_has_a_prior_of_the_other_pairs_alone():
-    traces = [made_up_trace(0.0, texts=6, seed=seed, boost=boost) for seed, boost in ((0, 0.0), (1, 1.0), (2, 2.0))]
-    sources = [source_of(name, 0.0, trace, COSTS) for name, trace in zip("abc", traces, strict=True)]
-    found = policies.left_out(sources, sources[0], 8)
-    given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
-    expected = replay(traces[0], survival(greedy=list(fit_prior(*traces[1:]))), given, max_draft_length=8)
-    np.testing.assert_array_equal(found.passes, expected.passes)
-    own = replay(traces[0], survival(greedy=list(fit_prior(traces[0]))), given, max_draft_length=8)
-    assert (own.passes != expected.passes).any()
-
-
-def test_a_prior_of_the_pair_is_that_of_the_other_half():
-    trace = made_up_trace(0.0, texts=8, boost=1.0)
-    found = policies.same_pair(3, source_of("a", 0.0, trace, COSTS), 8)
-    first = half_of(8, seed=3)
-    given = {"drafter_cost": COSTS.ratio, "verification_times": COSTS.verification_times(8)[None]}
-    for half in (first, ~first):
-        prior = list(fit_prior(select(trace, np.flatnonzero(~half))))
-        expected = replay(select(trace, np.flatnonzero(half)), survival(greedy=prior), given, max_draft_length=8)
-        np.testing.assert_array_equal(found.passes[:, half], expected.passes)
 
 
 def test_the_first_tokens_are_a_text_of_their_own(tmp_path):

@@ -1,4 +1,4 @@
-"""Rounds of other engines as traces, for policies that depend on accepted lengths only, and our rounds as records.
+"""Rounds of other engines as traces, for policies that depend on accepted lengths only.
 
 A log of rounds (numbers of drafted and accepted tokens) determines whether the drafter's token is accepted at every
 position, with one exception: if all drafts of a round were accepted, the bonus token was not drafted. Such positions

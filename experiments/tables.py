@@ -1,0 +1,412 @@
+"""Every table and picture of the results pages, made from the archive in results/, and the archive made of traces.
+
+Question:  What do stopping rules gain, by pair and temperature, and do the contrasts named before the run hold?
+Command:   python -m experiments.tables                              (the tables in README.md and docs/, and pictures)
+           python -m experiments.tables build TRACES [--live RUN ...] (results/, from what experiments.record wrote)
+           python -m experiments.tables prior TRACES                 (refits the numbers of survival's prior)
+Time:      10 seconds; build: 35 minutes on 2 cores for all 110 cells, prior a minute
+Output:    blocks between <!-- table: NAME --> and <!-- end: NAME --> of the pages; docs/images/headline.png and
+           draft_length.png; build: results/
+
+Rules are replayed over every cell that has been recorded (python -m experiments.record configs/evidence.py), with the
+costs of PAIR/costs/cost_model.json in TRACES (experiments.step_cost), or else those of a run of experiments.compare
+with that pair (--live), whose measured times are archived as well. A test fails where a page and the archive disagree.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from tyro.conf import Positional
+
+from configs.base import Contrast
+from experiments.lib import archive as files
+from experiments.lib import plots
+from experiments.lib.archive import Archive, Group, hierarchical
+from experiments.lib.archive_build import ORACLE, Build, build
+from experiments.lib.commands import command, with_studies
+from experiments.lib.rules import STATIC
+from experiments.lib.run_folder import REPOSITORY
+from experiments.lib.tables import (
+    NONE,
+    at_temperature,
+    interval,
+    markdown,
+    percent_more,
+    plus_minus,
+    speedup,
+    summarise,
+)
+from specdec_jax.costs.cost_model import cost_model_of
+from specdec_jax.loading.new_folder import write_text
+from specdec_jax.metrics.intervals import Interval, ratio_of_totals
+from specdec_jax.metrics.prior import fit_prior
+from specdec_jax.replay.trace import load_trace
+from specdec_jax.stopping.survival import GREEDY, SAMPLED
+
+READINGS = ("adaedl 0.7", "adaedl", "adaedl-first", "adaedl-keep")
+CORE = (STATIC, *READINGS, "max-confidence-keep", "cumulative-confidence", "survival")
+HEADLINE = (("reading", (0.0, 0.7, 1.0)), ("qwen", (0.0, 0.7)))
+LONG_DRAFTS = "static-8"
+LISTS = ("drafted_at", "accepted_at")
+POSITIONS = (1, 2, 3, 4, 6, 8)
+LEVEL_BAND = (0.97, 1.03)
+SAMPLED_AT = 0.7  # where sampled passes are measured
+
+
+def headline(archive: Archive) -> str:
+    """The rules that the README compares, on SmolLM2 and Qwen."""
+    groups = headline_groups(archive)
+    lines = [[rule, *(interval(group.speedup(rule)) for group in groups.values())] for rule in (*CORE, ORACLE)]
+    return markdown(["speed-up over plain decoding", *groups], lines)
+
+
+def headline_groups(archive: Archive) -> dict[str, Group]:
+    """By title; all groups of an archive without these pairs."""
+    every = {title: group for title, _, group in titled(archive)}
+    wanted = [f"{pair}, {at_temperature(each)}" for pair, temperatures in HEADLINE for each in temperatures]
+    return {title: every[title] for title in wanted if title in every} or every
+
+
+def titled(archive: Archive) -> list[tuple[str, str, Group]]:
+    """(title, pair, group) by temperature, of texts with the usual limit."""
+    every = [(pair, t, group) for t in archive.temperatures for pair, group in archive.at(t).items()]
+    return [(f"{pair}, {at_temperature(temperature)}", pair, group) for pair, temperature, group in every]
+
+
+def speedups(archive: Archive) -> str:
+    """All rules, pairs and temperatures; of longer texts the rules of CORE."""
+    blocks = []
+    for limit in sorted({tokens for *_, tokens in archive.groups}):
+        for temperature in archive.temperatures:
+            if groups := archive.at(temperature, limit):
+                names = dict.fromkeys(rule for group in groups.values() for rule in group.rules)
+                usual = limit == archive.manifest["config"]["max_new_tokens"]
+                names = [name for name in names if usual or name in (*CORE, ORACLE)]
+                title = f"**{at_temperature(temperature).capitalize()}, {limit} tokens**"
+                blocks += [title, rules_table(groups, names)]
+    return "\n\n".join([*blocks, NOTE_SPEEDUPS])
+
+
+def rules_table(groups: Mapping[str, Group], names: Sequence[str]) -> str:
+    """Rules down, pairs across; the fastest of a pair in bold."""
+    speeds = {name: [g.speedup(name) if name in g.rules else None for g in groups.values()] for name in names}
+    judged = [name for name in names if name != ORACLE and None not in speeds[name]]
+    table = np.array([[each.estimate for each in speeds[name]] for name in judged])  # type: ignore[union-attr]
+    fastest, static = table.max(axis=0), table[judged.index(STATIC)]
+    lines = []
+    for name in sorted(names, key=lambda name: (name == ORACLE, -_mean(speeds[name]))):
+        cells = []
+        for at, each in enumerate(speeds[name]):
+            text = NONE if each is None else plus_minus(each)
+            cells.append(f"**{text}**" if name in judged and each.estimate == fastest[at] else text)
+        if name in judged:
+            mine = table[judged.index(name)]
+            rank = ((table > mine).sum(axis=0) + 1).mean()
+            cells += [f"{np.exp(np.log(mine / static).mean()):.3f}", f"{100 * ((mine / fastest).min() - 1):+.1f} %"]
+            cells.append(f"{rank:.1f}")
+        else:
+            cells += [NONE] * 3
+        lines.append([name, *cells])
+    return markdown(["rule", *groups, "over static", "worst", "rank"], lines)
+
+
+def _mean(speeds: Sequence[Interval | None]) -> float:
+    there = [np.log(each.estimate) for each in speeds if each is not None]
+    return float(np.mean(there))
+
+
+NOTE_SPEEDUPS = (
+    "Speed-ups over plain decoding in predicted time, ± half of the 95 % interval of a bootstrap over prompts and "
+    "their seeds. Settings are chosen on the other half of a pair's prompts; *elsewhere*: on the other targets at that "
+    "temperature; *price*: the threshold R (c + slope) with R of the best static length of the other half; "
+    "`static-n`, `adaedl 0.7` and `survival` have none to choose. Over static: geometric mean over pairs. Bold, worst "
+    "(the largest loss against a pair's fastest rule) and rank are selections among all rules of the table on the same "
+    "texts, which favours whatever is selected; contrasts named before the run have no such selection."
+)
+
+
+def contrasts(archive: Archive) -> str:
+    """Each contrast that was named before the run."""
+    lines = []
+    for each in archive.manifest["config"]["contrasts"]:
+        contrast = Contrast(**each)
+        rules = contrast.rule, contrast.over
+        there = [t for t in contrast.temperatures if archive.totals(*rules, (t,), contrast.targets)]
+        totals = archive.totals(*rules, there, contrast.targets)
+        population = f"{len(totals)}, {'/'.join(f'{t:g}' for t in there)}"
+        if not totals:
+            lines.append(
+                [contrast.name, f"{contrast.rule} / {contrast.over}", contrast.expected, NONE, NONE, "not recorded"]
+            )
+            continue
+        ratio = hierarchical(totals)
+        verdict = verdict_of(contrast.expected, ratio)
+        pair = f"{contrast.rule} / {contrast.over}"
+        lines.append([contrast.name, pair, contrast.expected, population, percent_more(ratio), verdict])
+    coverage = archive.manifest["coverage"].items()
+    simulated = ", ".join(f"{share:.0%} with {count} target{'s' * (count != '1')}" for count, share in coverage)
+    heads = ["contrast", "rule / over", "expected", "targets, temperatures", "faster by", "verdict"]
+    return f"{markdown(heads, lines)}\n\n{NOTE_CONTRASTS.replace('SIMULATED', simulated)}"
+
+
+NOTE_CONTRASTS = (
+    "Named in configs/evidence.py, with reasons, before anything was recorded. How much faster `rule` is than `over` "
+    "in total predicted time, with the 95 % interval of a hierarchical bootstrap over targets, prompts and seeds, bold "
+    "where it excludes 0. Level: within 3 % either way. In simulations with targets that vary as these do, a nominal "
+    "95 % covers the truth in SIMULATED."
+)
+
+
+def verdict_of(expected: str, ratio: Interval) -> str:
+    """What an interval says of an expectation."""
+    low, high = (1.0, 1.0) if expected != "level" else LEVEL_BAND
+    holds = {"faster": ratio.low > 1, "slower": ratio.high < 1, "level": low <= ratio.low and ratio.high <= high}
+    fails = {"faster": ratio.high < 1, "slower": ratio.low > 1, "level": ratio.low > high or ratio.high < low}
+    return "confirmed" if holds[expected] else "refuted" if fails[expected] else "open"
+
+
+def gain(group: Group, rule: str, over: str) -> Interval:
+    """How many times faster a rule is than another on the texts of a group."""
+    return hierarchical([[(group.time(over), group.time(rule))]])
+
+
+def adaedl(archive: Archive) -> str:
+    """The readings of AdaEDL against the best static length."""
+    lines = []
+    for title, _, group in titled(archive):
+        chosen = "/".join(f"{value:.2g}" for value in np.unique(group.rules["adaedl"]["setting"]))
+        gains = [percent_more(gain(group, reading, STATIC)) for reading in READINGS]
+        keeping = percent_more(gain(group, "adaedl-keep", "adaedl"))
+        lines.append([title, f"{group.speedup(STATIC).estimate:.2f}", *gains, keeping, chosen])
+    heads = ["over the best static length", "static", "lambda 0.7", "lambda chosen", "first token drafted"]
+    return markdown([*heads, "token kept", "kept over chosen", "lambda"], lines)
+
+
+def moving_lambda(archive: Archive) -> str:
+    """Static against dynamic lambda by kind of prompt, over all pairs: speed and acceptance rate."""
+    rules, lines = ("adaedl, lambda fixed", "adaedl"), []
+    for temperature in archive.temperatures:
+        groups = list(archive.at(temperature).values())
+        for kind in dict.fromkeys(kind for group in groups for kind in group.kinds):
+            here = [(group, group.kinds == kind) for group in groups]
+            line, times = [f"{kind}, {at_temperature(temperature)}"], []
+            for rule in rules:
+                times.append(np.concatenate([group.time(rule)[where].mean(axis=1) for group, where in here]))
+                tokens = sum(group.texts["tokens"][where].mean(axis=1).sum() for group, where in here)
+                counts = [sum(group.rules[rule][each][where].sum() for group, where in here) for each in LISTS]
+                line += [f"{tokens / times[-1].sum():.2f}", f"{counts[1] / max(counts[0], 1):.2f}"]
+            lines.append([*line, percent_more(ratio_of_totals(*times))])
+    return markdown(["prompts", "static lambda", "accepted", "dynamic", "accepted", "dynamic over static"], lines)
+
+
+def draft_length(archive: Archive) -> str:
+    """Acceptance by position in drafts of eight, beside the similarity of the models."""
+    lines = []
+    for title, _, group in titled(archive):
+        rates = acceptance_by_position(group)
+        similar = hierarchical([[(group.texts["rate"], group.texts["tokens"])]])
+        per_pass = group.texts["tokens"].sum() / group.rules[LONG_DRAFTS]["rounds"].sum()
+        cells = [f"{rates[position - 1]:.2f}" for position in POSITIONS]
+        lines.append([title, plus_minus(similar), *cells, f"{per_pass:.2f}"])
+    heads = ["pair", "similarity", *(f"token {position}" for position in POSITIONS), "tokens a pass"]
+    return f"{markdown(heads, lines)}\n\n{NOTE_LENGTH}"
+
+
+NOTE_LENGTH = (
+    "Similarity: the mean of sum min(p, q) over all tokens of the target's text (greedy: how often both models name "
+    "the same token). Token n: the share of drafts of eight whose n-th token is accepted; drafts begin where one was "
+    "rejected, at harder tokens than most."
+)
+
+
+def acceptance_by_position(group: Group) -> np.ndarray:
+    """[K], accepted over drafted n-th tokens of long drafts."""
+    counts = [group.rules[LONG_DRAFTS][name].sum(axis=(0, 1)) for name in LISTS]
+    return counts[1] / np.maximum(counts[0], 1)
+
+
+def tightness(archive: Archive) -> str:
+    """AdaEDL's bound against the acceptance rate, by drafter."""
+    lines = []
+    for title, pair, group in titled(archive):
+        tokens, size = group.texts["tokens"], archive.manifest["pairs"][pair]["drafter_size"]
+        rate, bound = (hierarchical([[(group.texts[name], tokens)]]) for name in ("rate", "bound"))
+        above = group.texts["above"].sum() / tokens.sum()
+        figures = [plus_minus(rate), plus_minus(bound), f"{rate.estimate - bound.estimate:+.2f}", f"{above:.0%}"]
+        lines.append([title, size, *figures])
+    heads = ["pair", "drafter", "acceptance rate", "1 - sqrt(0.2 H)", "slack", "tokens at which it is above the rate"]
+    return markdown(heads, lines)
+
+
+def clock(archive: Archive) -> str:
+    """Timed runs: measured speed-ups, and predicted over measured time."""
+    if archive.live.empty:
+        return "No timed run is archived yet."
+    blocks = []
+    for pair, part in archive.live.groupby("pair", sort=False):
+        rows = summarise([{str(key): value for key, value in row.items()} for row in part.to_dict("records")])
+        at = list(dict.fromkeys(row["temperature"] for row in rows))
+        lines = []
+        for method in dict.fromkeys(row["what"] for row in rows):
+            line = [str(method)]
+            for temperature in at:
+                row = next((row for row in rows if (row["what"], row["temperature"]) == (method, temperature)), None)
+                if row is None:
+                    line += [NONE, NONE]
+                    continue
+                counted = np.isfinite(row["predicted"])  # no prompt beyond the slots that costs were measured with
+                times = np.array([row["predicted"], row["seconds"]])[:, counted]
+                line += [interval(speedup(row)), interval(ratio_of_totals(*times)) if counted.any() else NONE]
+            lines.append(line)
+        heads = [text for temperature in at for text in (at_temperature(temperature), "predicted over measured")]
+        blocks += [f"**{pair}**, {len(rows[0]['emitted'])} prompts", markdown(["method", *heads], lines)]
+    return "\n\n".join([*blocks, NOTE_CLOCK])
+
+
+NOTE_CLOCK = (
+    "Speed-up over plain decoding of the same prompts in the same process, totals, with a 95 % bootstrap interval over "
+    "prompts; predicted over measured: seconds by the cost model, with the rule's own computation, over the clock's."
+)
+
+
+def costs(archive: Archive) -> str:
+    """Costs of every pair, of the rules' own computation, and what was not measured."""
+    lines, rules, notes = [], [], {}
+    for pair, fields in archive.manifest["costs"].items():
+        model = cost_model_of(fields)
+        for temperature in (0.0, SAMPLED_AT) if model.sampled_plain else (0.0,):
+            here = model.at(temperature=temperature)
+            wide = [f"{here.verification_times(width - 1)[-1]:.2f}" for width in (2, 4, 8, 16)]
+            name = f"{pair}, {'sampled' if temperature else 'greedy'}"
+            lines.append([name, f"{1e3 * here.plain_pass:.2f}", f"{here.ratio:.3f}", *wide])
+        rules += [[f"{rule.policy}, {pair}", *(f"{1e6 * seconds:.0f}" for seconds in rule[1:])] for rule in model.rules]
+        doubts = f" Doubtful: {', '.join(model.doubts)}." if model.doubts else ""
+        note = f"{model.device.partition(':')[0]}; {model.left_out(SAMPLED_AT)}.{doubts}"
+        notes.setdefault(note, []).append(pair)
+    heads = ["pair", "plain pass, ms", "c", *(f"V({width})" for width in (2, 4, 8, 16))]
+    blocks = ["c: a drafter pass, V(n): a pass of n tokens, in plain passes.", markdown(heads, lines)]
+    if rules:
+        heads = ["a rule's own computation, µs", "a pass, greedy", "a round", "a pass, sampled", "a round"]
+        blocks.append(markdown(heads, rules))
+    return "\n\n".join([*blocks, "\n".join(f"- {', '.join(pairs)}: {note}" for note, pairs in notes.items())])
+
+
+def recorded_cells(archive: Archive) -> str:
+    """What has been recorded, and what is still missing."""
+    lines = []
+    for (pair, temperature, limit), group in archive.groups.items():
+        tokens = int(group.texts["tokens"].sum())
+        size = [str(len(group.prompts)), str(len(group.seeds)), f"{tokens:,}"]
+        lines.append([f"{pair}, {at_temperature(temperature)}, up to {limit} tokens", *size])
+    every = sum(int(group.texts["tokens"].sum()) for group in archive.groups.values())
+    done, missing = len(archive.manifest["cells"]), len(archive.manifest["missing"])
+    revisions = sorted({cell["git"]["revision"][:8] for cell in archive.manifest["cells"] if cell["git"]})
+    about = f"{done} of {done + missing} cells, {every:,} tokens, recorded with commit {', '.join(revisions)}."
+    return f"{about}\n\n{markdown(['texts of', 'prompts', 'seeds', 'tokens'], lines)}"
+
+
+TABLES: dict[str, Callable[[Archive], str]] = {
+    "headline": headline,
+    "speedups": speedups,
+    "contrasts": contrasts,
+    "adaedl": adaedl,
+    "lambda": moving_lambda,
+    "draft_length": draft_length,
+    "tightness": tightness,
+    "clock": clock,
+    "costs": costs,
+    "cells": recorded_cells,
+}
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+OPENED = re.compile(r"<!-- table: ")
+
+
+def with_tables(page: str, archive: Archive) -> str:
+    """A page with its blocks made anew. Raises ValueError for a block of an unknown name, or without an end."""
+
+    def made(block: re.Match[str]) -> str:
+        if block[2] not in TABLES:
+            raise ValueError(f"no table {block[2]!r}: there are {', '.join(TABLES)}")
+        return f"{block[1]}\n{TABLES[block[2]](archive)}\n\n{block[3]}"
+
+    if len(OPENED.findall(page)) != len(BLOCK.findall(page)):
+        raise ValueError("a table of the page has no end: <!-- end: NAME -->")
+    return BLOCK.sub(made, page)
+
+
+def pictures(archive: Archive, folder: Path) -> None:
+    """Writes headline.png and draft_length.png."""
+    groups = headline_groups(archive)
+    points = {title: [(rule, *g.speedup(rule)) for rule in (*CORE, ORACLE)] for title, g in groups.items()}
+    lines: dict[str, dict[str, plots.Line]] = {}
+    for temperature in archive.temperatures:
+        groups = archive.at(temperature)
+        panel = {pair: (range(1, 9), acceptance_by_position(group)[:8].tolist()) for pair, group in groups.items()}
+        lines[at_temperature(temperature)] = panel
+    figures = {"headline": plots.dots_figure(points, "speed-up over plain decoding, 95 % interval")}
+    axes = "n-th token of a draft of eight", "share accepted"
+    figures["draft_length"] = plots.lines_figure(lines, axes, ticks=range(1, 9))
+    for name, figure in figures.items():
+        figure.savefig(folder / f"{name}.png")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Make the tables and pictures of the pages."""
+
+    results: Path = files.FOLDER  # The archive.
+
+
+def make_tables(options: Tables, console: Console) -> None:
+    """Rewrites the blocks of README.md and docs/, and the pictures."""
+    archive = files.read_archive(options.results)
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        after = with_tables(before, archive)
+        if after != before:
+            write_text(page, after)
+            console.print(f"{page.relative_to(REPOSITORY)}: tables made anew")
+    pictures(archive, REPOSITORY / "docs" / "images")
+
+
+def pages() -> list[Path]:
+    """The pages that may have tables."""
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), files.FOLDER / "README.md"]
+
+
+@dataclass(frozen=True)
+class PriorOptions:
+    """Refit the numbers of `survival`'s prior."""
+
+    traces: Positional[Path]
+    """The folder that python -m experiments.record configs/evidence.py wrote."""
+    pairs: tuple[str, ...] = ("base", "nano", "reading", "qwen")  # Pairs whose traces are fitted, if they are there.
+
+
+def refit(options: PriorOptions, console: Console) -> None:
+    """Prints the prior of the traces of the first seed, greedy and sampled, beside the rule's default. Raises
+    FileNotFoundError where there are no traces."""
+    lines = []
+    every = [path for pair in options.pairs for path in sorted((options.traces / pair).glob("128-seed0/trace-*.npz"))]
+    if not every:
+        raise FileNotFoundError(f"no traces of {', '.join(options.pairs)} in {str(options.traces)!r}")
+    for name, default in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        traces = [load_trace(path) for path in every if (path.name == "trace-0.npz") == (name == "greedy")]
+        priors = {f"{name}, {len(traces)} traces": fit_prior(*traces)} if traces else {}
+        for title, prior in (priors | {f"{name}, the rule's default": default}).items():
+            lines.append([title, *(f"{weight:.2f}" for weight in prior)])
+    console.print(markdown(["prior", "bias", "weight of log temperature"], lines))
+
+
+tables = command(Tables, make_tables, __doc__, "python -m experiments.tables")
+builds = command(Build, build, __doc__, "python -m experiments.tables build")
+priors = command(PriorOptions, refit, __doc__, "python -m experiments.tables prior")
+main = with_studies(tables, build=builds, prior=priors)
+
+if __name__ == "__main__":
+    sys.exit(main())
