@@ -41,6 +41,7 @@ from experiments.lib.tables import (
     speedup,
     summarise,
 )
+from specdec_jax import stopping
 from specdec_jax.costs.cost_model import cost_model_of
 from specdec_jax.loading.new_folder import write_text
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
@@ -179,7 +180,8 @@ def adaedl(archive: Archive) -> str:
     """The readings of AdaEDL against the best static length."""
     lines = []
     for title, _, group in titled(archive):
-        chosen = "/".join(f"{value:.2g}" for value in np.unique(group.rules["adaedl"]["setting"]))
+        settings = np.nan_to_num(group.rules["adaedl"]["setting"], nan=stopping.adaedl().hyperparameters["threshold"])
+        chosen = "/".join(f"{value:.2g}" for value in np.unique(settings))
         gains = [percent_more(gain(group, reading, STATIC)) for reading in READINGS]
         keeping = percent_more(gain(group, "adaedl-keep", "adaedl"))
         lines.append([title, f"{group.speedup(STATIC).estimate:.2f}", *gains, keeping, chosen])

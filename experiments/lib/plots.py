@@ -37,7 +37,8 @@ def panels(
 def rule_colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each rule, the same in every picture for those that are always compared."""
     others = [name for name in names if name not in RULE_COLOURS]
-    return RULE_COLOURS | {name: SPARE_COLOURS[at % len(SPARE_COLOURS)] for at, name in enumerate(others)}
+    spare = [*SPARE_COLOURS, *(colour for name, colour in RULE_COLOURS.items() if name not in names)]
+    return RULE_COLOURS | {name: spare[at % len(spare)] for at, name in enumerate(others)}
 
 
 Line = tuple[Sequence[float], Sequence[Interval | float]]  # x, and the figure there
