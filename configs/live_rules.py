@@ -2,7 +2,8 @@
 
 Command:   python -m experiments.compare configs/live_rules.py --prompts SPEC_BENCH.jsonl:6 --temperatures 0 \
                --only static-3 adaedl-keep-0.4 cumulative-0.35 survival survival-bound
-           (40 of its 240 questions; --only picks the settings of a pair and temperature, here at 0, 0.7 and 1 static 3,
+           (SmolLM2 with `smollm2-drafter`, *base*; --drafter smollm2-drafter-reading@8192 for *reading*; 40 of its 240
+           questions; --only picks the settings of a pair and temperature, here at 0, 0.7 and 1 static 3,
            3, 2, adaedl-keep 0.4, 0.6, 0.3, cumulative 0.35, 0.6, 0.1. Qwen, 10 GB: --target runs/coder-1.5b.gguf
            --drafter runs/coder-0.5b.gguf, after `make coder`)
 Hardware:  2 x86 cores, 4 GB of memory, nothing else running
