@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items):
     """Marks tests by their processor seconds in `seconds.json`; what reads real weights is slow, and optimised.
 
     Of `often(n)` tests all but the first n cases are seldom. Of each function that `tools/mutations.py` names the two
-    quickest cases are never long.
+    quickest cases are never long, nor is a case that it names.
     """
     seconds = {item.nodeid: KNOWN.get(item.nodeid, 0.0) for item in items}
     COLLECTED.update(seconds)
@@ -98,12 +98,13 @@ def pytest_collection_modifyitems(items):
         SHARERS.update(shared_fixtures(item) if item.get_closest_marker("seldom") is None else ())
     for item in sorted(items, key=lambda item: seconds[item.nodeid]):
         test, is_real = item.nodeid.split("[")[0], bool(REAL & set(getattr(item, "fixturenames", ())))
-        quickest[test] += test in named and item.get_closest_marker("seldom") is None
+        is_named = not {test, item.nodeid}.isdisjoint(named) and item.get_closest_marker("seldom") is None
+        quickest[test] += is_named
         if is_real:
             item.add_marker(pytest.mark.optimised)
         if is_real or item.nodeid in KNOWN:
             item.add_marker(pytest.mark.slow)
-        if seconds[item.nodeid] > LONG and not 0 < quickest[test] <= 2:
+        if seconds[item.nodeid] > LONG and not (is_named and quickest[test] <= 2):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)  # caches are cleared before them
 

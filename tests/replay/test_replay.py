@@ -39,9 +39,9 @@ PROMPTS = [[a, b] for a in range(4) for b in range(5)]
 STOPS = (5,)
 TRUNCATED = {"top_k": 7, "top_p": 0.9, "min_p": 0.01}  # at temperature 0 they change nothing but what rules read
 RULES = {  # the first are in every run
-    "adaedl fast": (adaedl(), FAST),
-    "adaedl keep fast": (adaedl(keep_checked_token=True), FAST),
-    "static 0": (static(), {"draft_length": 0}),
+    "adaedl_fast": (adaedl(), FAST),
+    "adaedl_keep_fast": (adaedl(keep_checked_token=True), FAST),
+    "static_0": (static(), {"draft_length": 0}),
 } | {name: (find_factory("policy", name)(), {}) for name in ("survival", "static", *names("policy"))}
 WATCH = {"enter": 0.8, "leave": 0.75, "minimum_length": 2, "decay": 0.5}  # of the phases, for rules that read them
 
