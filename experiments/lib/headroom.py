@@ -57,8 +57,8 @@ def headroom(options: Headroom, console: Console) -> None:
             words = [f"{free},{slope:g}" for slope in options.slopes] if name in BY_WIDTH else map(str, options.ratios)
             for word in words:
                 costs = costs_named(word, longest=options.max_draft_length)
-                group = f"{name}: {word}" if name != BLOCK else f"{path.stem}: {word}"
-                sources.append(runs.source_of(group, temperature, trace, costs))
+                source = path.stem if name == BLOCK else name
+                sources.append(runs.source_of(f"{source}: {word}", temperature, trace, costs))
     run = runs.open_traces("headroom", options, console, sources)
     rows: list[Row] = []
     for lengths_only in (True, False):
