@@ -213,6 +213,20 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return (f"; did you mean {close[0]!r}?" if close else "") + f" (there are: {', '.join(names) or 'none'})"
 
 
+def named_call(name: str, function: Callable[..., Any], *inner: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose **options go to `inner`; a TypeError for any other keyword names the call and lists them."""
+    every = [each for call in (function, *inner) for each in inspect.signature(call).parameters.values()]
+    words = {each.name for each in every if each.kind is each.KEYWORD_ONLY} | {*inspect.signature(function).parameters}
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        for key in options.keys() - words:
+            raise TypeError(f"{name} has no option {key!r}{nearest(key, words - {'options', 'self'})}")
+        return function(*arguments, **options)
+
+    return call
+
+
 def _bare(value: Any) -> Any:
     if isinstance(value, Strategy):
         return value.bare

@@ -22,6 +22,7 @@ from specdec_jax.decoding.rounds import ModelParams, Parts, Run, decode_round, w
 from specdec_jax.decoding.state import fresh_state, refuse_encoder
 from specdec_jax.ranges import Between
 from specdec_jax.sharding import by_rows, committed, mesh_here, placed
+from specdec_jax.strategy import named_call
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
@@ -264,4 +265,6 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         rounds = ALL_ROUNDS if rounds is None else rounds
         return jitted["run"](params, state, np.int32(rounds), np.int32(min(leave or batch, batch)))
 
-    return Decoder(prefill, compile_all, extend, idle, refill, jitted["step"], run, parts, jitted)
+    calls = {"prefill": prefill, "compile": compile_all, "extend": extend, "idle": idle, "refill": refill}
+    named = {name: named_call(f"Decoder.{name}", call, fresh_state) for name, call in calls.items()}
+    return Decoder(**named, step=jitted["step"], run=run, parts=parts, jitted=jitted)

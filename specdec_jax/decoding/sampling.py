@@ -207,20 +207,24 @@ def _key(seed: Array) -> Array:
     return jax.random.key(seed) if seed.ndim == 0 else jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
-def seeds_of(seed: Any) -> Any:
+def seeds_of(seed: Any, batch: int) -> Any:
     """Seeds as numbers, [] or [B], not yet checked; keys of `jax.random` become numbers in [0, 2**32).
 
-    A key's number is the exclusive or of the last two words of its data, so `jax.random.key(7)` is seed 7.
+    A key's number is the exclusive or of the last two words of its data, so `jax.random.key(7)` is seed 7. Keys may
+    be typed (`key`) or raw words (`PRNGKey`) [2] or [B, 2].
 
     Raises:
-        ValueError: a jax array uint32[2] or [B, 2], which may be raw words of keys (`jax.random.PRNGKey`) or seeds.
+        ValueError: a jax array uint32[2] for two rows, which is ambiguous: one raw key or two seeds.
     """
-    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        words = jax.random.key_data(seed)
-        seed = words[..., -2] ^ words[..., -1]
-    elif isinstance(seed, jax.Array) and seed.dtype == jnp.uint32 and seed.shape[-1:] == (2,):
-        raise ValueError("seed is uint32[..., 2], two seeds or raw keys: give a list of seeds, or jax.random.key")
-    return seed if isinstance(seed, Tracer) else np.asarray(seed)
+    is_key = lambda value: isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)  # noqa: E731
+    keys: Any = jnp.stack(seed) if isinstance(seed, (list, tuple)) and seed and is_key(seed[0]) else seed
+    raw = isinstance(keys, jax.Array) and keys.dtype == jnp.uint32 and keys.shape[-1:] == (2,)
+    if raw and keys.shape == (batch,):
+        raise ValueError("seed is uint32[2] for 2 rows, two seeds or one raw key: give a list, or jax.random.key")
+    if raw or is_key(keys):
+        words = keys if raw else jax.random.key_data(keys)
+        keys = words[..., -2] ^ words[..., -1]
+    return keys if isinstance(keys, Tracer) else np.asarray(keys)
 
 
 def policy_seeds(seed: Array) -> Array:

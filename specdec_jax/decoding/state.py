@@ -105,7 +105,7 @@ def fresh_state(
     traced = isinstance(warp.temperature, Tracer)
     if parts.verifier.greedy_only and not traced and np.any(np.asarray(warp.temperature) > 0):
         raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
-    numbers = seeds_of(seed)
+    numbers = seeds_of(seed, batch)
     value = numbers if isinstance(numbers, Tracer) else numbers.tolist()
     seeds = in_rows(batch, value, "seed", Between(0, 2**32 - 1, whole=True), np.uint32)
     seeds = seeds + np.arange(batch, dtype=np.uint32) if numbers.shape == () else seeds

@@ -20,6 +20,7 @@ from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.rounds import draft_of, empty_log_q
 from specdec_jax.decoding.sampling import uniforms
 from specdec_jax.hyperparameters import host
+from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.enumeration import ENDS, PHASES
 from specdec_jax.lossless.results import Result
@@ -63,9 +64,7 @@ def prove_law(
     rounds: int,
     exactly: bool = True,
 ) -> Result:
-    """Rounds of `batch` drawn texts with sweeps of the uniforms.
-
-    Drafts that depend on the batch's other rows are lossless too; `prove_whole` compares requests among others.
+    """Rounds of `batch` drawn texts: sweeps of the uniforms, and rows beside others.
 
     Args:
         params: the drafter's.
@@ -79,13 +78,14 @@ def prove_law(
         raise ValueError(f"{drafter.name} reads hidden states of its target: test it with the decoder")
     longest, rng = drafter.max_draft_length, drawing.rng
     functions = _functions(drafter, vocab_size)
-    text, wrong, error, sweeps, drafted, drawn = _text(drawing, vocab_size, batch, longest), "", 0.0, 0, 0, 0
+    text, error, sweeps, drafted, drawn = _text(drawing, vocab_size, batch, longest), 0.0, 0, 0, 0
     state, places = functions.fill(params, text.tokens, text.context.length), np.zeros((2, 0))
     for _ in range(rounds):
         numbers = rng.uniform(size=(batch, longest)).astype(np.float32)
         draft, closed = functions.draft(params, state, text.tokens, text.context, numbers)
         draft = jax.tree.map(np.asarray, draft)
-        for position in rng.permutation(longest)[:3] if exactly else [0, longest - 1]:
+        wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
+        for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
             at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position), draft)
             swept = _swept(at, batch, int(position), None if exactly else rng)
             error, sweeps, wrong = max(error, swept.error), sweeps + batch, swept.wrong
@@ -295,3 +295,43 @@ def _next_round(drawing: Drawing, text: Text, draft: Draft, vocab_size: int) -> 
         tokens[row, length[row] : length[row] + len(new)] = new
         length[row] += len(new)
     return Text(tokens, prompt, _context(drawing, length, prompt, draft.tokens.shape[1], context.warp))
+
+
+def _beside_others(
+    functions: _Functions,
+    params: Params,
+    drawing: Drawing,
+    text: Text,
+    numbers: np.ndarray,
+    vocab_size: int,
+    longest: int,
+) -> str:
+    """What is wrong with rows beside others: in the same place to the bit, and in another place up to rounding."""
+    batch = len(numbers)
+    state = functions.fill(params, text.tokens, text.context.length)
+    first = _rows_of(functions.draft(params, state, text.tokens, text.context, numbers)[0])
+    same, order = drawing.rng.uniform(size=batch) < 0.5, drawing.rng.permutation(batch)
+    other = _text(drawing, vocab_size, batch, longest)
+    numbers_of_others = drawing.rng.uniform(size=numbers.shape).astype(np.float32)
+
+    def mixed(mine: Any, theirs: Any) -> Any:
+        return jax.tree.map(lambda a, b: np.where(same.reshape(-1, *(1,) * (a.ndim - 1)), a, b), mine, theirs)
+
+    for index, exact in ((np.arange(batch), True), (order, False)):
+        here, uniforms = take(mixed((text, numbers), (other, numbers_of_others)), index)
+        state = functions.fill(params, here.tokens, here.context.length)
+        again = _rows_of(functions.draft(params, state, here.tokens, here.context, uniforms)[0])
+        rows = np.flatnonzero(same[index])
+        for mine, others in zip(take(first, index[rows]), take(again, rows), strict=True):
+            equal = np.array_equal(mine, others) if exact else np.allclose(mine, others, rtol=1e-4, atol=1e-6)
+            if not equal:
+                return "a row's drafts depend on the other rows of its batch"
+    return ""
+
+
+def _rows_of(draft: Draft) -> tuple[np.ndarray, ...]:
+    """What a draft says, [B, ...]: entries beyond its length are zero, and distributions are probabilities."""
+    tokens, one_hot, length = (np.asarray(leaf) for leaf in (draft.tokens, draft.one_hot, draft.length))
+    inside = np.arange(tokens.shape[1])[None, :] < length[:, None]
+    q = np.zeros((*tokens.shape, 1)) if draft.log_q is None else np.exp(np.asarray(draft.log_q))
+    return np.where(inside, tokens, 0), inside & one_hot, length, np.where((inside & ~one_hot)[..., None], q, 0.0)

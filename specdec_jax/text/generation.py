@@ -188,8 +188,8 @@ def encode(
     """Token ids of a prompt: with the chat template, or as plain text without `chat` or for an encoder.
 
     Special tokens in messages, such as `<|im_end|>`, are plain text unless `parse_special`; without the template, where
-    the prompt is the model's whole input, they are control tokens. Raises ValueError: the prompt is empty; messages or
-    a system prompt without `chat` or for an encoder.
+    the prompt is the model's whole input, they are control tokens. Raises ValueError: the prompt is empty or too long;
+    messages or a system prompt without `chat` or for an encoder.
     """
     if not prompt:
         raise ValueError("the prompt is empty")
@@ -197,11 +197,21 @@ def encode(
         if system is not None or not isinstance(prompt, str):
             encoder = f"{target.name!r} has an encoder and no chat: messages and system prompts are not for it"
             raise ValueError(encoder if source else "a system prompt and messages need the chat template; it is off")
-        return target.tokenizer.encode(prompt, add_special=True)
+        return encode_text(target, prompt, add_special=True)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
-    return target.tokenizer.encode(target.tokenizer.chat(messages, parse_special=parse_special))
+    return encode_text(target, target.tokenizer.chat(messages, parse_special=parse_special))
+
+
+def encode_text(target: LoadedModel, text: str, *, add_special: bool = False) -> list[int]:
+    """`Tokenizer.encode`. Raises ValueError before it encodes all of a text whose beginning exceeds the context."""
+    context = target.model.spec.context
+    begin = text[: 8 * context]  # a token of text has four; the last ones may differ from those of the whole text
+    if len(begin) < len(text) and (count := len(target.tokenizer.encode(begin))) > 1.25 * context:
+        begins = f"the first {len(begin):,} of {len(text):,} characters of the prompt are {count:,} tokens"
+        raise ValueError(f"{begins} and exceed the target's context, {context:,}")
+    return target.tokenizer.encode(text, add_special=add_special)
 
 
 def decode(pair: Pair, request: Request) -> Decoded:

@@ -15,6 +15,7 @@ from specdec_jax.monitors.log_probs import LogProbs, log_probs
 from specdec_jax.ranges import Between
 from specdec_jax.sharding import on_host
 from specdec_jax.stopping.survival import survival
+from specdec_jax.strategy import named_call
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Params, Statistics, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
@@ -64,7 +65,7 @@ def sampler(
         raise ValueError(f"a sampler decodes no text: give stop_ids in place of stop={sampling.stop!r}")
     Between(1, whole=True).check("n", n)
     options["monitor"] = log_probs(sampling.max_new_tokens, options.get("monitor"))
-    decoder = build_decoder(target, drafter, policy, verifier, **options)
+    decoder = named_call("sampler", build_decoder)(target, drafter, policy, verifier, **options)
     request = {"max_new_tokens": sampling.max_new_tokens, "stop_ids": sampling.stop_ids, "n": n}
 
     @jax.jit

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from specdec_jax.ranges import Between, check_fields
+from specdec_jax.strategy import named_call
 
 NewTokens = Annotated[int, Between(1)]
 Temperature = Annotated[float, Between(0)]
@@ -46,7 +47,7 @@ class SamplingParams:
         if hasattr(self.seed, "sharding"):  # a jax array
             from specdec_jax.decoding.sampling import seeds_of
 
-            object.__setattr__(self, "seed", seeds_of(self.seed).tolist())
+            object.__setattr__(self, "seed", seeds_of(self.seed, 1).tolist())
         check_fields(self)
         if not all(self.stop_strings):
             raise ValueError(f"a stop string is empty: {self.stop_strings!r}")
@@ -55,3 +56,6 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple; a single string is allowed."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+SamplingParams.__init__ = named_call("SamplingParams", SamplingParams.__init__)  # a wrong keyword is one sentence

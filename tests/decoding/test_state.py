@@ -257,12 +257,15 @@ def test_keys_are_seeds():
     raw = np.asarray(jax.random.key_data(four))
     for seed, numbers in (
         (one, [7, 8, 9]),
+        (jax.random.PRNGKey(7), [7, 8, 9]),
         (jax.random.key(7, impl="rbg"), [7, 8, 9]),
         (jax.random.key(2**32 - 1), [2**32 - 1, 0, 1]),
+        ([jax.random.key(5), one, jax.random.key(1)], [5, 7, 1]),
         (four, raw[:, 0] ^ raw[:, 1]),
+        (jnp.asarray(raw), raw[:, 0] ^ raw[:, 1]),
     ):
         assert begin(decoder_of(), seed=seed).key[:, 1].tolist() == list(numbers), seed
-    assert SamplingParams(seed=one).seed == 7  # type: ignore[arg-type]
+    assert SamplingParams(seed=one).seed == SamplingParams(seed=jax.random.PRNGKey(7)).seed == 7  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed must be a whole number"):
         SamplingParams(seed=four)  # type: ignore[arg-type]
 
@@ -300,6 +303,11 @@ def of_greedy(**warp):
     return begin(decoder_of("static", "greedy"), policy="static", warp=make_warp(3, **warp))
 
 
+def test_a_wrong_keyword_names_the_call_and_all_that_it_takes():
+    with pytest.raises(TypeError, match=r"Decoder.prefill .*'max_tokens'; did you mean 'max_new_tokens'\? .*, warp\)"):
+        begun([[1]], max_tokens=3)
+
+
 test_what_is_refused = refusals(
     (lambda: begun([[1], []]), "empty"),
     (lambda: begun([]), "empty"),
@@ -312,7 +320,7 @@ test_what_is_refused = refusals(
     (lambda: begun([[1]], seed=2**32), "seed.*4294967296"),
     (lambda: begun([[1]], seed=0.5), "seed.*0.5"),
     (lambda: begun([[1]], seed=[1, 2]), "seed.*1.*2"),
-    (lambda: begun([[1], [2]], seed=jax.random.PRNGKey(3)), "two seeds or raw keys"),
+    (lambda: begun([[1], [2]], seed=jax.random.PRNGKey(3)), "two seeds or one raw key"),
     (lambda: begun([[1]], seed=jax.random.split(jax.random.key(3))), r"seed.*\(2,\)"),
     (lambda: begun([1, 2]), "prompt 0 must be a sequence of tokens, got 1"),
     (lambda: begun([[1]], warp=make_warp(2)), "the warp is of 2 rows, and there are 1"),

@@ -125,7 +125,7 @@ def text_drafter(kind, longest, vocab):
         rows = jnp.arange(len(tokens))[:, None]
         inside = jnp.arange(tokens.shape[1])[None] < context.length[:, None]
         counts = jnp.zeros((len(tokens), vocab)).at[rows, tokens].add(inside.astype(jnp.float32))
-        logits = jnp.log(counts + 0.3)
+        logits = jnp.log((counts[:1] + jnp.zeros_like(counts) if kind == "first row" else counts) + 0.3)
         seen = distribution(logits, context.warp)
         weights = jnp.exp(logits if kind == "own temperature" else seen.log_prob)
         if kind == "top 32":
@@ -152,6 +152,7 @@ def text_drafter(kind, longest, vocab):
 WRONG_DRAFTERS = {
     "own temperature": "reported",
     "bfloat16": "sums to 1 +",
+    "first row": "depend on the other rows",
     "special tokens": "is proposed depends on the token",
     "cut at the end": "is proposed depends on the token",
     "top 32": "lie beyond",

@@ -140,6 +140,8 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
         counts = [encode(target, prompt, system=system, parse_special=each).count(EOS) for each in (True, False)]
         assert counts[0] == counts[1] + 1, prompt
     assert encode(target, "hi</s>", chat=False) == tokens_of("hi</s>")  # the whole input of the model
+    with pytest.raises(ValueError, match=r"first 1,472 of 5,000,010 characters .* exceed the target's context, 184"):
+        encode(target, "abcde" * 1_000_000)
     options = {"pair": scripted, "record": True, **OPTIONS, "chat": True}
     result = generate(messages, SamplingParams(max_new_tokens=64), **options)
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch

@@ -193,3 +193,10 @@ test_what_is_refused = refusals(
     (lambda: toy_sampler()[0](*toy_pair(V)[:2], np.ones((1, 4095), int)), "prompt 0 of 4095 tokens and 8 new ones"),
     (lambda: sd.sampler(table_model(V), no_drafter(), sd.SamplingParams(stop="x")), "decodes no text.*stop='x'"),
 )
+
+
+@pytest.mark.parametrize("call", [toy_sampler, sd.SamplingParams])
+def test_an_option_of_other_samplers_is_one_sentence(call):
+    name = "sampler" if call is toy_sampler else "SamplingParams"
+    with pytest.raises(TypeError, match=f"^{name} has no option 'repetition_penalty' \\(there are: [a-z_, ]*\\)$"):
+        call(repetition_penalty=1.1)

@@ -10,7 +10,7 @@ from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import Tokenizer, refuse_encoders
 from specdec_jax.ranges import Between
 from specdec_jax.stopping.static import static
-from specdec_jax.text.generation import Generation, Pair, Request, build_pair, prepare
+from specdec_jax.text.generation import Generation, Pair, Request, build_pair, encode_text, prepare
 from specdec_jax.text.streaming import Chunk, Stream, can_continue, interrupts_held
 from specdec_jax.types import DecodeState
 
@@ -108,9 +108,9 @@ class Session:
         before = last.text + tokenizer.decode(last.result.tokens, skip_special=False) if last and last.ids else None
         if last is not None and before is not None and rendered.startswith(before):
             # decoded text keeps its ids, which may differ from those of encoding it
-            ids = [*last.ids, *last.result.tokens, *tokenizer.encode(rendered[len(before) :])]
+            ids = [*last.ids, *last.result.tokens, *encode_text(self.pair.target, rendered[len(before) :])]
         else:
-            ids = tokenizer.encode(rendered, add_special=not settings.chat)
+            ids = encode_text(self.pair.target, rendered, add_special=not settings.chat)
         return self._play(messages, rendered, self.request(ids))
 
     def request(self, ids: list[int], pair: Pair | None = None) -> Request:
