@@ -85,7 +85,8 @@ def study(options: Policies, console: Console) -> None:
         return
     if options.results is not None:
         options.check()
-        from experiments.lib.archive_build import read_archive, with_rules  # they need pandas
+        from experiments.lib.archive import read_archive  # these need pandas
+        from experiments.lib.archive_build import with_rules
         from experiments.tables import speedups
 
         ranked = with_rules(read_archive(options.results), Path(options.traces[0]), options.rules, console)

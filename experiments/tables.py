@@ -138,16 +138,12 @@ def contrasts(archive: Archive) -> str:
         rules = contrast.rule, contrast.over
         there = [t for t in contrast.temperatures if archive.totals(*rules, (t,), contrast.targets)]
         totals = archive.totals(*rules, there, contrast.targets)
-        population = f"{len(totals)}, {'/'.join(f'{t:g}' for t in there)}"
+        line = [contrast.name, " / ".join(rules), contrast.expected]
         if not totals:
-            lines.append(
-                [contrast.name, f"{contrast.rule} / {contrast.over}", contrast.expected, NONE, NONE, "not recorded"]
-            )
+            lines.append([*line, NONE, NONE, "not recorded"])
             continue
-        ratio = hierarchical(totals)
-        verdict = verdict_of(contrast.expected, ratio)
-        pair = f"{contrast.rule} / {contrast.over}"
-        lines.append([contrast.name, pair, contrast.expected, population, percent_more(ratio), verdict])
+        ratio, population = hierarchical(totals), f"{len(totals)}, {'/'.join(f'{t:g}' for t in there)}"
+        lines.append([*line, population, percent_more(ratio), verdict_of(contrast.expected, ratio)])
     coverage = archive.manifest["coverage"].items()
     simulated = ", ".join(f"{share:.0%} with {count} target{'s' * (count != '1')}" for count, share in coverage)
     heads = ["contrast", "rule / over", "expected", "targets, temperatures", "faster by", "verdict"]

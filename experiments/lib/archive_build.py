@@ -13,19 +13,7 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from configs.base import EvidenceConfig, JudgedRule, describe, load_config
-from experiments.lib.archive import (
-    FOLDER,
-    KEYS,
-    LIVE,
-    ROWS,
-    TEXTS,
-    Archive,
-    coverage,
-    digest,
-    groups_of,
-    read_archive,
-    write_archive,
-)
+from experiments.lib.archive import FOLDER, KEYS, LIVE, ROWS, TEXTS, Archive, coverage, digest, groups_of, write_archive
 from experiments.lib.evidence import Cell, Key, cells
 from experiments.lib.rules import STATIC, Rule, rule_in
 from experiments.lib.run_folder import environment, read_manifest, read_rows
@@ -244,9 +232,7 @@ def build(options: Build, console: Console) -> None:
     facts["cells"] = cell_facts(options.traces, recordings)
     facts["missing"] = [str(cell.path) for cell in every if cell not in done]
     frames = {ROWS: rows, TEXTS: texts} | ({} if live.empty else {LIVE: live})
-    write_archive(options.out, frames, facts | {"coverage": {}})
-    archive = read_archive(options.out)
-    simulated = {}
+    archive, simulated = Archive(groups_of(texts, rows, facts), live, facts), {}
     for contrast in config.contrasts:
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
