@@ -15,7 +15,7 @@ from jax import lax
 
 from specdec_jax.decoding import sampling
 from specdec_jax.decoding.cache_feed import window
-from specdec_jax.decoding.state import laid
+from specdec_jax.decoding.state import laid, slots_for
 from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
@@ -57,7 +57,7 @@ def trace_texts(
     check_texts(texts, models[0].spec.context, limit)
     batch, (target, drafter) = len(texts), models
     prompts, sizes = (np.array([len(part) for part in parts], np.int32) for parts in zip(*texts, strict=True))
-    slots = int((prompts + sizes).max()) + max(chunk, max_draft_length, PREFILL) + FED
+    slots = slots_for(int(prompts.max()), limit, max(chunk, max_draft_length, PREFILL) + FED)  # few shapes
     tokens = laid([[*prompt, *answer] for prompt, answer in texts], slots + -slots % PREFILL)
     device = Written(jnp.asarray(tokens), jnp.asarray(prompts), jnp.asarray(sizes))
     device_warp = jax.tree.map(jnp.asarray, sampling.make_warp(batch, **(warp or {})))
@@ -136,14 +136,14 @@ def _forward(
 
 
 def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rejected positions of each row, descending and padded with -1, [B, M] int32; and the row in `tails` of each.
+    """Rejected positions of each row, descending and padded with -1, [B, T+1] int32; and the row in `tails` of each.
 
     The position after a text's last token is included, because a draft may exceed the end of a text.
     """
     batch, positions = accepted.shape
     row, place = np.nonzero(((np.arange(positions)[None, :] <= sizes[:, None]) & ~accepted)[:, ::-1])
     place, counts = positions - 1 - place, np.bincount(row, minlength=batch)
-    at, tail_of = np.full((batch, counts.max()), -1, np.int32), np.zeros((batch, positions), np.int32)
+    at, tail_of = np.full((batch, positions), -1, np.int32), np.zeros((batch, positions), np.int32)
     at[row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]] = place
     tail_of[row, place] = np.arange(len(row))
     return at, tail_of
@@ -209,8 +209,7 @@ def _programs(
 
     def tails(params: Params, texts: Written, cache: Cache, warp: Warp, seeds: Array, at: Array, first: Array) -> Array:
         """Tails [B, M, K, F]: entry m goes on from position at[:, m] after token first[:, m]; entry 0 of K is empty."""
-        batch, count = at.shape
-        tail = jnp.zeros((batch, count, longest, len(FEATURES)), jnp.float32)
+        tail = jnp.zeros((*at.shape, longest, len(FEATURES)), jnp.float32)
 
         def one_tail(index: Array, carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
             cache, tail = carry
@@ -231,7 +230,7 @@ def _programs(
             cache, _, _, tail = lax.fori_loop(1, longest, one_pass, (cache, before, token, tail))
             return cache, tail
 
-        return lax.fori_loop(0, count, one_tail, (cache, tail))[1]
+        return lax.fori_loop(0, jnp.max(jnp.sum(at >= 0, axis=1)), one_tail, (cache, tail))[1]
 
     fill, every_chain = functools.partial(filled_caches, models), functools.partial(chains, drafter, longest)
     return jax.jit(fill), jax.jit(path, donate_argnums=2), jax.jit(tails), jax.jit(every_chain)
