@@ -101,10 +101,8 @@ ASK: dict[str, Callable[[Row], str]] = {  # the user's turn by category, "" for 
 }
 
 
-def entries(source: str) -> list[dict[str, Any]]:
-    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns. Raises
-    FileNotFoundError for no such file, and ValueError for an unknown name, a package that is missing, a set that cannot
-    be loaded, or a row of another shape."""
+def rows_of(source: str) -> tuple[HubDataset, list[dict[str, Any]]]:
+    """The set that `hub:NAME` or `hub:NAME@FILE` names, and its rows. Raises as `entries`."""
     name, _, file = source.removeprefix(PREFIX).partition("@")
     names = {alias: entry for short, entry in DATASETS.items() for alias in (short, entry.hub_id)}
     names |= {f"{entry.hub_id}/{entry.config}": entry for entry in DATASETS.values()}
@@ -114,15 +112,21 @@ def entries(source: str) -> list[dict[str, Any]]:
     if not file:
         datasets = _optional("datasets", f"{source} (or a local copy: {source}@FILE)")
         try:
-            rows = datasets.load_dataset(dataset.hub_id, dataset.config, split=dataset.split)
+            return dataset, list(datasets.load_dataset(dataset.hub_id, dataset.config, split=dataset.split))
         except Exception as error:  # the package raises dozens of types, from requests' to its own
             raise ValueError(f"cannot load {dataset.hub_id} from the hub: {error}") from error
-    elif not path.is_file():
+    if not path.is_file():
         raise FileNotFoundError(f"no file {file!r} of the split {dataset.split!r} of {dataset.hub_id}")
-    elif path.suffix == ".parquet":
-        rows = _optional("pyarrow.parquet", file).read_table(path).to_pylist()
-    else:
-        rows = [row for _, row in json_lines(path)]
+    if path.suffix == ".parquet":
+        return dataset, _optional("pyarrow.parquet", file).read_table(path).to_pylist()
+    return dataset, [row for _, row in json_lines(path)]
+
+
+def entries(source: str) -> list[dict[str, Any]]:
+    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns. Raises
+    FileNotFoundError for no such file, and ValueError for an unknown name, a package that is missing, a set that cannot
+    be loaded, or a row of another shape."""
+    dataset, rows = rows_of(source)
     lines = []
     for number, row in enumerate(rows):
         try:

@@ -1,0 +1,162 @@
+"""Does lossy verification keep a task's accuracy? Exact match on GSM8K and pass@1 on HumanEval, by verifier.
+
+Question:  How many answers are right with each verifier, and how many tokens does a verification give?
+Command:   python -m experiments.accuracy hub:gsm8k@test.jsonl:20 hub:openai_humaneval@HumanEval.jsonl:2
+           --target runs/coder-1.5b.gguf --drafter runs/coder-0.5b.gguf [--verifiers rejection typical] ...
+Time:      about ten minutes a verifier on 2 cores, for 66 questions and 82 functions
+Output:    runs/accuracy-<time>/, with table.md and results.jsonl: a line a verifier and question, with the text
+
+The files are those of the sets' repositories (or `hub:gsm8k`, which needs the package `datasets`). The last number of
+an answer is compared with the set's; a function is run against the set's tests in a process of its own, with limits on
+time and memory but with your rights: it is a model's code. Verifiers share questions, seeds and drafts of a static
+length, so their right answers are compared in pairs, by McNemar's exact test against the first. A lossless verifier
+gives every answer with the target's own probability; greedily, the target's own answer.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from rich.console import Console
+from scipy.stats import binomtest
+from tyro.conf import Positional
+
+from experiments.lib.commands import Output, Served, bar, command
+from experiments.lib.prompts import every_nth, load_prompts, rows_of
+from experiments.lib.run_folder import RunFolder
+from experiments.lib.tables import at_temperature, interval, markdown, publish
+from specdec_jax.ranges import Between, check_fields
+from specdec_jax.stopping import static
+from specdec_jax.text.generation import build_pair, decode, encode, prepare
+from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Seed, Temperature
+from specdec_jax.text.strategies import choose
+
+KEY = "verifier", "task", "id"
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+SECONDS = 10  # of a processor, for a function's tests
+LIMITS = f"""import resource
+resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+"""
+
+
+@dataclass(frozen=True)
+class Accuracy(Output, Served):
+    """Accuracy by verifier."""
+
+    tasks: Positional[tuple[str, ...]] = ()  # hub:gsm8k and hub:openai_humaneval, with @FILE a copy, and :n every n-th.
+    verifiers: tuple[str, ...] = ("rejection", "typical", "lenience(lenience=0.5)", "lenience(lenience=0.1)")
+    """As `--verifier` elsewhere; the first is what the others are compared with."""
+    draft_length: Annotated[int, Between(1)] = 4  # Drafts of every round.
+    temperature: Temperature = 0.7  # 0 is greedy.
+    max_new_tokens: NewTokens = 384  # Most tokens of an answer.
+    batch: Annotated[int, Between(1)] = 16  # Answers decoded at once.
+    seed: Seed = 0  # Question i of a task is sampled with seed + i.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Question(NamedTuple):
+    """What is asked, and the row of the set that says what is right."""
+
+    id: str
+    text: str
+    seed: int
+    row: Mapping[str, Any]
+
+
+def is_right(text: str, row: Mapping[str, Any]) -> bool:
+    """Whether an answer is right: by the row's tests where it has some, else by its last number."""
+    if "test" in row:
+        blocks = CODE.findall(text)
+        code = max(blocks, key=len) if blocks else text
+        return _passes(f"{row['prompt']}\n\n{code}\n\n{row['test']}\n\ncheck({row['entry_point']})\n")
+    numbers = [NUMBER.findall(words) for words in (text, row["answer"].rpartition("####")[2])]
+    said, wanted = (float(found[-1].replace(",", "")) if found else None for found in numbers)
+    return said is not None and said == wanted
+
+
+def _passes(program: str) -> bool:
+    options: Any = {"input": (LIMITS + program).encode(), "capture_output": True, "timeout": 2 * SECONDS}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return subprocess.run([sys.executable, "-I", "-"], cwd=folder, **options).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+
+def accuracy(config: Accuracy, console: Console) -> None:
+    """Answers what is missing and writes the table. Raises ValueError, FileNotFoundError for invalid input."""
+    if not config.tasks:
+        raise ValueError("name a task: hub:gsm8k or hub:openai_humaneval")
+    verifiers, tasks = {words: choose("verifier", words) for words in config.verifiers}, {}
+    for source in config.tasks:
+        dataset, rows = rows_of(every_nth(source)[0])
+        if dataset.category not in ("math_reasoning", "code"):
+            raise ValueError(f"{source}: {dataset.hub_id} has no answers to compare with")
+        named = {row.get(dataset.id_key or "", str(number)): row for number, row in enumerate(rows)}
+        tasks[dataset.category] = [
+            Question(prompt.id, prompt.turns[0], config.seed + number, named[prompt.id])
+            for number, prompt in enumerate(load_prompts(source))
+        ]
+    folder = RunFolder.create("accuracy", config, config.out)
+    target, drafter = config.load(console)
+    pair = build_pair(target, drafter, policy=static(draft_length=config.draft_length))
+    for words, verifier in verifiers.items():
+        using = pair.using(verifier=verifier)
+        for task, questions in tasks.items():
+            wanted = {(words, task, question.id): question for question in questions}
+            missing = [wanted[key] for key in folder.missing(KEY, wanted)]
+            missing.sort(key=lambda question: len(encode(target, question.text)))  # similar lengths form a batch
+            with bar(console, f"{words}, {task}", len(questions), len(questions) - len(missing), "answers") as update:
+                for first in range(0, len(missing), config.batch):
+                    some = missing[first : first + config.batch]
+                    sampling = SamplingParams(config.max_new_tokens, config.temperature)
+                    request = prepare(using, [each.text for each in some], sampling)
+                    request.options["seed"] = [question.seed for question in some]
+                    for question, answer in zip(some, decode(using, request).results, strict=True):
+                        counts = {name: answer.statistics[name] for name in ("num_emitted_tokens", "num_rounds")}
+                        right = {"right": is_right(answer.text, question.row), "ended": answer.finish_reason}
+                        key = dict(zip(KEY, (words, task, question.id), strict=True))
+                        folder.append(key | right | counts | {"text": answer.text})
+                    update(len(questions) - len(missing) + first + len(some))
+    about = f"{target.name} with {drafter.name}, {at_temperature(config.temperature)}, drafts of {config.draft_length}"
+    publish(folder, f"{about}.\n\n{table(folder.rows(), config.verifiers)}\n", console)
+
+
+def table(results: list[dict[str, Any]], verifiers: tuple[str, ...]) -> str:
+    """Right answers with Wilson's intervals, what changed against the first verifier, and tokens a verification."""
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in results):
+        by = {
+            words: {row["id"]: row for row in results if (row["task"], row["verifier"]) == (task, words)}
+            for words in verifiers
+        }
+        first = by[verifiers[0]]
+        for words, rows in by.items():
+            right = [row["right"] for row in rows.values()]
+            test = binomtest(sum(right), len(right))
+            share = (sum(right) / len(right), *test.proportion_ci(method="wilson"))
+            won, lost = (
+                sum(row["right"] is is_won and first[name]["right"] is not is_won for name, row in rows.items())
+                for is_won in (True, False)
+            )
+            against = f"+{won} -{lost}, p = {binomtest(won, won + lost).pvalue:.2f}" if won + lost else "the same"
+            cut = sum(row["ended"] == "length" for row in rows.values())
+            tokens, rounds = (sum(row[name] for row in rows.values()) for name in ("num_emitted_tokens", "num_rounds"))
+            named = "–" if rows is first else against
+            lines.append([task, words, interval(share), named, str(cut), f"{tokens / rounds:.2f}"])
+    heads = ("task", "verifier", "right", f"against {verifiers[0]}", "cut off", "tokens a round")
+    return markdown(heads, lines)
+
+
+main = command(Accuracy, accuracy, __doc__)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""experiments.accuracy: what counts as right, and a run that goes on where it stopped."""
+
+import json
+
+import pytest
+from tiny_pair import write_chat_pair
+
+from experiments import accuracy
+from experiments.accuracy import is_right
+
+TWICE = {"prompt": "def twice(x):\n    '''Twice x.'''\n", "entry_point": "twice"}
+TWICE["test"] = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("He pays 3 * 1,000 = 3,000 dollars.", True),
+        ("3000 of 4000 are left", False),
+        ("It is $3000.00.", True),
+        ("none", False),
+        ("-3000", False),
+    ],
+)
+def test_the_last_number_is_the_answer(answer, right):
+    assert is_right(answer, {"answer": "1000 * 3 = <<1000*3=3000>>3000\n#### 3,000"}) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("Sure:\n```python\ndef twice(x):\n    return x + x\n```\nIt adds. `x`", True),
+        ("```\ndef twice(x):\n    return x + x", True),  # cut off after the function
+        ("def twice(x): return 2 * x", True),
+        ("```python\ndef twice(x):\n    return x * x\n```", False),
+        ("```python\ndef twice(x):\n    while True: pass\n```", False),
+        ("```python\ndef twice(x):\n    return [0] * 2**40\n```", False),
+        ("I cannot.", False),
+    ],
+)
+def test_a_function_is_right_if_its_tests_pass(answer, right, monkeypatch):
+    monkeypatch.setattr(accuracy, "LIMITS", accuracy.LIMITS.replace("(10, 10)", "(1, 1)"))
+    assert is_right(answer, TWICE) is right
+
+
+def test_a_run_goes_on_and_compares_with_the_first_verifier(tmp_path, capsys):
+    target, drafter = write_chat_pair(tmp_path)
+    file = tmp_path / "test.jsonl"
+    file.write_text(
+        "".join(json.dumps({"question": text, "answer": "#### 7"}) + "\n" for text in ("abc", "de", "a", "bc"))
+    )
+    options = ["--target", target, "--drafter", drafter, "--max-new-tokens", "4", "--batch", "2", "--dtype", "float32"]
+    options += ["--verifiers", "rejection", "typical", "--out", str(tmp_path / "out")]
+    assert accuracy.main([f"hub:gsm8k@{file}", *options]) == 0
+    results = tmp_path / "out" / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    assert [json.loads(line)["id"] for line in lines].count("1") == 2 and len(lines) == 8
+    results.write_text("".join(lines[:-2]))
+    assert accuracy.main([f"hub:gsm8k@{file}", *options]) == 0
+    assert sorted(results.read_text().splitlines(keepends=True)) == sorted(lines)
+    assert "| math_reasoning | rejection | 0.00 " in (tmp_path / "out" / "table.md").read_text()
+    capsys.readouterr()
+    assert accuracy.main(["hub:databricks-dolly-15k@" + str(file), *options]) == 2
+    assert "has no answers to compare with" in capsys.readouterr().err
