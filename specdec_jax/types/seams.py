@@ -122,7 +122,6 @@ def always(state: PolicyState, *arguments: Any) -> tuple[Array, PolicyState]:
 
 def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
     """Return the state unchanged."""
-    del draft, result
     return state
 
 
