@@ -121,7 +121,6 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
     module, c = Decoder(family, config, dtype), config
 
     def init_cache(params, batch, slots, source=None):
-        del params, source  # there is no encoder
         return init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
 
     def apply(params, tokens, cache, positions=None, mask=None):

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -65,21 +65,10 @@ class Parameter(NamedTuple):
         return leaf if self.stacked is None else leaf[self.stacked[0]]
 
 
-class Tensor(Protocol):
-    """A checkpoint's tensor: an array, or a lazy one whose parts are read from a file on access."""
-
-    @property
-    def shape(self) -> Any: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
-
-
 Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
-Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
+Tensor = Any  # an array, or a lazy one whose parts are read from a file when it is indexed
+Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 Read = Callable[[slice, slice], Any]  # rows and columns of a tensor, as [out, in]
 Part = tuple[str, "Parameter", Read]  # a tensor's name, its place in a leaf, and a function that reads it
 Place = Callable[[Parameter], jax.sharding.Sharding]  # the leaf's sharding

@@ -112,19 +112,16 @@ def later_input(
     Returns:
         Embeddings and features of the positions at which the tokens are known up to the draft before.
     """
-    del config, step
     return first[0], jnp.pad(stand_in(params, hidden, dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
 def head_rows(params: Params, rows: Array, tokens: Array) -> Array:
     """The matrix by which training multiplies `head_input`, from the head's rows [C, D] of tokens [C]."""
-    del params, tokens
     return rows
 
 
 def head_input(params: Params, hidden: Array, tokens: Array, step: int) -> Array:
     """What training multiplies with `head_rows`: last hidden states [R, T, D] after tokens [R, T], in step `step`."""
-    del params, tokens, step
     return hidden
 
 
