@@ -29,7 +29,7 @@ from specdec_jax.lossless.nodes import (
     pair,
     verify_arguments,
 )
-from specdec_jax.lossless.results import Tally
+from specdec_jax.lossless.results import Coverage
 from specdec_jax.lossless.toys import FADES, Toy, toy_phases
 from specdec_jax.types import (
     Distribution,
@@ -86,7 +86,8 @@ def setting_of(
         faded = (FADES ** np.arange(longest))[None, :, None, None] * read[:, None]  # [R, K, V, V]
         drafter = drafter[:, None, None] + faded[:, :, :, None, None].astype(drafter.dtype)
     drafts, goal = (distribution_table(each.reshape(len(toys), -1, vocab), requests.warp) for each in (drafter, target))
-    watched, counts = monitor or monitor_for(policy, verifier), (Tally(longest), Neighbours(seed))
+    watched = monitor or monitor_for(policy, verifier)
+    counts = Coverage.of(longest), np.zeros(longest + 1), Neighbours(seed)
     return Setting(policy, verifier, watched, requests, drafts, goal, longest, batch, tokens, *counts)
 
 
@@ -134,7 +135,15 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         branches = branches._replace(policy=policy)
         finished.append(take(branches, ~draws))
         branches, distributions = take(branches, draws), take(distributions, draws)
-        branches, distributions, token = _each_token(setting, branches, distributions, step)
+        prob = np.exp(distributions.log_prob.astype(np.float64))  # [M, V]
+        chose = chosen_at(setting, branches)[:, step]
+        prob = np.where(chose[:, None], np.eye(vocab)[distributions.top_token], prob)
+        prob /= prob.sum(axis=1, keepdims=True)
+        parent, token = np.nonzero(prob > 0)  # one branch per possible token
+        branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
+        branches.text[:, 2 + step] = token
+        chance = branches.chance * prob[parent, token]
+        branches = branches._replace(drafted=branches.drafted + 1, chance=chance)
         row = take(context, branches.node)
         going, policy = rules.proceed(watch, row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
@@ -142,24 +151,6 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         tally.asks(step + 1, going[has_budget])
         going = going & has_budget
     return joined([*finished, branches])
-
-
-def _each_token(
-    setting: Setting, branches: Branches, distributions: Distribution, step: int
-) -> tuple[Branches, Distribution, np.ndarray]:
-    """One branch per possible token, with the distribution it was drawn from."""
-    prob = np.exp(distributions.log_prob.astype(np.float64))  # [M, V]
-    chose = chosen_at(setting, branches)[:, step]
-    prob = np.where(chose[:, None], np.eye(prob.shape[-1])[distributions.top_token], prob)
-    prob /= prob.sum(axis=1, keepdims=True)
-    parent, token = np.nonzero(prob > 0)
-    branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
-    branches.text[:, 2 + step] = token
-    return (
-        branches._replace(drafted=branches.drafted + 1, chance=branches.chance * prob[parent, token]),
-        distributions,
-        token,
-    )
 
 
 class Ends(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import Neighbours, take
-from specdec_jax.lossless.results import Tally
+from specdec_jax.lossless.results import Coverage
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, Verifier, Warp
 
 DRAWN, CHOSEN, EVEN, ODD = 0, 1, 2, 3  # which drafts of a request are chosen: none, all, every second one
@@ -37,7 +37,8 @@ class Setting(NamedTuple):
     longest: int  # K
     batch: int  # rows per call of policy and verifier
     tokens: int  # emitted tokens that are kept
-    tally: Tally  # counts of the policy's decisions
+    tally: Coverage
+    siblings: np.ndarray  # [K+1], by draft the sum of the probabilities that a sibling of it is accepted
     neighbours: Neighbours
 
     @property

@@ -112,7 +112,7 @@ def prove(
     small = None if drafter is None else drafter(3, 7)
     constants = constants_of(policy, verifier, watched), constants_of(None, None, enumeration.PHASES, small)
     sums, began, passes, failed = _Sums(), time.perf_counter(), 0, False
-    decisions = Coverage(*(np.zeros(size, np.int64) for size in (LONGEST, LONGEST, LONGEST + 1, LONGEST + 1)))
+    decisions = Coverage.of(LONGEST)
     siblings = 0.0  # by depth, the sum of the probabilities that a sibling is accepted
     while not failed and (passes == 0 or time.perf_counter() - began < 60 * minutes):
         drawn = int(np.random.SeedSequence([seed, passes]).generate_state(1)[0])

@@ -160,7 +160,7 @@ def ends_of_round(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         emitted = VerificationResult(result.tokens, result.emitted)
         return advance(setting, nodes, branches, branch[index], chance, learnt, result, emitted)
 
-    setting.tally.siblings += np.bincount(accepted, chance * extra, setting.longest + 1)
+    setting.siblings[:] += np.bincount(accepted, chance * extra, setting.longest + 1)
     return branches, Ends(branch, tokens, length + extra, chance, following_nodes)
 
 
@@ -185,7 +185,7 @@ def prove_siblings(
             setting = setting_of(rule, verifier, monitor, longest, requests, toys, **size)
             prompts = rng.integers(0, vocab, (REQUESTS, 2)).astype(np.int32)
             results.append(play(setting, ROUNDS, prompts, np.arange(REQUESTS)))
-            accepted[: longest + 1] += setting.tally.siblings
+            accepted[: longest + 1] += setting.siblings
     counts = {unit: sum(each.counts[unit] for each in results) for unit in ("rounds", "drafts")}
     error, wrong = max(each.measure for each in results), next(filter(None, [each.wrong for each in results]), "")
     return Result(error, counts, wrong, shortest([each.counterexample for each in results])), accepted[:DRAFTS]
