@@ -40,7 +40,6 @@ def make_warp(
     Raises:
         ValueError: negative temperature or top-k, top-p outside (0, 1], min-p outside [0, 1].
     """
-    del batch
     return Warp(temperature, top_k, top_p, min_p)
 
 

@@ -68,7 +68,6 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
         raise ValueError("this model reads no target: drafters.model drafts with it")
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> ReadingState:
-        del source
         cache, none = language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32)
         return ReadingState(cache, none, jnp.zeros((batch, slots, reads.width), reads.dtype), none + 1)
 
@@ -108,7 +107,6 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
 
         The features stay valid: an idle drafter is called with old lengths.
         """
-        del params, tokens
         if seen is not None:
             after = store_reads(state.reads, seen.taken, seen.start, seen.count)
             num_reads = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.num_reads)

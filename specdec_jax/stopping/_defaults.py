@@ -8,7 +8,6 @@ from specdec_jax.types import Array, Distribution, PolicyState, RoundContext
 
 def begin_with_length(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
     """Draft in this round if `state.draft_length` [B] int32 is above 0."""
-    del context
     return state.draft_length > 0, state
 
 
@@ -16,7 +15,6 @@ def proceed_to_length(
     state: PolicyState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
 ) -> tuple[Array, PolicyState]:
     """Draft up to `state.draft_length` tokens; stops before the next drafter pass."""
-    del distribution, token, context
     return drafted < state.draft_length, state
 
 

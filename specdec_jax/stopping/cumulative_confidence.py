@@ -43,7 +43,6 @@ def cumulative_confidence() -> StoppingPolicy:
         drafted: Array,
         context: RoundContext,
     ) -> tuple[Array, CumulativeConfidenceState]:
-        del drafted
         confidence = state.confidence * token_probability(distribution, token, context)
         return confidence >= state.threshold, state._replace(confidence=confidence)
 

@@ -44,13 +44,11 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         step: Share = 0.01,
         initial_match: Share = 0.0,
     ) -> Algorithm1State:
-        del batch
         return Algorithm1State(threshold, initial_match, target_match, match_decay, threshold_decay, step)
 
     def proceed(
         state: Algorithm1State, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, Algorithm1State]:
-        del drafted
         return ~(token_probability(distribution, token, context) < state.threshold), state
 
     policy = StoppingPolicy(init, proceed=proceed, threshold=show_probability)

@@ -41,7 +41,6 @@ def gamma_tuning() -> StoppingPolicy:
         decay: Share = 0.5,
         initial_acceptance: Share = 0.65,
     ) -> GammaTuningState:
-        del batch
         return GammaTuningState(draft_length, initial_acceptance, decay, high, low)
 
     def update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:

@@ -31,7 +31,6 @@ def hf_heuristic() -> StoppingPolicy:
     """
 
     def init(batch: int, draft_length: Length = 5, increase: Count = 2, decrease: Count = 1) -> HFHeuristicState:
-        del batch
         return HFHeuristicState(draft_length, increase, decrease)
 
     def update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:

@@ -20,7 +20,6 @@ def static() -> StoppingPolicy:
     """
 
     def init(batch: int, draft_length: Count = 7) -> StaticState:
-        del batch
         return StaticState(draft_length)
 
     return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, threshold=show_length)

@@ -24,7 +24,6 @@ def block() -> Verifier:
     def verify(
         state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del context
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         weight = prefix_weights(log_p_token - log_q_token)  # [B, K+1]

@@ -47,13 +47,11 @@ def easd(top_n: Annotated[int, Between(1)] = 8) -> Verifier:
     def init(
         batch: int, drafter_entropy: NotNegative = 1.0, target_entropy: NotNegative = 1.0, overlap: Share = 0.6
     ) -> EASDState:
-        del batch
         return EASDState(drafter_entropy, target_entropy, overlap)
 
     def verify(
         state: EASDState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], EASDState]:
-        del context
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K]

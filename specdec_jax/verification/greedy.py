@@ -20,7 +20,6 @@ def greedy() -> Verifier:
     def verify(
         state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del context
         choice = distributions.top_token  # [B, K+1]
         width = draft.tokens.shape[1]
         right = (draft.tokens == choice[:, :-1]) & (positions(width)[None, :] < draft.length[:, None])

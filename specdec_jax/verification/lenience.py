@@ -33,7 +33,6 @@ def lenience() -> Verifier:
     """
 
     def init(batch: int, lenience: Annotated[Any, Between(0, 1, open="low")] = 0.5) -> LenienceState:
-        del batch
         return LenienceState(lenience)
 
     def verify(

@@ -34,13 +34,11 @@ def typical() -> Verifier:
     """
 
     def init(batch: int, epsilon: Share = 0.09, delta: NotNegative = 0.3) -> TypicalState:
-        del batch
         return TypicalState(epsilon, delta)
 
     def verify(
         state: TypicalState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, Callable[[Array], Array], TypicalState]:
-        del context
         log_p = distributions.log_prob
         chance = jnp.exp(jnp.take_along_axis(log_p[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0])  # [B, K]
         surprise = jnp.asarray(state.delta)[:, None] * jnp.exp(-distributions.entropy[:, :-1])
