@@ -14,7 +14,7 @@ import numpy as np
 from specdec_jax.decoding import answers, draft_loop
 from specdec_jax.decoding.answers import Sizes
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.lossless.nodes import CHOSEN, DRAWN, EVEN, ODD, Requests
+from specdec_jax.lossless.enumeration import CHOSEN, DRAWN, EVEN, ODD, Requests
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, VerificationResult, Verifier, Warp
 
 VOCABULARIES = (3, 4, 5, 6, 8, 12, 17)

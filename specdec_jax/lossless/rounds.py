@@ -16,8 +16,7 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.drawing import Drawing, Shape
-from specdec_jax.lossless.enumeration import Ends
-from specdec_jax.lossless.nodes import Branches, Nodes, Setting
+from specdec_jax.lossless.enumeration import Branches, Ends, Nodes, Setting
 from specdec_jax.lossless.results import Counterexample, Coverage, Result, shown_warp
 from specdec_jax.lossless.toys import drawn_pair
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier

@@ -17,9 +17,7 @@ from specdec_jax.models.attention import PLAIN, KVCache, causal_mask, init_kv_ca
 from specdec_jax.models.config import SLIDING
 from specdec_jax.models.int8 import Int8, as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
-from specdec_jax.types import Hidden, LanguageModel, ModelSpec
-
-Array = jax.Array
+from specdec_jax.types import Array, Hidden, LanguageModel, ModelSpec
 
 
 class Family(NamedTuple):

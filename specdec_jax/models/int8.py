@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Array = jax.Array
+from specdec_jax.types import Array
 
 LARGEST = 127
 TOGETHER = 1 << 18  # number of weights rounded at a time in float32, to stay in the processor's cache

@@ -12,8 +12,7 @@ from specdec_jax.models import attention, layers
 from specdec_jax.models.decoder_only import Family
 from specdec_jax.models.layers import WEIGHT_INIT, mlp_table, norm_table
 from specdec_jax.models.weights import Parameter
-
-Array = jax.Array
+from specdec_jax.types import Array
 
 
 class LayerNorms:

@@ -13,8 +13,7 @@ from specdec_jax.models.config import FULL, SLIDING, RopeConfig
 from specdec_jax.models.decoder_only import Family
 from specdec_jax.models.rope import rope
 from specdec_jax.models.weights import Parameter
-
-Array = jax.Array
+from specdec_jax.types import Array
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import functools
 
 from specdec_jax.ranges import Share
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, Threshold, algorithm_1
-from specdec_jax.stopping._defaults import show_probability
-from specdec_jax.stopping._readings import token_probability
+from specdec_jax.stopping._readings import show_probability, token_probability
 from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy

@@ -13,9 +13,8 @@ import numpy as np
 
 from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.ranges import Count
-from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping._wrapped import wrapped
-from specdec_jax.stopping.static import static
+from specdec_jax.stopping.static import show_length, static
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 

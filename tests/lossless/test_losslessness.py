@@ -16,9 +16,8 @@ from specdec_jax.decoding import build_decoder, sampling
 from specdec_jax.decoding.rounds import ModelParams, round_context
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
-from specdec_jax.lossless import nodes, toys
-from specdec_jax.lossless.enumeration import setting_of
-from specdec_jax.lossless.nodes import CHOSEN, DRAWN, Requests
+from specdec_jax.lossless import enumeration, toys
+from specdec_jax.lossless.enumeration import CHOSEN, DRAWN, Requests, setting_of
 from specdec_jax.lossless.toys import FADES, toy_pair, with_reading
 from specdec_jax.stopping import (
     adaedl,
@@ -95,7 +94,7 @@ def test_the_distribution_of_a_draw_is_that_of_the_real_draw(weights):
     rows = jnp.tile(jnp.array(weights, jnp.float32), (20_000, 1))
     drawn = np.asarray(sampling.draw(rows, jnp.asarray(uniform, jnp.float32)))
     frequencies = np.bincount(drawn, minlength=3) / 20_000
-    np.testing.assert_allclose(nodes.drawn_distribution(np.array([weights]))[0], frequencies, atol=2e-4)
+    np.testing.assert_allclose(enumeration.drawn_distribution(np.array([weights]))[0], frequencies, atol=2e-4)
 
 
 # What must fail the proof

@@ -22,18 +22,22 @@ from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.drawing import Drawing, Shape
-from specdec_jax.lossless.enumeration import Ends, advance, emitted_tokens, scaled, setting_of
-from specdec_jax.lossless.nodes import (
+from specdec_jax.lossless.enumeration import (
     CHOSEN,
     DRAWN,
     Branches,
+    Ends,
     Nodes,
     Setting,
+    advance,
     context_of,
     draft_of,
     drafter_place,
     drawn_distribution,
+    emitted_tokens,
     pair,
+    scaled,
+    setting_of,
     verify_arguments,
 )
 from specdec_jax.lossless.results import Result, shortest

@@ -22,9 +22,7 @@ from jax import lax
 from specdec_jax.models import decoder_only, layers, llama, rotary_decoder
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.weights import Parameter
-from specdec_jax.types import DraftModel, Params, Reading
-
-Array = jax.Array
+from specdec_jax.types import Array, DraftModel, Params, Reading
 
 READ, MERGE, OWN = "read", "merge", "own"
 """Names of the additional parameters: projection added to embeddings, gated block after the last layer, and projection
