@@ -95,7 +95,14 @@ def prove_law(
                 break
         if wrong:
             break
-        text = _next_round(drawing, text, draft, vocab_size)
+        tokens, length = text.tokens.copy(), np.asarray(text.context.length).copy()
+        for row in range(batch):  # any number of drafts is accepted, and the next token is any
+            accepted = int(rng.integers(0, draft.length[row] + 1))
+            new = [*draft.tokens[row, :accepted], rng.choice(tokens[row, : length[row]])][: SLOTS - length[row]]
+            tokens[row, length[row] : length[row] + len(new)] = new
+            length[row] += len(new)
+        context = _context(drawing, length, text.prompt, longest, text.context.warp)
+        text = Text(tokens, text.prompt, context)
         state = functions.commit(params, closed, text.tokens, text.context.length)
         if np.any(text.context.length + longest + 1 > SLOTS):
             break
@@ -283,18 +290,6 @@ def _context(drawing: Drawing, length: np.ndarray, prompt: np.ndarray, longest: 
     monitor = monitor._replace(phase=rng.integers(0, 2, batch).astype(np.int32))
     emitted, alive = host((length - prompt).astype(np.int32)), host(np.ones(batch, bool))
     return RoundContext(host(length), emitted, host(budget), alive, host(seed), warp, monitor)
-
-
-def _next_round(drawing: Drawing, text: Text, draft: Draft, vocab_size: int) -> Text:
-    """The texts after a round that accepted any number of drafts, and any next token."""
-    rng, (tokens, prompt, context) = drawing.rng, text
-    tokens, length = tokens.copy(), np.asarray(context.length).copy()
-    for row in range(len(length)):
-        accepted = int(rng.integers(0, draft.length[row] + 1))
-        new = [*draft.tokens[row, :accepted], rng.choice(tokens[row, : length[row]])][: SLOTS - length[row]]
-        tokens[row, length[row] : length[row] + len(new)] = new
-        length[row] += len(new)
-    return Text(tokens, prompt, _context(drawing, length, prompt, draft.tokens.shape[1], context.warp))
 
 
 def _beside_others(

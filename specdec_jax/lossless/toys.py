@@ -24,8 +24,6 @@ from specdec_jax.types import (
 )
 
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
-
-
 FADES = 0.5  # decay per draft of the target's influence on a reading drafter
 
 

@@ -1,5 +1,6 @@
 """The loop of a replay: every row is a text with a setting, every step one drafter pass of all rows."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -62,6 +63,9 @@ class Unrecorded:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __neg__ = __pos__ = __abs__ = _refuse
+
+
+unrecorded: Callable[..., Array] = cast(Any, Unrecorded)  # typed as an array
 
 
 class Rows(NamedTuple):
@@ -236,8 +240,3 @@ def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
         **fields,
     )
     return distribution, hit
-
-
-def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """An Unrecorded, typed as an array."""
-    return cast(Array, Unrecorded(name, shape))
