@@ -255,7 +255,6 @@ def _check_source(probe: Probe, source: Source, sizes: Sizes) -> None:
 
 
 def context_shapes(batch: int, monitor: MonitorState) -> RoundContext:
-    """The shapes of a RoundContext."""
     whole, flags, seed = (array(dtype, batch) for dtype in (jnp.int32, jnp.bool_, jnp.uint32))
     return RoundContext(whole, whole, whole, flags, seed, _warp(batch), shapes_of(monitor))
 
@@ -268,7 +267,6 @@ def draft_shapes(sizes: Sizes, keep_log_q: bool) -> Draft:
 
 
 def result_shapes(sizes: Sizes) -> VerificationResult:
-    """The shapes of a VerificationResult."""
     return VerificationResult(array(jnp.int32, sizes.batch, sizes.max_draft_length + 1), array(jnp.int32, sizes.batch))
 
 
@@ -291,7 +289,6 @@ def array(dtype: Any, *shape: int) -> Any:
 
 
 def shapes_of(tree: Any) -> Any:
-    """The shapes of a tree's leaves."""
     return jax.tree.map(lambda leaf: array(jnp.result_type(leaf), *jnp.shape(leaf)), tree)
 
 

@@ -133,13 +133,13 @@ def multi_drafter(
         begun = joined(lookups or with_model, best)
         return begun._replace(close=close, otherwise=hand_over if lookups and with_model else None)
 
-    def prefill(
+    def call_each(
+        method: str,
         params: Sequence[Params],
         state: MultiDrafterState,
         tokens: Array,
         length: Array,
         seen: Seen | None = None,
-        method: str = "fill",
     ) -> MultiDrafterState:
         """Calls a method of every drafter for the text; each gets what it observed of the target."""
 
@@ -155,7 +155,7 @@ def multi_drafter(
     def commit(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> MultiDrafterState:
-        return prefill(params, learnt(state, length, prior, decay), tokens, length, seen, "commit")
+        return call_each("commit", params, learnt(state, length, prior, decay), tokens, length, seen)
 
     observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
     widths = sorted({observer.target_width for observer in observers.values()})
@@ -170,7 +170,7 @@ def multi_drafter(
 
     layers = tuple(layer for observer in observers.values() for layer in observer.layers)
     observe = Observer(take, layers, widths[0]) if observers else None
-    return Drafter(init, source, commit, longest, observe=observe, prefill=prefill)
+    return Drafter(init, source, commit, longest, observe=observe, prefill=partial(call_each, "fill"))
 
 
 def expected_rates(state: MultiDrafterState, cost: Array, longest: int) -> Array:

@@ -192,8 +192,6 @@ def _traced(function: Callable[..., Any], *shapes: Any) -> set[float]:
 
 def _of_leaves(tree: Any) -> set[float]:
     """The finite numbers in all arrays of up to LARGEST entries."""
-    leaves = [
-        np.asarray(leaf) for leaf in jax.tree.leaves(tree) if not jnp.issubdtype(jnp.result_type(leaf), jnp.bool_)
-    ]
+    leaves = map(np.asarray, jax.tree.leaves(tree))
     numbers = [leaf.astype(np.float64).ravel() for leaf in leaves if leaf.size <= LARGEST and leaf.dtype.kind in "iuf"]
     return {float(value) for values in numbers for value in values if np.isfinite(value)}

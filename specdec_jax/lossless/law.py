@@ -84,7 +84,7 @@ def prove_law(
         numbers = rng.uniform(size=(batch, longest)).astype(np.float32)
         draft, closed = functions.draft(params, state, text.tokens, text.context, numbers)
         draft = jax.tree.map(np.asarray, draft)
-        wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
+        wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size)
         for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
             at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position), draft)
             swept = _swept(at, batch, int(position), None if exactly else rng)
@@ -293,16 +293,10 @@ def _context(drawing: Drawing, length: np.ndarray, prompt: np.ndarray, longest: 
 
 
 def _beside_others(
-    functions: _Functions,
-    params: Params,
-    drawing: Drawing,
-    text: Text,
-    numbers: np.ndarray,
-    vocab_size: int,
-    longest: int,
+    functions: _Functions, params: Params, drawing: Drawing, text: Text, numbers: np.ndarray, vocab_size: int
 ) -> str:
     """What is wrong with rows beside others: in the same place to the bit, and in another place up to rounding."""
-    batch = len(numbers)
+    batch, longest = numbers.shape
     state = functions.fill(params, text.tokens, text.context.length)
     first = _rows_of(functions.draft(params, state, text.tokens, text.context, numbers)[0])
     same, order = drawing.rng.uniform(size=batch) < 0.5, drawing.rng.permutation(batch)

@@ -5,8 +5,7 @@ last round. So rounds are enumerated one by one, each from the states that earli
 longer than one round. The measure of a text is the total variation of its next token given the text, among rounds that
 emit that token: a bias in long drafts, which are rare, is about as visible as one in all.
 
-Requests, texts, warps and states are drawn (drawing.py); half of the rows go on from likely ends of a round, half from
-long ones.
+Requests, texts, warps and states are drawn (drawing.py).
 """
 
 from typing import Any

@@ -189,6 +189,5 @@ class RopeConfig(HFConfig):
         return values | rope
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         part = {"partial_rotary_factor": self.partial_rotary_factor} if self.rotates_parts else {}
         return super().to_hf() | {"rope_parameters": rope_to_hf(self.rope_theta, self.rope_scaling) | part}

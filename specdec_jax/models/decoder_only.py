@@ -85,10 +85,7 @@ class Decoder(nn.Module):
 
 
 def run_block(stack: Any, block: type[nn.Module], name: str, kind: str, *inputs: Any) -> Any:
-    """Runs a stack's block of that name, in its compact method.
-
-    At initialisation it creates the parameters; otherwise it passes them to a function that is traced once.
-    """
+    """Runs a stack's block of that name, in its compact method; at initialisation it creates the parameters."""
     if stack.is_initializing():
         return block(stack.config, stack.dtype, kind, name=name)(*inputs)
     with jax.named_scope(name):

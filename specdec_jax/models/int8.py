@@ -28,12 +28,10 @@ class Int8(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix."""
         return self.values.shape
 
     @property
     def size(self) -> int:
-        """Number of weights."""
         return self.values.size
 
 

@@ -37,7 +37,6 @@ class LayerNorms:
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(f"a width of {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
         return self.hidden_size // self.num_attention_heads

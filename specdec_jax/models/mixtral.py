@@ -30,7 +30,6 @@ class MixtralConfig(MistralConfig):
 
     @property
     def experts(self) -> Experts:
-        """The mixture of each layer."""
         return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, True)
 
 

@@ -91,7 +91,6 @@ class MixtureBlock(rotary_decoder.RotaryBlock):
     """A block with a mixture of experts, or with a single MLP in layers whose kind ends with `DENSE`."""
 
     def mlp(self) -> nn.Module:
-        """The module after attention, named `mlp`."""
         if self.kind.endswith(DENSE):
             return super().mlp()
         experts: Experts = self.config.experts

@@ -35,7 +35,6 @@ class Qwen3MoeConfig(Qwen3Config):
 
     @property
     def experts(self) -> Experts:
-        """The mixture of layers with experts."""
         return Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size, self.norm_topk_prob)
 
     @property

@@ -131,11 +131,7 @@ def chains(
     def candidate_coin(at: Array, step: Array, candidate: int, role: int) -> Array:
         """Uniforms of acceptance belong to the position, those of draws to the chain, as for first candidates."""
         more = candidate * sampling.BY_CANDIDATE
-        return (
-            coin(at + step, more, sampling.ACCEPT)
-            if role == sampling.ACCEPT
-            else coin(at, more + step + 1, sampling.DRAFT)
-        )
+        return coin(*((at + step, more) if role == sampling.ACCEPT else (at, more + step + 1)), role)
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = texts.prompt + at + step  # number of tokens of prompt, text and draft

@@ -179,7 +179,6 @@ def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any, seed: i
 
 
 def example_config() -> LlamaReadingConfig:
-    """The smallest configuration that uses every part; its target is llama's example."""
     target = llama.example_config()
     return reading_config(target, (0, 1, 2), target.hidden_size)
 
