@@ -211,9 +211,8 @@ def counted(bucket: NgramTable, print_: Array, token: Array) -> NgramTable:
     before = jnp.take_along_axis(counts, place[:, :, None], axis=2)[:, :, 0]
     tokens = _to_front(tokens, place, jnp.broadcast_to(token[:, None], place.shape))
     counts = _to_front(counts, place, jnp.where(again, before + 1, 1))
-    return NgramTable(
-        _to_front(bucket.key, way, print_), _to_front(bucket.token, way, tokens), _to_front(bucket.count, way, counts)
-    )
+    newest = zip(bucket, (print_, tokens, counts), strict=True)
+    return NgramTable(*(_to_front(leaf, way, new) for leaf, new in newest))
 
 
 def _last_least(values: Array) -> Array:

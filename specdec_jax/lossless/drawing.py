@@ -5,6 +5,7 @@ under test are traced, and the constants of their programs are drawn too, with t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -149,27 +150,23 @@ def constants_of(
 
         constants |= _of_leaves(state) | _traced(verified, state, drafts, target, context, whole)
     if drafter is not None:
-        tokens = answers.array(jnp.int32, batch, 16)
+        tokens, longest = answers.array(jnp.int32, batch, 16), drafter.max_draft_length
+        begun = partial(drafter.init, None, batch, 16)
 
         def predicted(tokens: Any, context: Any, uniform: Any, drafted: Any) -> Any:
-            source = drafter.source(None, drafter.init(None, batch, 16), tokens, context)
+            source = drafter.source(None, begun(), tokens, context)
             following, memory = source.predict(source.open(drafted == 0), drafted, uniform)
             return following, source.keep(memory, following.token, drafted == 0, drafted)
 
         def closed(tokens: Any, context: Any, numbers: Any, log_q: Any) -> Any:
-            source = drafter.source(None, drafter.init(None, batch, 16), tokens, context)
-            drawn = draft_loop.draft(
-                source, always, (), context, lambda index: numbers, drafter.max_draft_length, log_q
-            )
-            return source.close(drawn)
+            source = drafter.source(None, begun(), tokens, context)
+            return source.close(draft_loop.draft(source, always, (), context, lambda index: numbers, longest, log_q))
 
         def committed(tokens: Any, length: Any) -> Any:
-            return drafter.commit(
-                None, drafter.fill(None, drafter.init(None, batch, 16), tokens, length), tokens, length
-            )
+            return drafter.commit(None, drafter.fill(None, begun(), tokens, length), tokens, length)
 
         numbers, always = answers.array(jnp.float32, batch), StoppingPolicy(lambda batch: (), hyperparameters={})
-        log_q = answers.array(jnp.float32, batch, drafter.max_draft_length, SIZES.vocab_size)
+        log_q = answers.array(jnp.float32, batch, longest, SIZES.vocab_size)
         constants |= _traced(predicted, tokens, context, numbers, whole) | _traced(committed, tokens, whole)
         constants |= _traced(closed, tokens, context, numbers, log_q)
     return sorted(constants)

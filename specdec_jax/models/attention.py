@@ -155,13 +155,7 @@ def _attend_by_xla(
 
 
 def attend_by_blocks(
-    query: Array,
-    keys: Array,
-    values: Array,
-    mask: Array,
-    start: Array,
-    scoring: Scoring = PLAIN,
-    block: int = KEY_BLOCK,
+    query: Array, keys: Array, values: Array, mask: Array, start: Array, scoring: Scoring, block: int = KEY_BLOCK
 ) -> Array:
     """`attend` for long prompts: keys block by block, up to the last slot that any row has filled.
 
