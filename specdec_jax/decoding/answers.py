@@ -210,9 +210,20 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
         source = drafter.source(params, begun, tokens, context)
         if not isinstance(source, Source):
             probe.refuse("source", f"must return a Source, not {words(source)}")
-        _check_source(probe, source, sizes)
+        rows, uniform = jnp.zeros((batch,), jnp.int32), lambda index: jnp.zeros((batch,), jnp.float32)
+        memory = source.open(rows == 0)
+        answer = source.predict(memory, rows, uniform(0))
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Next):
+            probe.refuse("source", f"must predict (Next, memory), not {words(answer)}")
+        following, after = answer
+        probe.must_be("source", shapes_of(following.token), shapes_of(rows), "predict a token", loose=1)
+        if source.chosen is not True:
+            probs = array(jnp.float32, batch, sizes.vocab_size)
+            probe.must_be("source", shapes_of(following.distribution.log_prob), probs, "predict log_prob", loose=1)
+        longer = source.keep(after, following.token, rows == 0, rows)
+        for action, changed in (("predict with a memory", after), ("keep a memory", longer)):
+            probe.must_be("source", shapes_of(changed), shapes_of(memory), action)
         log_q = empty_log_q(source, batch, sizes.max_draft_length, sizes.vocab_size, parts.verifier.needs_log_q)
-        uniform = lambda index: jnp.zeros((batch,), jnp.float32)  # noqa: E731
         closed = source.close(
             draft_loop.draft(source, policy, policy_state, context, uniform, sizes.max_draft_length, log_q)
         )
@@ -235,23 +246,6 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
         for name in feeding:
             probe.returns(name, (params.drafter, begun, *text, Seen(taken, text[1], text[1])), begun)
     return keep_log_q
-
-
-def _check_source(probe: Probe, source: Source, sizes: Sizes) -> None:
-    """Checks the functions of a source, inside a trace."""
-    rows, uniform = jnp.zeros((sizes.batch,), jnp.int32), jnp.zeros((sizes.batch,), jnp.float32)
-    memory = source.open(rows == 0)
-    answer = source.predict(memory, rows, uniform)
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Next):
-        probe.refuse("source", f"must predict (Next, memory), not {words(answer)}")
-    following, after = answer
-    probe.must_be("source", shapes_of(following.token), shapes_of(rows), "predict a token", loose=1)
-    if source.chosen is not True:
-        probs = array(jnp.float32, sizes.batch, sizes.vocab_size)
-        probe.must_be("source", shapes_of(following.distribution.log_prob), probs, "predict log_prob", loose=1)
-    longer = source.keep(after, following.token, rows == 0, rows)
-    for action, changed in (("predict with a memory", after), ("keep a memory", longer)):
-        probe.must_be("source", shapes_of(changed), shapes_of(memory), action)
 
 
 def context_shapes(batch: int, monitor: MonitorState) -> RoundContext:

@@ -1,7 +1,4 @@
-"""A fixed draft length: the standard of speculative decoding (Leviathan et al., arXiv 2211.17192, algorithm 1).
-
-Other policies that decide a draft length use its functions.
-"""
+"""A fixed draft length: the standard of speculative decoding (Leviathan et al., arXiv 2211.17192, algorithm 1)."""
 
 from typing import NamedTuple
 
@@ -30,6 +27,7 @@ def static() -> StoppingPolicy:
     return StoppingPolicy(init, begin_with_length, proceed=proceed_to_length, threshold=show_length)
 
 
+# Functions of all policies that decide a draft length.
 def begin_with_length(state: PolicyState, context: RoundContext) -> tuple[Array, PolicyState]:
     """Draft in this round if `state.draft_length` [B] int32 is above 0."""
     return state.draft_length > 0, state
