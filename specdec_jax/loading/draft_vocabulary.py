@@ -53,9 +53,8 @@ def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> An
 def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
     """The tokens for `@8192` or `@FILE.npy` and a model whose weights are at `weights`, a file or folder.
 
-    Raises:
-        FileNotFoundError: no such file, or no ranking next to the weights.
-        ValueError: not an array of token ids, or a ranking of fewer tokens.
+    Raises FileNotFoundError: no such file, or no ranking next to the weights; or ValueError: not an array of token ids,
+    or a ranking of fewer tokens.
     """
     if not vocabulary.isdecimal():
         return _array(Path(vocabulary).expanduser())

@@ -37,8 +37,7 @@ class Tokenizer:
     """A tokenizer with its chat template and the special ids for decoding.
 
     `special` maps `bos_token`, `eos_token`, ... to their text; `tool_template` is the template for conversations with
-    tools, if it differs. Built by `tokenizer_from_folder` and `tokenizer_from_gguf`; `for_model` adapts it to a model's
-    end ids and embedding.
+    tools, if it differs. `for_model` adapts it to a model's end ids and embedding.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class StreamDecoder:
 
 
 def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates.
+    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates (files before it).
 
     Raises FileNotFoundError without tokenizer.json, unless it is a byte tokenizer (`needs_file`), and ValueError naming
     a file that cannot be read.
@@ -249,8 +248,15 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     if backend is None:
         special = byte_tokenizer.DEFAULTS | special
         backend = byte_tokenizer.byte_tokenizer(special, byte_tokenizer.sentinels_of(config))
-    chat, tools = _templates(folder, config.get("chat_template"))
-    return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
+    files, inside = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}, config.get("chat_template")
+    templates = {name: (folder / file).read_text("utf-8") for name, file in files.items() if (folder / file).is_file()}
+    if not templates and inside is not None:
+        listed = inside if isinstance(inside, list) else [{"name": "default", "template": inside}]  # several, by name
+        pairs = [(entry.get("name"), entry.get("template")) for entry in listed if isinstance(entry, Mapping)]
+        if len(pairs) < len(listed) or not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise ValueError(f"{folder / CONFIG}: chat_template must be a text, or a list of them with names")
+        templates = dict(pairs)
+    return Tokenizer(backend, special, chat_template=templates.get("default"), tool_template=templates.get("tool_use"))
 
 
 def needs_file(folder: Path) -> bool:
@@ -277,19 +283,3 @@ def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]
         return rendered(messages)
     except Exception:  # as above
         return ""
-
-
-def _templates(folder: Path, inside: Any) -> tuple[str | None, str | None]:
-    """The template, and that for conversations with tools. Files replace those in the config.
-
-    Raises ValueError for anything else than a text, or a list of texts by name.
-    """
-    files = {"default": folder / TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
-    templates = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-    if not templates and inside is not None:
-        listed = inside if isinstance(inside, list) else [{"name": "default", "template": inside}]  # several, by name
-        pairs = [(entry.get("name"), entry.get("template")) for entry in listed if isinstance(entry, Mapping)]
-        if len(pairs) < len(listed) or not all(isinstance(text, str) for pair in pairs for text in pair):
-            raise ValueError(f"{folder / CONFIG}: chat_template must be a text, or a list of them with names")
-        templates = dict(pairs)
-    return templates.get("default"), templates.get("tool_use")
