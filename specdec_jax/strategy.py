@@ -81,11 +81,7 @@ class Strategy:
         return self.call.factory(**{name: _bare(value) for name, value in self.options.items()})
 
     def but(self: S, **changes: Any) -> S:
-        """The same call with other options or hyperparameters.
-
-        Raises:
-            ValueError: as the factory, or the strategy has no factory.
-        """
+        """The same call with other options or hyperparameters. Raises ValueError: as the factory, or it has none."""
         if self.call is None:
             raise ValueError(f"no factory made this {self.name}: there are no options to change")
         return self.call.factory(**{**self.options, **self.given, **changes})
@@ -119,10 +115,8 @@ class Strategy:
 
 
 def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[..., S]:
-    """Decorates a factory: it accepts its strategy's hyperparameters too, and records its arguments in the value.
-
-    Args:
-        name: name of the values; default: the factory's name.
+    """Decorates a factory: it accepts its strategy's hyperparameters too, and records its arguments in the value, whose
+    name is `name` or the factory's.
 
     Raises:
         ValueError: from the decorated factory: an unknown option, with the nearest name, an option outside its declared

@@ -41,10 +41,8 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (invalid input), 3 (not shown), 70 (a bug of
-    this program), 130 (Ctrl-C), 141.
-
-    --help ends the program with 0.
+    """Run one command; returns the exit code: 0 (--help exits with it), 1 (the answer is no), 2 (invalid input), 3 (not
+    shown), 70 (a bug of this program), 130 (Ctrl-C), 141 (the reader of the output is gone).
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
@@ -114,9 +112,7 @@ def _parsed(arguments: list[str]) -> Any:
 
 def run_generate(command: Generate) -> int:
     """The `generate` command."""
-    prompt = _prompt(command.prompt)
-    output = command.output
-    settings = _checked(command)
+    prompt, output, settings = _prompt(command.prompt), command.output, _checked(command)
     from specdec_jax.app.views.printing import interrupts_end_here, print_json, print_stream, status
 
     if command.beams.beams is not None:
@@ -125,7 +121,10 @@ def run_generate(command: Generate) -> int:
             beams = searching.search(command, prompt, status)
         searching.print_beams(beams, output.json, output.statistics)
         return 0
+    from specdec_jax.app.settings import build, download_models
+    from specdec_jax.compilation_cache import describe_cache, enable
     from specdec_jax.loading.new_folder import check_file
+    from specdec_jax.text.streaming import stream
 
     if (output.record or output.log_probs) and not output.json:
         option = "--record" if output.record else "--log-probs"
@@ -133,22 +132,29 @@ def run_generate(command: Generate) -> int:
     if output.page is not None:
         check_file(output.page, (".html", ".htm"))
     with interrupts_end_here():
-        chunks = _begin(command, prompt, settings)
+        cache = describe_cache(enable())
+        download_models(settings)
+        with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
+            pair = build(settings)
+        with status(f"Compiling once; {cache}"):
+            options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
+            rounds = 8 if output.json and not settings.stop else 1
+            chunks = stream(prompt, settings, pair=pair, rounds=rounds, **options)
     finished = print_json(chunks, output.record) if output.json else print_stream(chunks, statistics=output.statistics)
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 
-        save_drawing(output.page, chunks.result(), chunks.pair.target.tokenizer, prompt, settings)
+        save_drawing(output.page, chunks.result(), pair.target.tokenizer, prompt, settings)
         print("page:", output.page, file=sys.stderr)
     if command.cite:
         from specdec_jax.text.citations import citations
 
-        print(citations(chunks.pair), file=sys.stderr)
+        print(citations(pair), file=sys.stderr)
     if output.compare and finished:
         from specdec_jax.app.comparing import against_plain
 
         with interrupts_end_here(), status("Decoding in turns, plainly and with drafts"):
-            sentence = against_plain(chunks.pair, chunks.request)
+            sentence = against_plain(pair, chunks.request)
         print(sentence, file=sys.stderr)
     return 0 if finished else INTERRUPTED
 
@@ -159,8 +165,7 @@ def run_file(command: GenerateFile) -> int:
     settings = _checked(command)
     from specdec_jax.app.file_command import generate_file
 
-    refused = generate_file(command.input, command.output, settings, cite=command.cite, **options)
-    return FAILED if refused else 0
+    return FAILED if generate_file(command.input, command.output, settings, cite=command.cite, **options) else 0
 
 
 def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
@@ -183,23 +188,6 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
 
     options = {"prompts": command.prompts, "context": command.context, "report": command.json}
     return 0 if examine(settings, **options).pays else FAILED
-
-
-def _begin(command: Generate, prompt: str, settings: Any) -> Any:
-    """The Stream of the command's models and options, compiled and prefilled."""
-    from specdec_jax.app.settings import build, download_models
-    from specdec_jax.app.views.printing import status
-    from specdec_jax.compilation_cache import describe_cache, enable
-    from specdec_jax.text.streaming import stream
-
-    folder = enable()
-    download_models(settings)
-    with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
-        pair = build(settings)
-    with status(f"Compiling once; {describe_cache(folder)}"):
-        rounds = 8 if command.output.json and not command.decoding.stop else 1
-        options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
-        return stream(prompt, settings, pair=pair, rounds=rounds, **options)
 
 
 def _prompt(prompt: str) -> str:

@@ -25,15 +25,14 @@ from specdec_jax.text.citations import citations
 from specdec_jax.text.continuous_batching import Size, complete, rows_that_fit, size_of
 from specdec_jax.text.escapes import ERROR_WIDTH, one_line
 from specdec_jax.text.generation import Request
+from specdec_jax.text.json_lines import numbered
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.request_file import check_fields, error_line, read_line, request_of, result_line
-from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, digest, numbered, opened
-from specdec_jax.text.sampling_params import SamplingParams
+from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, digest, opened
 from specdec_jax.text.strategies import name_in
 
 MEANS = 1e-4  # relative tolerance for means, whose order of summation may differ
 PRINTED = 10  # refused lines that are printed; the output has all
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 
 
 @dataclass
@@ -43,10 +42,9 @@ class _Run:
     settings: Settings
     batch: int
     with_tokens: bool
-    cite: bool
     console: Console
     results: ResultFile
-    lines: list[tuple[int, bytes]]  # `result_file.numbered`
+    lines: list[tuple[int, bytes]]  # `json_lines.numbered`
     fields: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # fields of requests that are not finished
     ready: dict[int, bytes] = field(default_factory=dict)
     refused: int = 0
@@ -64,12 +62,9 @@ def generate_file(
     overwrite: bool = False,
     cite: bool = False,
 ) -> int:
-    """Decode the lines that `output` does not have yet; returns the number of refused lines.
+    """Decode the lines that `output` does not have yet; returns the number of refused lines. `cite` prints BibTeX.
 
-    `cite`: print the BibTeX of the parts used to standard error.
-
-    Raises:
-        ValueError, OSError: invalid options, an input that cannot be read, an output that cannot be written.
+    Raises ValueError, OSError: invalid options, an input that cannot be read, an output that cannot be written.
     """
     check_rows(batch)
     output = output.resolve()  # one lock for all names of a file
@@ -86,34 +81,28 @@ def generate_file(
     wanted |= {"with_tokens": with_tokens, "version": __version__}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     with opened(output, wanted, content, overwrite) as results:
-        return _complete(_Run(settings, batch, with_tokens, cite, console, results, numbered(content)))
-
-
-def _complete(run: _Run) -> int:
-    """Decodes the missing lines. Returns the number of refused ones."""
-    results = run.results
-    if results.lines >= len(run.lines):
-        run.console.print(f"{results.path} is complete: {results.lines} lines")
-        return results.refused
-    first = results.lines
-    for index in range(first, len(run.lines)):  # before any model is loaded
-        try:
-            run.fields[index] = {}  # if the line is no object
-            run.fields[index] = read_line(run.lines[index][1])
-            check_fields(run.fields[index])
-        except ValueError as error:
-            _refuse(run, index, error)
-    if not run.fields:
-        _write(run)
-        run.console.print(f"{results.lines - first} lines, all refused (error in {results.path.name})")
+        run, first = _Run(settings, batch, with_tokens, console, results, numbered(content)), results.lines
+        if first >= len(run.lines):
+            console.print(f"{output} is complete: {first} lines")
+            return results.refused
+        for index in range(first, len(run.lines)):  # before any model is loaded
+            try:
+                run.fields[index] = {}  # if the line is no object
+                run.fields[index] = read_line(run.lines[index][1])
+                check_fields(run.fields[index])
+            except ValueError as error:
+                _refuse(run, index, error)
+        if run.fields:
+            enable()
+            with interrupts_end_here():  # lines are written atomically, so nothing is lost
+                pair = _pair(run)
+                if cite:
+                    console.print(citations(pair))
+                _decode(run, pair)
+        else:
+            _write(run)
+            console.print(f"{results.lines - first} lines, all refused (error in {output.name})")
         return results.refused + run.refused
-    enable()
-    with interrupts_end_here():  # lines are written atomically, so nothing is lost
-        pair = _pair(run)
-        if run.cite:
-            run.console.print(citations(pair))
-        _decode(run, pair)
-    return results.refused + run.refused
 
 
 def _refuse(run: _Run, index: int, error: ValueError) -> None:
@@ -157,16 +146,15 @@ def _pair(run: _Run) -> Pair:
             "verification_widths": parts.widths,
             "costs": None if pair.costs is None else pair.costs._asdict(),
         }
-        results.decide(decided)
+        results.write_settings(decided=decided)
     return pair
 
 
 def _decode(run: _Run, pair: Pair) -> None:
     settings, console, results = run.settings, run.console, run.results
-    sampling = SamplingParams(**{name: getattr(settings, name) for name in SAMPLING})
     options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
     shortest = {"prompt": "?", "max_new_tokens": 1}
-    request_of(pair, shortest, sampling, 0, **options)  # raises for options that fail for all lines
+    request_of(pair, shortest, settings, 0, **options)  # raises for options that fail for all lines
     first, began = results.lines, time.perf_counter()
     indices: list[int] = []  # line index of each request
     free = free_memory()
@@ -178,7 +166,7 @@ def _decode(run: _Run, pair: Pair) -> None:
     def requests() -> Iterator[Request]:
         for index, fields in list(run.fields.items()):
             try:
-                request = request_of(pair, fields, sampling, index, **options)
+                request = request_of(pair, fields, settings, index, **options)
                 fits(size_of(pair, request))
             except ValueError as error:
                 _refuse(run, index, error)

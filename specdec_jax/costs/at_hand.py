@@ -58,11 +58,9 @@ def measured(
 ) -> CostModel:
     """c and V(k) of this pair on this machine, from disk or measured now, which takes seconds and as many to compile.
 
-    Args:
-        drafter: None for a drafter without a model, whose steps cost nothing.
-        drafter_of: (language model, maximum draft length) -> the drafter whose rounds are measured.
-        batch: number of rows that share the passes.
-        policy: also measure its own computation, unless the drafter has no model or drafts are not chains.
+    `drafter` is None for one without a model, whose steps cost nothing; `drafter_of`(language model, maximum draft
+    length) gives the drafter whose rounds of `batch` rows are measured. The own computation of a `policy` is measured
+    too, unless the drafter has no model or drafts are not chains.
     """
     # Files of earlier versions, which timed passes outside decoders at temperature 0 alone, are not read.
     shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "rounds"]
@@ -93,9 +91,8 @@ def measured(
         return costs
 
     costs = once(path, measure)
-    if policy is None or policy.tree_hooks is not None or drafter is None:
-        return costs
-    if repr(policy.bare) in {repr(static()), *(rule.policy for rule in costs.rules)}:
+    measured_rules = {repr(static()), *(rule.policy for rule in costs.rules)}
+    if policy is None or policy.tree_hooks is not None or drafter is None or repr(policy.bare) in measured_rules:
         return costs
     say(f"measuring what {policy.bare} costs{rows} with {' and '.join(names)}, once")
     within = {"repeats": REPEATS, "seconds": SECONDS}

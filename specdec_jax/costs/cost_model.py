@@ -107,15 +107,10 @@ class CostModel(NamedTuple):
 def cost_model(
     drafter_step: float, target_pass: Mapping[int, float], *, plain_pass: float | None = None, **others: Any
 ) -> CostModel:
-    """A cost model from times by width. Times are made non-decreasing in the width.
+    """A cost model from times by width, which are made non-decreasing in the width.
 
-    Args:
-        drafter_step: 0 for drafters without a model.
-        plain_pass: time of a pass of plain decoding; default: that of the narrowest width.
-        others: further fields of `CostModel`.
-
-    Raises:
-        ValueError: no widths, or times that are not positive.
+    `drafter_step` is 0 for drafters without a model, `plain_pass` by default the time of the narrowest width; `others`
+    are further fields. Raises ValueError: no widths, or times that are not positive.
     """
     widths = tuple(sorted(int(width) for width in target_pass))
     passes = tuple(float(target_pass[width]) for width in sorted(target_pass))
@@ -169,14 +164,10 @@ def passes_disagree(models: Iterable[tuple[Any, CostModel]]) -> str | None:
 
 
 def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
-    """The predicted time of the rounds of a row decoded alone.
+    """The predicted time of the rounds of a row decoded alone, by costs `at` its temperature and policy.
 
-    Args:
-        costs: those `at` the row's temperature and policy.
-        counts: counts of the state; without drafts the rounds are those of plain decoding.
-
-    Returns:
-        None if the counts do not determine the widths: for several rows, and for drafts that are not chains.
+    Without drafts the rounds are those of plain decoding. None if the counts do not determine the widths: for several
+    rows, and for drafts that are not chains.
     """
     if len(counts.num_rounds) != 1 or counts.num_draft_tokens[0] != np.sum(counts.drafted_at[0]):
         return None

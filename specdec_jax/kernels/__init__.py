@@ -66,16 +66,12 @@ def serve(x: Array, weights: Any) -> bool:
     """Whether `product` supports x [..., D] and weights [F, D]: few rows, on one CPU, in bfloat16 or int8."""
     rows = x.size // max(x.shape[-1], 1)
     fits = x.dtype == jnp.bfloat16 and weights.ndim == 2 and str(weights.dtype) in PRODUCTS
-    return fits and 0 < rows <= MOST_ROWS and _here()
+    return fits and 0 < rows <= MOST_ROWS and products() != "XLA"
 
 
 def serve_attention(query: Array, keys: Array) -> bool:
     """Whether `attention` supports these arrays: on one CPU, in bfloat16."""
-    return query.dtype == keys.dtype == jnp.bfloat16 and _here()
-
-
-def _here() -> bool:
-    return products() != "XLA"
+    return query.dtype == keys.dtype == jnp.bfloat16 and products() != "XLA"
 
 
 def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Array) -> Array:
@@ -127,7 +123,7 @@ def mean(x: Array, squared: bool = False) -> Array:
         out = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32)
         return jax.ffi.ffi_call(SUMS, out)(x, squared=squared)[..., None] / x.shape[-1]
 
-    if x.dtype != jnp.float32 or x.size > MOST_NUMBERS or not _here():
+    if x.dtype != jnp.float32 or x.size > MOST_NUMBERS or products() == "XLA":
         return by_xla(x)
     return _natively(native, by_xla, True, x)
 

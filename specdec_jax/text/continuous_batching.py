@@ -61,15 +61,11 @@ def complete(
     """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in order of completion.
 
     A row's tokens depend on its request only, unless its policy reads other rows (it gets the costs of the pair, not of
-    the batch).
+    the batch). Requests are consumed as rows become free, at most `look_ahead` (16 times the batch) beyond the oldest
+    unfinished one.
 
-    Args:
-        requests: consumed as rows become free, at most `look_ahead` beyond the oldest unfinished one.
-        look_ahead: default 16 times the batch.
-
-    Raises:
-        ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state` refuses,
-            or not enough memory for the caches of a single row.
+    Raises ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state`
+    refuses, or not enough memory for the caches of a single row.
     """
     look_ahead = LOOK_AHEAD * batch if look_ahead is None else look_ahead
     for name, value in (("batch", batch), ("look_ahead", look_ahead)):
@@ -130,8 +126,8 @@ class _Waiting:
         self._pair, self._look_ahead = pair, look_ahead
         self._source = enumerate(requests)
         self._queue: list[_Held] = []  # oldest first
-        self._running: set[int] = set()
-        self._next: int = 0  # index of the next request from the source
+        self._unfinished: set[int] = set()  # indices of requests in the queue or in a row
+        self._newest = -1  # index of the last request from the source
 
     def next_size(self) -> Size | None:
         """The size of the oldest request; None: no request is left."""
@@ -147,23 +143,20 @@ class _Waiting:
         if not fitting:
             return None
         self._queue.remove(fitting[0])
-        self._running.add(fitting[0].index)
         return fitting[0]
 
     def done(self, index: int) -> None:
-        self._running.discard(index)
+        self._unfinished.remove(index)
 
     def _look(self) -> None:
         """Fills the queue up to the look-ahead."""
-        while (
-            self._next < min([*self._running, *(held.index for held in self._queue[:1]), self._next]) + self._look_ahead
-        ):
+        while self._newest + 1 < min(self._unfinished, default=self._newest + 1) + self._look_ahead:
             taken = next(self._source, None)
             if taken is None:
                 return
-            index, request = taken
-            self._next = index + 1
-            self._queue.append(_Held(index, size_of(self._pair, request), request))
+            self._newest, request = taken
+            self._unfinished.add(self._newest)
+            self._queue.append(_Held(self._newest, size_of(self._pair, request), request))
 
 
 def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterator[Completed]:

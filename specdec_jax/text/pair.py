@@ -82,12 +82,10 @@ class Pair(NamedTuple):
 
         Raises ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
         """
-        policy, verifier = policy or self.policy, verifier or self.verifier
-        parts = self.decoder.parts
+        policy, verifier, parts = policy or self.policy, verifier or self.verifier, self.decoder.parts
         monitor = _watching(policy, verifier, monitor or self.monitor)
-        decoder = _decoder(
-            parts.target, parts.drafter, policy.bare, verifier.bare, monitor and monitor.bare, parts.widths
-        )
+        bare = policy.bare, verifier.bare, monitor and monitor.bare
+        decoder = _decoder(parts.target, parts.drafter, *bare, parts.widths)
         return _checked(self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor))
 
     def with_log_probs(self) -> "Pair":
@@ -192,13 +190,8 @@ def measure_costs(pair: Pair, batch: int = 1, rule_cost: bool = False) -> Pair:
 def measured_pair(
     *models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, rule_cost: bool = False, **options: Any
 ) -> Pair:
-    """`build_pair`, then `measure_costs` depending on `costs`: the pair of `generate` and of the commands.
-
-    Args:
-        costs: "measured", "estimated", a CostModel or its file. None: the environment variable SPECDEC_JAX_COSTS, else
-            measured.
-        batch, rule_cost: of `measure_costs`.
-        options: of `build_pair`.
+    """`build_pair` with its options, then `measure_costs` unless `costs` are given or "estimated": the pair of
+    `generate` and of the commands. Without `costs` the environment variable SPECDEC_JAX_COSTS decides (`costs_asked`).
     """
     origin = costs_asked(costs)
     pair = build_pair(*models, costs=ESTIMATED if origin == MEASURED else origin, **options)
@@ -271,22 +264,16 @@ def without_model(drafter: Any) -> TypeGuard[str]:
 
 
 def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
-    """Checks the call of a drafter without a model by its factory.
+    """Checks the call of a drafter without a model by its factory; `vocab_size` is the target's, if known already.
 
-    Args:
-        vocab_size: the target's; None: not known yet. A user's factory with a parameter `vocab_size` or
-            `max_draft_length` is not called here.
-
-    Raises:
-        ValueError: the factory refuses it, or a model is given options.
+    Raises ValueError: the factory refuses it, or a model is given options.
     """
     each: Sequence[Any] = [drafter] if drafter is None or _is_drafter(drafter) else drafter
     for part in each:
         if without_model(part):
-            own_file = name_in(part).endswith(".py")
-            parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters if own_file else {}
-            if {"vocab_size", "max_draft_length"} & parameters.keys():
-                continue  # called by `_drafter`, with the pair's values
+            parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters
+            if name_in(part).endswith(".py") and {"vocab_size", "max_draft_length"} & parameters.keys():
+                continue  # a user's factory is called by `_drafter`, with the pair's values
             choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or VOCABULARY)
         elif isinstance(part, str) and part.endswith(")"):
             name, _ = parse_call("drafter", part)
@@ -294,7 +281,7 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
 
 
 def check_pair(big: LoadedModel, small: LoadedModel) -> None:
-    """Checks that a drafter can draft for a target. Weights are not read: `loading.outline` is enough.
+    """Checks that a drafter can draft for a target; `loading.outline` of both is enough.
 
     Raises ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide,
     or a drafter with an encoder for a target without one.

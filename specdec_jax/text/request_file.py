@@ -56,11 +56,9 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 def request_of(pair: Pair, fields: Mapping[str, Any], sampling: SamplingParams, number: int, **options: Any) -> Request:
     """The checked request of a line's fields; `number` counts the requests of the file from 0.
 
-    Missing fields have the values of `sampling`, with seed + `number`, and of `options`, those of `prepare`.
-
-    The prompt is read as in files of prompts (`prompt_file`), of a single turn, or `prompt` has messages with role and
-    content; `policy` and `verifier` are objects of hyperparameters, the id is passed on to the result. Raises
-    ValueError: invalid fields.
+    Missing fields have the values of `sampling`, with seed + `number`, and of `options`, those of `prepare`. The prompt
+    is read as in files of prompts (`prompt_file`), of a single turn, or `prompt` has messages with role and content;
+    `policy` and `verifier` are objects of hyperparameters. Raises ValueError: invalid fields.
     """
     check_fields(fields)
     changes = {name: fields[name] for name in SAMPLING if name in fields}
