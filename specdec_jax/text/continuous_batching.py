@@ -77,16 +77,11 @@ def complete(
         yield from _one_shape(pair, waiting, rows, size)
 
 
-def slots_of(pair: Pair, request: Request) -> int:
-    """Minimum number of cache slots of a row for the request: 128, 192, 256, 384, 512 ..."""
-    widest = max(pair.decoder.parts.widths)
-    return max(FEWEST_SLOTS, slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest))
-
-
 def size_of(pair: Pair, request: Request) -> Size:
-    """The minimum size of a row for the request."""
-    sources = request.options.get("sources")
-    return Size(slots_of(pair, request), 0 if sources is None else slots_for(max(map(len, sources)), 0, 0))
+    """The minimum size of a row for the request; its slots are 128, 192, 256, 384, 512 ..."""
+    widest, sources = max(pair.decoder.parts.widths), request.options.get("sources")
+    slots = slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest)
+    return Size(max(FEWEST_SLOTS, slots), 0 if sources is None else slots_for(max(map(len, sources)), 0, 0))
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> int:

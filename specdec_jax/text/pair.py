@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 from jax.sharding import Mesh
@@ -208,7 +207,7 @@ def _join(
     verifier: Verifier,
     monitor: Monitor | None,
     costs: CostModel | None,
-    ratios: Mapping[int, float] = MappingProxyType({}),
+    ratios: Mapping[int, float] = {},
 ) -> Pair:
     """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open.
 
