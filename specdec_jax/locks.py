@@ -15,9 +15,8 @@ HOLDER = ".lock.pid"  # a separate file: some systems and versions of filelock e
 @contextlib.contextmanager
 def exclusive(lock: str | Path, message: str, timeout: float = 0) -> Iterator[None]:
     """Holds this lock file. Raises BlockingIOError with the message if another process has it for `timeout` seconds."""
-    file_lock = FileLock(lock)
     try:
-        holding = file_lock.acquire(timeout=timeout)
+        holding = FileLock(lock).acquire(timeout=timeout)
     except Timeout:
         raise BlockingIOError(message) from None
     with holding:

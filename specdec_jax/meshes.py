@@ -31,10 +31,7 @@ def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def make_spanning_mesh(words: str | None) -> Mesh:
-    """The mesh of the devices of all processes of a launch: each has the mesh of `words`, rows are sharded over all.
-
-    Raises ValueError as `make_mesh`.
-    """
+    """The mesh of all processes of a launch, each with that of `words`; rows are sharded over all (`make_mesh`)."""
     data, model = mesh_sizes(words or f"{DATA}=1")
     groups: dict[int, list[Any]] = {}
     for device in jax.devices():

@@ -56,10 +56,7 @@ def check(settings: Settings) -> None:
 
 
 def download_models(settings: Settings) -> None:
-    """Downloads models of the hub to the cache. To be called before a spinner, because of the progress bars.
-
-    Raises ValueError, OSError: as `build`.
-    """
+    """Downloads models of the hub, before a spinner because of the progress bars. Raises ValueError, OSError."""
     download(settings.target, *split_drafters(settings.drafter))
 
 

@@ -183,12 +183,7 @@ def save_cost_model(path: str | Path, model: CostModel) -> None:
 
 
 def load_cost_model(path: str | Path) -> CostModel:
-    """Reads a file of `save_cost_model` (`python -m experiments.step_cost` writes one as cost_model.json).
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a cost model; the message names the file.
-    """
+    """Reads a file of `save_cost_model`. Raises FileNotFoundError, or ValueError naming one that is no cost model."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")

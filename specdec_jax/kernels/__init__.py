@@ -77,10 +77,8 @@ def serve_attention(query: Array, keys: Array) -> bool:
 def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Array) -> Array:
     """x [..., D] bfloat16 times weights [F, D] -> [..., F] float32; int8 weights have a scale [F] float32.
 
-    The order of summation does not depend on the number of rows.
-
-    Args:
-        by_xla: the same function of the operands, for derivatives, other devices, and `vmap` over weights.
+    The order of summation does not depend on the number of rows. `by_xla` is the same function of the operands, for
+    derivatives, other devices, and `vmap` over weights.
     """
 
     def native(x: Array, weights: Array, *scale: Array) -> Array:
@@ -132,8 +130,7 @@ def mean(x: Array, squared: bool = False) -> Array:
 def _natively(native: Callable[..., Array], by_xla: Callable[..., Array], any_rows: bool, *operands: Array) -> Array:
     """`native` in CPU programs; `by_xla` on other devices, and for derivatives.
 
-    Args:
-        any_rows: whether `vmap` over the first operand only uses `native` with more rows; otherwise it uses `by_xla`.
+    With `any_rows`, `vmap` over the first operand alone uses `native` with more rows; any other uses `by_xla`.
     """
     call = custom_batching.custom_vmap(native)
 

@@ -31,10 +31,7 @@ Key = bytes | str  # the bytes that a token stands for; for special tokens their
 
 
 def ids_in(tokenizer: Tokenizer, other: Tokenizer) -> dict[Key, int]:
-    """The tokenizer's id for every key; special tokens that only the other one has are matched by role.
-
-    Roles: beginning, end, padding, unknown.
-    """
+    """The tokenizer's id for every key; special tokens that only the other one has are matched by role (`ROLES`)."""
     both = [role for role in ROLES if role in other.special and role in tokenizer.special]
     matched = {other.special[role]: tokenizer.backend.token_to_id(tokenizer.special[role]) for role in both}
     ids: dict[Key, int] = {text: token for text, token in matched.items() if token is not None}

@@ -95,8 +95,7 @@ def save_hf_folder(
     if the parameters do not match the config.
     """
     check_whole(params)
-    module = family_of(config)
-    named = module.named_from_params(config, params)
+    named = family_of(config).named_from_params(config, params)
     written = config.to_hf() | {"dtype": str(next(iter(named.values())).dtype)}
     with new_folder(path, overwrite=overwrite) as folder:
         whole = {name: np.ascontiguousarray(array) for name, array in named.items()}

@@ -32,9 +32,7 @@ def hub_id(source: str) -> tuple[str, str | None] | None:
 
 
 def hub_folder(repo_id: str, *, revision: str | None = None, weights: bool = True) -> Path:
-    """The local snapshot of a hub repository; missing files that are needed are downloaded.
-
-    Without `weights` only small files such as config.json are downloaded.
+    """The local snapshot of a hub repository, whose missing files are downloaded; without `weights` small ones only.
 
     Raises FileNotFoundError with the id and the reason of huggingface_hub (no such repository or revision, no access,
     no network and no copy), or for a repository without a tokenizer or safetensors. Raises ValueError for an

@@ -91,8 +91,7 @@ def load_model(
 def outline(source: str | Path) -> LoadedModel:
     """As `load_model` without reading the weights: `params` is None, and a draft vocabulary is ignored.
 
-    For inspecting a model and its size before it is loaded. Raises as `load_model`, as far as determined by config and
-    tokenizer.
+    Raises as `load_model`, as far as determined by config and tokenizer.
     """
     name, stored = str(source), precision("bfloat16")
     path = _locate(split_source(name)[0])
@@ -133,10 +132,7 @@ def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
 
 
 def download(*sources: str | Path) -> None:
-    """Downloads the models of hub ids among the sources to the cache, with progress bars on a terminal.
-
-    For callers with their own output while models load. Raises as `load_model`.
-    """
+    """Downloads the models of hub ids among the sources, with progress bars on a terminal. Raises as `load_model`."""
     for source in sources:
         whole, _ = split_source(str(source))
         if hub_id(whole):

@@ -49,10 +49,7 @@ class Calibration(NamedTuple):
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
-    """The number of parameters and the mean absolute value of the largest array.
-
-    A draft vocabulary changes neither, and is a third entry.
-    """
+    """The number of parameters, the mean absolute value of the largest array, and the size of any draft vocabulary."""
     reduced = isinstance(params, (ReducedParams, SharedParams))
     leaves = jax.tree.leaves(params.model if reduced else params, is_leaf=is_matrix)
     largest = max(leaves, key=lambda leaf: leaf.size)

@@ -75,8 +75,7 @@ def generate(
     pair, options = split_options(pair, options)
     many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
     prompts: list[Any] = list(prompt) if many else [prompt]
-    request = prepare(pair, prompts, sampling, record=record, **options)
-    results = decode(pair, request).results
+    results = decode(pair, prepare(pair, prompts, sampling, record=record, **options)).results
     return results if many else results[0]
 
 
@@ -287,8 +286,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
     """
     builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = {*inspect.signature(prepare).parameters, "log_probs"} - {"pair", "prompts", "sampling", "record"}
-    changes = {"policy", "verifier", "monitor"}
-    names = asks | (builds if pair is None else changes)
+    names = asks | (builds if pair is None else {"policy", "verifier", "monitor"})
     samples = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in options:
         if name not in names:

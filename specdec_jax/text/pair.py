@@ -71,8 +71,7 @@ class Pair(NamedTuple):
         """
         if self.first_drafter is None:
             return None
-        ratio = None if self.costs is None else self.costs.ratio
-        return ratio or _relative_size(self.first_drafter, self.params.target)
+        return (self.costs and self.costs.ratio) or _relative_size(self.first_drafter, self.params.target)
 
     def using(
         self, policy: StoppingPolicy | None = None, verifier: Verifier | None = None, monitor: Monitor | None = None

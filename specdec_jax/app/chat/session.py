@@ -36,14 +36,7 @@ class Session:
     """Messages, settings and the state of the last turn.
 
     `answer` decodes a turn, `change` sets settings, `reset` deletes the messages. After an error nothing has changed.
-
-        >>> session = Session(Settings(policy="static"))
-        >>> for chunk in session.answer("Why is the sky blue?"):
-        ...     print(chunk.text, end="", flush=True)
-        >>> session.last.result.statistics
-
-    Raises:
-        ValueError, OSError: invalid settings, models that cannot be loaded, a target without a chat template.
+    Raises ValueError, OSError: invalid settings, models that cannot be loaded, a target without a chat template.
     """
 
     def __init__(self, settings: Settings):

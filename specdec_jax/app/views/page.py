@@ -169,19 +169,10 @@ def page(
     loader = PackageLoader("specdec_jax.app.views")
     visible: Any = lambda value: shown(value) if type(value) is str else value  # noqa: E731 - not of marked-up text
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=visible)
-    drawn = [
-        {
-            **{name: getattr(token, name) for name in ("kind", "first", "phase", "text")},
-            "name": _name(token, tokenizer),
-            "shown": "" if token.text else ("■" if token.ends else "·"),  # for an end, or part of a character
-            "rejected": [draft.text.replace("\n", "↵") for draft in token.rejected],
-        }
-        for token in tokens
-    ]
-    tips = []
-    for token in tokens:
+    names, tips = [token.text or tokenizer.decode([token.id], skip_special=False) for token in tokens], []
+    for token, name in zip(tokens, names, strict=True):
         rows = [
-            ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
+            ("token", f"{name.replace(chr(10), '↵')!r} ({token.id})"),
             ("kind", "end of sequence, " * token.ends + KINDS[token.kind]),
             ("entropy H", _figure(token.entropy, " nats")),
             ("max probability", _figure(token.max_prob)),
@@ -194,7 +185,8 @@ def page(
     return environment.get_template("page.html.jinja").render(
         title=title,
         line=f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}",
-        tokens=drawn,
+        tokens=tokens,
+        names=names,
         branches=any(token.kind == "branch" for token in tokens),
         phases=phases_of(tokens),
         chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
@@ -205,10 +197,6 @@ def page(
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _name(token: Token, tokenizer: Tokenizer) -> str:
-    return token.text or tokenizer.decode([token.id], skip_special=False)
 
 
 def _figure(value: float, unit: str = "") -> str:
