@@ -46,9 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
-        runs = {Generate: run_generate, GenerateFile: run_file}
         processes = os.environ.get("JAX_NUM_PROCESSES", "1")
-        if type(command) in runs and processes != "1":
+        if isinstance(command, (Generate, GenerateFile)) and processes != "1":
             hint = "split the input, or set a mesh in Python (docs/scaling.md)"
             raise ValueError(f"this command decodes in one process, but JAX_NUM_PROCESSES is {processes}: {hint}")
         mesh = getattr(getattr(command, "models", command), "mesh", None)
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             use_mesh(mesh)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return runs.get(type(command), run_other)(command)
+            return run_generate(command) if isinstance(command, Generate) else run_other(command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -159,17 +158,8 @@ def run_generate(command: Generate) -> int:
     return 0 if finished else INTERRUPTED
 
 
-def run_file(command: GenerateFile) -> int:
-    """The `generate-file` command; returns 1 if lines of the input were refused."""
-    options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
-    settings = _checked(command)
-    from specdec_jax.app.file_command import generate_file
-
-    return FAILED if generate_file(command.input, command.output, settings, cite=command.cite, **options) else 0
-
-
-def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
-    """The other commands; 1 if a pair does not pay or a rule is not lossless."""
+def run_other(command: GenerateFile | Chat | Doctor | Advise | VerifyLossless) -> int:
+    """The other commands; 1 if lines of a file were refused, a pair does not pay or a rule is not lossless."""
     if isinstance(command, VerifyLossless):
         from specdec_jax.app.views.proof import verify
         from specdec_jax.lossless import LOSSLESS, NOT_LOSSLESS
@@ -184,10 +174,13 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
         from specdec_jax.app.chat.terminal import talk
 
         return talk(settings, command.cite)
+    if isinstance(command, GenerateFile):
+        from specdec_jax.app.file_command import generate_file
+
+        return FAILED if generate_file(command, settings) else 0
     from specdec_jax.app.doctor import examine
 
-    options = {"prompts": command.prompts, "context": command.context, "report": command.json}
-    return 0 if examine(settings, **options).pays else FAILED
+    return 0 if examine(command, settings).pays else FAILED
 
 
 def _prompt(prompt: str) -> str:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec_jax import __version__, kernels
+from specdec_jax.app.commands import GenerateFile
 from specdec_jax.app.settings import Settings, build, download_models
 from specdec_jax.app.views.printing import interrupts_end_here, progress
 from specdec_jax.compilation_cache import enable
@@ -51,9 +52,8 @@ LOG_PROBS = ("log_probs", "warped_log_probs", "tempered_log_probs")
 class _Run:
     """The options of all lines, and the lines; results wait here until those of earlier lines are written."""
 
+    command: GenerateFile
     settings: Settings
-    batch: int
-    with_tokens: bool
     console: Console
     results: ResultFile
     lines: list[tuple[int, bytes]]  # `json_lines.numbered`
@@ -64,25 +64,16 @@ class _Run:
     compiling: float = 0.0  # seconds of compilation
 
 
-def generate_file(
-    source: Path,
-    output: Path,
-    settings: Settings,
-    *,
-    batch: int,
-    with_tokens: bool = False,
-    overwrite: bool = False,
-    cite: bool = False,
-) -> int:
-    """Decode the lines that `output` does not have yet; returns the number of refused lines. `cite` prints BibTeX.
+def generate_file(command: GenerateFile, settings: Settings) -> int:
+    """Decode the lines that the output does not have yet; returns the number of refused lines.
 
     Raises ValueError, OSError: invalid options, an input that cannot be read, an output that cannot be written.
     """
-    check_rows(batch)
-    output = output.resolve()  # one lock for all names of a file
-    if source.resolve() in (output, output.with_name(output.name + SETTINGS)):
-        raise ValueError(f"the output would overwrite the input {str(source)!r}")
-    content = source.read_bytes()
+    check_rows(command.batch)
+    output = command.output.resolve()  # one lock for all names of a file
+    if command.input.resolve() in (output, output.with_name(output.name + SETTINGS)):
+        raise ValueError(f"the output would overwrite the input {str(command.input)!r}")
+    content = command.input.read_bytes()
     check_file(output)
     # the settings that determine the output, including the contents of files of rules and settings
     wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
@@ -90,10 +81,10 @@ def generate_file(
         path = Path(name_in(getattr(settings, name) or ""))
         if path.suffix in (".py", ".json") and path.is_file():
             wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
-    wanted |= {"with_tokens": with_tokens, "version": __version__}
+    wanted |= {"with_tokens": command.tokens, "version": __version__}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    with opened(output, wanted, content, overwrite) as results:
-        run, first = _Run(settings, batch, with_tokens, console, results, numbered(content)), results.lines
+    with opened(output, wanted, content, command.overwrite) as results:
+        run, first = _Run(command, settings, console, results, numbered(content)), results.lines
         if first >= len(run.lines):
             console.print(f"{output} is complete: {first} lines")
             return results.refused
@@ -108,7 +99,7 @@ def generate_file(
             enable()
             with interrupts_end_here():  # lines are written atomically, so nothing is lost
                 pair = _pair(run)
-                if cite:
+                if command.cite:
                     console.print(citations(pair))
                 _decode(run, pair)
         else:
@@ -128,7 +119,7 @@ def _refuse(run: _Run, index: int, error: ValueError) -> None:
 def _pair(run: _Run) -> Pair:
     """The pair; choices of the machine are stored in the output's settings, from which a later run reads them."""
     results, products = run.results, kernels.products()
-    decided, settings, more = results.decided, run.settings, {"batch": run.batch}
+    decided, settings, more = results.decided, run.settings, {"batch": run.command.batch}
     if decided is not None:
         if (before := decided.get("products")) != products:
             hint = f"set {kernels.VARIABLE}, {ADVICE}"
@@ -163,7 +154,7 @@ def _pair(run: _Run) -> Pair:
 
 
 def _decode(run: _Run, pair: Pair) -> None:
-    settings, console, results = run.settings, run.console, run.results
+    settings, console, results, batch = run.settings, run.console, run.results, run.command.batch
     options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
     shortest = {"prompt": "?", "max_new_tokens": 1}
     request_of(pair, shortest, settings, 0, **options)  # raises for options that fail for all lines
@@ -173,7 +164,7 @@ def _decode(run: _Run, pair: Pair) -> None:
 
     @functools.cache
     def fits(size: Size) -> None:
-        rows_that_fit(pair, run.batch, size.slots, free, size.source)
+        rows_that_fit(pair, batch, size.slots, free, size.source)
 
     def requests() -> Iterator[Request]:
         for index, fields in list(run.fields.items()):
@@ -188,14 +179,14 @@ def _decode(run: _Run, pair: Pair) -> None:
 
     with progress(console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(run.lines), completed=first)
-        for done in complete(pair, requests(), run.batch):
+        for done in complete(pair, requests(), batch):
             index = indices[done.index]
-            if done.result.compile_seconds and done.rows < run.batch:
-                console.print(f"{done.rows} of {run.batch} rows of {done.slots} slots fit in memory", style="dim")
+            if done.result.compile_seconds and done.rows < batch:
+                console.print(f"{done.rows} of {batch} rows of {done.slots} slots fit in memory", style="dim")
             run.counts.update({name: value for name, value in done.result.statistics.items() if name[:4] == "num_"})
             run.compiling += done.result.compile_seconds
             fields = run.fields.pop(index)
-            run.ready[index] = result_line(run.lines[index][0], fields, done.result, run.with_tokens)
+            run.ready[index] = result_line(run.lines[index][0], fields, done.result, run.command.tokens)
             _write(run)
             bar.update(task, completed=results.lines, description=_progress_text(run, time.perf_counter() - began))
         _write(run)

@@ -34,7 +34,7 @@ from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Drafting, Models
 from specdec_jax.text.strategies import choose, find_factory, name_in, names, parse_call
-from specdec_jax.types import Drafter, DraftModel, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
+from specdec_jax.types import Drafter, DraftModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
 PHASES = phases()
@@ -45,6 +45,7 @@ EXAMPLE = "smollm2-drafter@8192"
 VOCABULARY = 1024  # tokens for the first check of a drafter, before the target is known
 
 OneDrafter = LoadedModel | Drafter | str
+_decoder = functools.lru_cache(maxsize=16)(build_decoder)  # equal parts share a decoder and are compiled once
 _answered: Callable[[Parts], set[bool]] = functools.lru_cache(maxsize=16)(lambda parts: set())
 
 
@@ -82,8 +83,8 @@ class Pair(NamedTuple):
         """
         policy, verifier, parts = policy or self.policy, verifier or self.verifier, self.decoder.parts
         monitor = _watching(policy, verifier, monitor or self.monitor)
-        bare = policy.bare, verifier.bare, monitor and monitor.bare
-        decoder = _decoder(parts.target, parts.drafter, *bare, parts.widths)
+        rules, watched = (policy.bare, verifier.bare), monitor and monitor.bare
+        decoder = _decoder(parts.target, parts.drafter, *rules, monitor=watched, verification_widths=parts.widths)
         return _checked(self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor))
 
     def with_log_probs(self) -> "Pair":
@@ -234,7 +235,8 @@ def _join(
     measured_drafts = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
     widest = max(longest, min(policy.max_tokens(longest), measured_drafts))  # a tree may fill the widest pass
     widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
-    decoder = _decoder(big.model, built, policy.bare, verifier.bare, monitor and monitor.bare, widths)
+    rules, watched = (policy.bare, verifier.bare), monitor and monitor.bare
+    decoder = _decoder(big.model, built, *rules, monitor=watched, verification_widths=widths)
     first_drafter = next((weight for part, weight in pairs if part.model is not None), None)
     models, priced = ModelParams(big.params, params), costs and between(costs, widths)
     pair = Pair(big, decoder, models, policy, verifier, monitor, first_drafter, priced, tuple(drafters), arguments)
@@ -352,16 +354,3 @@ def _relative_size(params: Params, target: Params) -> float:
     if isinstance(params, (ReducedParams, SharedParams)):
         sizes[0] -= params.unread_bytes
     return sizes[0] / sizes[1]
-
-
-@functools.lru_cache(maxsize=16)
-def _decoder(
-    target: LanguageModel,
-    drafter: Drafter,
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    monitor: Monitor | None,
-    widths: tuple[int, ...],
-) -> Decoder:
-    """A cached decoder: equal parts share it and are compiled once."""
-    return build_decoder(target, drafter, policy, verifier, monitor=monitor, verification_widths=widths)

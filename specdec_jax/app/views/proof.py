@@ -83,7 +83,7 @@ def verify(command: VerifyLossless) -> str:
         print(json_text(_by_name(fields | proof._asdict() | {"gaps": gaps, "pair": pair})))
     else:
         title = " and ".join(filter(None, [f"{policy} with {verifier} verification", users and drafter]))
-        show(proof, Console(highlight=False), title, conclusion, gaps, pair)
+        show(proof, title, conclusion, gaps, pair)
     return conclusion
 
 
@@ -109,10 +109,9 @@ def _sampled_on_pair(
         return test_by_sampling(pair.decoder, pair.params, prompt, source=source, **more)
 
 
-def show(
-    proof: Proof, console: Console, title: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None = None
-) -> None:
+def show(proof: Proof, title: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None) -> None:
     """Prints the properties as a table, the policy's decisions, and a verdict."""
+    console = Console(highlight=False)
     table = columns("property", "drawn", "worst", "bound", texts=2, title=f"{title}, seed {proof.seed}")
     for row in proof.rows:
         sign = "over" if row.bound == FALSE_ALARM else "under"
