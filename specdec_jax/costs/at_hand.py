@@ -8,6 +8,7 @@ that it had; the next one measures doubtful ones again, unless the machine is bu
 
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from filelock import FileLock
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.cost_model import CostModel, load_cost_model, save_cost_model
-from specdec_jax.costs.machine import device, features
+from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import (
     DrafterOf,
     busy_doubts,
@@ -32,7 +33,7 @@ from specdec_jax.costs.step_cost import (
     timed_rounds,
     turns,
 )
-from specdec_jax.kernels.compiled import say
+from specdec_jax.kernels.compiled import cpu_info, say
 from specdec_jax.loading import LoadedModel
 from specdec_jax.meshes import are_shared
 from specdec_jax.sharding import mesh_here
@@ -164,7 +165,8 @@ def file_for(names: Sequence[str], shapes: Any) -> Path | None:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
-    here = device(), features(), jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
+    instructions = cpu_info("flags") or platform.machine()  # the name of a virtual CPU does not determine them
+    here = device(), instructions, jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
     identity = json.dumps(["costs", shapes, *here], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
     return folder / f"costs-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"

@@ -1,7 +1,7 @@
 """Reading and writing of Hugging Face folders: config.json, .safetensors files, tokenizer.json."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
 
     where: str  # the file or folder, for messages
     config: Any  # the family's
-    named: Iterable[tuple[str, Any]]  # (name, array), each read on access
+    named: Any  # an iterable of (name, array), each read on access; None: parameters in Orbax's format
     tokenizer: Tokenizer
 
 

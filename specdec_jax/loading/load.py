@@ -13,7 +13,7 @@ from specdec_jax.loading.gguf.file import config_from_gguf, open_gguf
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.hf_folder import CONFIG, Checkpoint, open_hf_folder, read_config
 from specdec_jax.loading.hub import WEIGHT_FILES, hub_folder, hub_id
-from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
+from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, open_orbax, restore_orbax
 from specdec_jax.loading.precision import INT8, Precision, precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.meshes import placement
@@ -64,21 +64,16 @@ def load_model(
     name, stored = str(source), precision(dtype)
     mesh_here()  # refuses a mesh with other axes, for any model
     whole, vocabulary = split_source(name)
-    if vocabulary in WAYS:
-        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)
-        return loaded._replace(name=name)
     if vocabulary:
-        tokens = read_tokens(vocabulary, _locate(whole, revision))
-        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)
-        return with_draft_vocabulary(loaded._replace(name=name), tokens)
+        tokens = None if vocabulary in WAYS else read_tokens(vocabulary, _locate(whole, revision))
+        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)._replace(name=name)
+        return loaded if tokens is None else with_draft_vocabulary(loaded, tokens)
     path, layout = _locate(name, revision), functools.partial(_place, stored, share_from)
-    if (opened := _opened(path)) is None:
-        if stored.int8:
-            raise ValueError(
-                f"{path} is an Orbax checkpoint, read in its own shapes: int8 is made of safetensors and GGUF"
-            )
-        return _loaded(*restore_orbax(path, stored.dtype, layout), stored, name)
-    where, config, named, tokenizer = opened
+    where, config, named, tokenizer = _opened(path)
+    if named is None and stored.int8:
+        raise ValueError(f"{path} is an Orbax checkpoint, read in its own shapes: int8 is made of safetensors and GGUF")
+    if named is None:
+        return _loaded(config, restore_orbax(path, config, stored.dtype, layout), tokenizer, stored, name)
     module, more = family_of(config), {"int8": True} if stored.int8 else {}
     try:
         params = module.params_from_named(config, named, stored.dtype, layout(module.parameter_table(config)), **more)
@@ -93,11 +88,8 @@ def outline(source: str | Path) -> LoadedModel:
 
     Raises as `load_model`, as far as determined by config and tokenizer.
     """
-    name, stored = str(source), precision("bfloat16")
-    path = _locate(split_source(name)[0])
-    opened = _opened(path)
-    config, tokenizer = read_marker(path) if opened is None else (opened.config, opened.tokenizer)
-    return _loaded(config, None, tokenizer, stored, name)
+    opened = _opened(_locate(split_source(str(source))[0]))
+    return _loaded(opened.config, None, opened.tokenizer, precision("bfloat16"), str(source))
 
 
 def refuse_encoders(caller: str, *sources: str | Path) -> None:
@@ -168,14 +160,14 @@ def _place(stored: Precision, share_from: float, table: Table) -> Place | None:
     return placement(replicate=num_bytes(table, stored.dtype, int8=stored.int8) < share_from)
 
 
-def _opened(path: Path) -> Checkpoint | None:
-    """Opens the file or folder without reading weights; None: an Orbax folder. Raises FileNotFoundError for neither."""
+def _opened(path: Path) -> Checkpoint:
+    """Opens the file or folder without reading weights. Raises FileNotFoundError for no model."""
     if path.is_file():
         return open_gguf(path)
     if (path / CONFIG).is_file():
         return open_hf_folder(path)
     if (path / MARKER).is_file():
-        return None
+        return open_orbax(path)
     files = sorted(file.name for file in path.glob("*.gguf"))
     hint = f"; give the file itself: {path / files[0]}" if files else ""
     raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{hint}")

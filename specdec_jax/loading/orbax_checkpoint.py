@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec_jax.drafters.draft_models.reduced_head import check_whole
 from specdec_jax.loading.families import config_of, family_of
+from specdec_jax.loading.hf_folder import Checkpoint
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.weights import Layout, check_finite, placed_shapes
@@ -51,15 +52,13 @@ def alone() -> Any:
     return ocp.options.MultiprocessingOptions(index, {index} if several else None, "alone" if several else None)
 
 
-def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) -> tuple[Any, Any, Tokenizer]:
-    """Reads a checkpoint: its config, parameters in `dtype` on the default device, or sharded by `layout`, tokenizer.
+def restore_orbax(path: str | Path, config: Any, dtype: Any, layout: Layout | None = None) -> Any:
+    """The parameters of a checkpoint with this config, in `dtype` on the default device, or sharded by `layout`.
 
-    Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
-    damaged, not finite or of a shape that differs from the config.
+    Raises ValueError naming the folder: parameters that are missing, damaged, not finite or do not fit the config.
     """
     import orbax.checkpoint as ocp
 
-    config, tokenizer = read_marker(path)
     module, device = family_of(config), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     initial = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
     table = module.parameter_table(config)
@@ -78,16 +77,16 @@ def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) ->
         listed = ", ".join(f"{name} is {stored.get(name)} instead of {shapes.get(name)}" for name in wrong[:SHOWN])
         raise ValueError(f"{folder} does not fit its config: {listed}")
     check_finite(params, folder)
-    return config, params, tokenizer
+    return params
 
 
-def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:
-    """A checkpoint's config and tokenizer, without its parameters. Raises as `restore_orbax`."""
-    return marked_config(path), tokenizer_from_folder(Path(path) / TOKENIZER)
+def open_orbax(path: str | Path) -> Checkpoint:
+    """A checkpoint's config and tokenizer; its parameters are left to `restore_orbax`. Raises as `marked_config`."""
+    return Checkpoint(str(path), marked_config(path), None, tokenizer_from_folder(Path(path) / TOKENIZER))
 
 
 def marked_config(path: str | Path) -> Any:
-    """A checkpoint's config only. Raises as `restore_orbax`."""
+    """A checkpoint's config. Raises FileNotFoundError, ValueError naming the folder: no marker, or another format."""
     folder = Path(path)
     if not (folder / MARKER).is_file():
         raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
