@@ -93,16 +93,13 @@ class Strategy:
         return dataclasses.replace(self, **functions)  # type: ignore[type-var]
 
     def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, Strategy):
-            return self is other
-        return self.call is not None and other.call is not None and self._key() == other._key()
+        return self is other or (isinstance(other, Strategy) and self._key() == other._key())
 
     def __hash__(self) -> int:
-        return id(self) if self.call is None else hash(self._key())
+        return hash(self._key())
 
     def _key(self) -> Any:
-        assert self.call is not None
-        return self.call.factory, _hashable(self.options), _hashable(self.given)
+        return id(self) if self.call is None else (self.call.factory, _hashable(self.options), _hashable(self.given))
 
     def __repr__(self) -> str:
         """The call, which `strategies.choose` can parse; options with default values are omitted."""
