@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.drafters.draft_models.intersection import SharedParams, shared_params, with_shared_tokens
-from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
-from specdec_jax.loading.tokenizer import ROLES, Tokenizer
+from specdec_jax.loading.tokenizer import ROLES, Tokenizer, bytes_by_letter
 from specdec_jax.types import Array, DraftModel, Params
 
 SPACE = "\u2581"

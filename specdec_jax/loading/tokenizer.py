@@ -10,14 +10,13 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
-
-from specdec_jax.loading import byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,6 +29,9 @@ TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, SPECIAL, TEMPLATE, TOOL_TEMPLATE)
 MARK = secrets.token_hex(8)  # unpredictable, so that no message contains it
+BYTE_CLASS = "ByT5Tokenizer"  # its name in tokenizer_config.json or config.json
+BYTE_SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # in order of id, from 0
+BYTE_SENTINELS = 125
 NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # environment variable of transformers
 
 
@@ -246,8 +248,8 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     if wrong := [role for role, text in special.items() if not isinstance(text, str)]:
         raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {wrong[0]} must be a text, got {tokens[wrong[0]]!r}")
     if backend is None:
-        special = byte_tokenizer.DEFAULTS | special
-        backend = byte_tokenizer.byte_tokenizer(special, byte_tokenizer.sentinels_of(config))
+        special = BYTE_SPECIAL | special
+        backend = byte_tokenizer(special, sentinels_of(config))
     files, inside = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}, config.get("chat_template")
     templates = {name: (folder / file).read_text("utf-8") for name, file in files.items() if (folder / file).is_file()}
     if not templates and inside is not None:
@@ -259,10 +261,43 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     return Tokenizer(backend, special, chat_template=templates.get("default"), tool_template=templates.get("tool_use"))
 
 
+def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str]) -> Backend:
+    """ByT5's tokenizer, which has no file: ids 0 to 2 are special tokens, 3 to 258 bytes, the rest sentinels (arXiv
+    2105.13626, section 3.1; transformers' ByT5Tokenizer). Byte-level, so that streams respect characters.
+    """
+    first = [special.get(role, text) for role, text in BYTE_SPECIAL.items()]
+    vocabulary = {text: index for index, text in enumerate(first)}
+    vocabulary |= {letter: len(first) + byte for letter, byte in bytes_by_letter().items()}
+    tokenizer = Backend(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in first])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in sentinels])
+    end = first[1]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, vocabulary[end])])
+    return tokenizer
+
+
+def sentinels_of(config: Mapping[str, Any]) -> list[str]:
+    """The extra tokens that a tokenizer_config.json lists or counts; 125 without either."""
+    if listed := config.get("additional_special_tokens") or config.get("extra_special_tokens"):
+        return [token if isinstance(token, str) else token["content"] for token in listed]
+    count = config.get("extra_ids")
+    return [f"<extra_id_{index}>" for index in range(BYTE_SENTINELS if count is None else count)]
+
+
+@cache
+def bytes_by_letter() -> dict[str, int]:
+    """GPT-2's letter for every byte: printable ones are themselves, the others start at U+0100."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
 def needs_file(folder: Path) -> bool:
     """Whether a folder's tokenizer is in tokenizer.json: all except ByT5's, which its configs name."""
     configs = read_json(folder / MODEL_CONFIG), read_json(folder / CONFIG)
-    return all(config.get("tokenizer_class") != byte_tokenizer.CLASS for config in configs)
+    return all(config.get("tokenizer_class") != BYTE_CLASS for config in configs)
 
 
 def read_json(path: Path) -> dict[str, Any]:
