@@ -234,7 +234,7 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (23_487, 23_000),
+    "the package without contrib and distillation": (23_480, 23_000),
     "contrib": (4_178, 4_200),
     "distillation": (2_298, 2_300),
     "experiments": (7_489, 7_000),

@@ -96,8 +96,7 @@ def measured(
     if policy is None or policy.tree_hooks is not None or drafter is None or repr(policy.bare) in measured_rules:
         return costs
     say(f"measuring what {policy.bare} costs{rows} with {' and '.join(names)}, once")
-    within = {"repeats": REPEATS, "seconds": SECONDS}
-    rule = time_policy(target, drafter, policy, drafter_of=drafter_of, **within, **options)[0]
+    rule = time_policy(target, drafter, policy, drafter_of=drafter_of, repeats=REPEATS, seconds=SECONDS, **options)[0]
     doubts = tuple(dict.fromkeys(costs.doubts + busy_doubts()))
     return _stored(path, costs._replace(rules=(*costs.rules, rule), doubts=doubts))
 

@@ -121,8 +121,7 @@ def cost_model(
     if len(costs.sampled_pass) not in (0, len(widths)) or not all(time > 0 for time in costs.sampled_pass):
         raise ValueError(f"sampled_pass must have a time for each of {len(widths)} widths, got {costs.sampled_pass}")
     rising = {name: tuple(np.maximum.accumulate(getattr(costs, name)).tolist()) for name in PASSES}
-    rules = tuple(RuleCost(*rule) for rule in costs.rules)
-    return costs._replace(**rising, doubts=tuple(costs.doubts), rules=rules)
+    return costs._replace(**rising, doubts=tuple(costs.doubts), rules=tuple(RuleCost(*rule) for rule in costs.rules))
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:

@@ -43,9 +43,8 @@ def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> An
     Raises ValueError: as `reduce_params`, or a model whose family does not expose its head.
     """
     try:
-        return loaded._replace(
-            model=with_reduced_head(loaded.model), params=reduce_params(loaded.model, loaded.params, tokens)
-        )
+        model, params = with_reduced_head(loaded.model), reduce_params(loaded.model, loaded.params, tokens)
+        return loaded._replace(model=model, params=params)
     except ValueError as error:
         raise ValueError(f"{loaded.name}: {error}") from None
 

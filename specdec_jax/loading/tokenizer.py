@@ -56,8 +56,8 @@ class Tokenizer:
         self.special = dict(special)
         self.chat_template = chat_template
         self.tool_template = tool_template
-        eos = self._id("eos_token")
-        self.bos_id: int | None = self._id("bos_token")
+        bos, eos = (backend.token_to_id(special[role]) if role in special else None for role in ROLES[:2])
+        self.bos_id: int | None = bos
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         self._rows: int | None = None
 
@@ -182,9 +182,6 @@ class Tokenizer:
             if template is not None:
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text(template, encoding="utf-8")
-
-    def _id(self, role: str) -> int | None:
-        return self.backend.token_to_id(self.special[role]) if role in self.special else None
 
 
 class StreamDecoder:
