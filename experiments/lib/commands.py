@@ -23,7 +23,7 @@ from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.kernels.compiled import say
-from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
+from specdec_jax.loading import LoadedModel, download, for_target, load_drafter, load_model, refuse_encoders
 from specdec_jax.meshes import use_mesh
 from specdec_jax.text.escapes import error_line
 from specdec_jax.text.options import ModelNames, parse_options
@@ -193,7 +193,7 @@ class Served(Models):
         enable()
         download(self.target, self.drafter)
         with console.status("Loading the models"):
-            target, drafter = load_pair(self.target, self.drafter, self.dtype)
+            target, drafter = load_model(self.target, dtype=self.dtype), load_drafter(self.drafter, dtype=self.dtype)
         drafter = for_target(target, drafter, say)
         check_reads(target.model, drafter.model)
         return target, drafter

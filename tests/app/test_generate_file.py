@@ -11,10 +11,10 @@ from tiny_pair import write_pair
 
 from specdec_jax import kernels
 from specdec_jax.app.cli import main
+from specdec_jax.app.file_command import read_line, request_of
 from specdec_jax.stopping import survival
 from specdec_jax.text import continuous_batching, result_file
 from specdec_jax.text.pair import build_pair
-from specdec_jax.text.request_file import read_line, request_of
 from specdec_jax.text.sampling_params import SamplingParams
 
 GOOD = [

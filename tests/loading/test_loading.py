@@ -234,7 +234,7 @@ def source(request, tmp_path):
 def test_an_outline_has_everything_but_weights(source, monkeypatch):
     loaded = load_model(source, dtype="bfloat16")
     monkeypatch.setattr(llama, "params_from_named", lambda *_: pytest.fail("weights were read"))
-    monkeypatch.setattr("specdec_jax.loading.orbax_checkpoint._restore", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.load.restore_orbax", lambda *_: pytest.fail("weights were read"))
     outlined = outline(source)
     assert outlined.params is None and (outlined.config, outlined.name) == (loaded.config, loaded.name)
     assert outlined.model.spec == loaded.model.spec

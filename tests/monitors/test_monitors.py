@@ -11,6 +11,7 @@ from tiny_pair import write_pair
 from tiny_t5 import padded
 from tiny_t5 import write_pair as write_t5
 
+from specdec_jax.app.file_command import result_line
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
@@ -23,7 +24,6 @@ from specdec_jax.monitors.phases import observe_token
 from specdec_jax.stopping import adaedl, phase_length, static, survival
 from specdec_jax.text.continuous_batching import complete
 from specdec_jax.text.generation import build_pair, generate, prepare
-from specdec_jax.text.request_file import result_line
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 from specdec_jax.types import RoundContext, VerificationResult

@@ -7,7 +7,7 @@ from tiny_pair import write_pair
 
 from specdec_jax.stopping import static, survival
 from specdec_jax.text import continuous_batching
-from specdec_jax.text.continuous_batching import FEWEST_SLOTS, cache_bytes, complete, slots_of
+from specdec_jax.text.continuous_batching import FEWEST_SLOTS, cache_bytes, complete, size_of
 from specdec_jax.text.generation import build_pair, generate, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
@@ -89,7 +89,7 @@ def test_requests_of_one_size_share_a_program(tmp_path):
     pair = build_pair(target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32")
     long = [prepare(pair, ["a" * 118], SamplingParams(max_new_tokens=new), chat=False) for new in (8, 10, 9)]
     mixed = [long[0], *requests(pair, numbers=(0, 1, 2)), *long[1:], *requests(pair, numbers=(4, 5))]
-    assert {slots_of(pair, one) for one in mixed} == {FEWEST_SLOTS, 3 * FEWEST_SLOTS // 2}
+    assert {size_of(pair, one).slots for one in mixed} == {FEWEST_SLOTS, 3 * FEWEST_SLOTS // 2}
     before = pair.decoder.num_programs("run")  # of other tests' pairs, which share the decoder
     found = by_index(complete(pair, mixed, 2))
     assert sorted(found) == list(range(len(mixed)))
