@@ -238,7 +238,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "contrib": (4_178, 4_200),
     "distillation": (2_298, 2_300),
     "experiments": (7_489, 7_000),
-    "tests": (22_859, 21_500),
+    "tests": (22_432, 21_500),
     "ten central files": (1_542, 1_700),
     "plain AdaEDL, with all it imports": (3_116, 3_100),
 }
