@@ -67,9 +67,9 @@ CASES = {
     ),
     "update_every": (stopping.update_every(), LIVELY, lambda: Slow(twins.AdaEDL(**LED), 4)),
     "phase_length": (
-        stopping.phase_length(stopping.adaedl()),  # of lengths that no draft has
+        stopping.phase_length(stopping.adaedl(True)),  # of lengths that no draft has
         LIVELY | {"routine_length": 9, "reasoning_length": 9},
-        lambda: twins.AdaEDL(**LED),
+        lambda: twins.AdaEDL(keep=True, **LED),
     ),
     "max_confidence": (stopping.max_confidence(), {}, twins.MaxConfidence),
     "max_confidence_keep": (stopping.max_confidence(True), LIVELY, lambda: twins.MaxConfidence(keep=True, **LED)),
