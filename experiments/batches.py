@@ -28,12 +28,11 @@ from experiments.lib.commands import Output, Served, Smoke, command
 from experiments.lib.plots import Line, lines_figure
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import at_temperature, interval, markdown, publish
 from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.metrics.intervals import Interval
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.text.generation import Pair, Request, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Temperatures
@@ -63,11 +62,10 @@ class Batches(Output, Smoke, Served):
 
 def batches(config: Batches, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
-    check_fields(config)
     rules = {words: choose("policy", words) for words in config.policies}
     prompts = [prompt.turns[0][: 200 if config.smoke else None] for prompt in load_prompts(config.prompts)]
     folder = RunFolder.create("batches", config, config.out)
-    target, drafter = tiny_pair() if config.smoke else config.load(console, encoders=True)
+    target, drafter = config.load(console, encoders=True)
     methods, repeats = [PLAIN, *rules], range(config.repeats)
     keys = [(b, t, m, r) for b in config.batches for r in repeats for t in config.temperatures for m in methods]
     for batch, missing in groupby(folder.missing(KEY, keys), lambda key: key[0]):

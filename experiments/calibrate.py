@@ -40,7 +40,7 @@ from specdec_jax.loading import refuse_encoders
 from specdec_jax.metrics.deviation import deviations
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, join, load_trace
 from specdec_jax.strategy import Strategy
@@ -72,7 +72,7 @@ class Calibrate(Output, Served):
     seed: Seed = 0  # Seed of the answers.
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.temperatures[0] != 0 or self.temperatures[1] <= 0:
             raise ValueError(f"temperatures must be 0 and one above 0, got {self.temperatures}")
 
@@ -209,8 +209,7 @@ CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones. The
-    first two are of the distributions as sampled, the last is raw, as the monitor reads it, or with raw_entropy=False
-    not."""
+    first two are of the distributions as sampled, the last is raw, as monitors read it, unless raw_entropy=False."""
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)
     drafter = trace.path[..., FEATURES.index("entropy")]
