@@ -34,7 +34,7 @@ from experiments.lib.tables import NONE, markdown, publish
 from specdec_jax.costs.cost_model import CostModel, cost_model, save_cost_model
 from specdec_jax.decoding import default_widths
 from specdec_jax.meshes import mesh_sizes
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, check_fields
 
 BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}
@@ -66,7 +66,7 @@ class Accelerators(Output):
         for name in self.chips:
             if name not in CHIPS:
                 raise ValueError(f"no chip {name!r}: {', '.join(CHIPS)}")
-        super().__post_init__()
+        check_fields(self)
         mesh_sizes(self.mesh)
 
 

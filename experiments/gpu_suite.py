@@ -40,7 +40,7 @@ from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import clocked, summary, turns
 from specdec_jax.decoding import build_decoder
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
@@ -77,6 +77,9 @@ class Suite(Output, Smoke, Served):
     batches: Annotated[tuple[int, ...], Between(1)] = (1, 4, 16, 64)  # Rows decoded at once, in the last six parts.
     max_new_tokens: NewTokens = 128  # Tokens of a generation.
     repeats: Annotated[int, Between(1)] = 5  # Timed runs of each.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def suite(config: Suite, console: Console) -> None:

@@ -37,7 +37,7 @@ from specdec_jax.costs.machine import cores, device
 from specdec_jax.costs.step_cost import summary
 from specdec_jax.decoding.state import slots_for
 from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_hf_folder
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
 from specdec_jax.types import DraftModel
@@ -95,7 +95,7 @@ class Sided(Output):
     answer_seconds: float = 300.0  # For a generation; a side that takes longer is ended.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_fields(self)
         for name in self.only:
             if name not in PEERS:
                 raise ValueError(f"unknown peer {name!r} (there are: {', '.join(PEERS)})")

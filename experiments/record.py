@@ -31,7 +31,7 @@ from specdec_jax.costs.machine import processor
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
 from specdec_jax.metrics.judging import answers
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
@@ -60,6 +60,9 @@ class Record(Output, Served):
     system: str | None = None  # System prompt.
     batch: Annotated[int, Between(1)] = 16  # Number of texts per batch.
     seed: Seed = 0  # Prompt i is sampled, accepted and continued with seed + i.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def record(config: Record, console: Console) -> list[Path]:

@@ -46,7 +46,7 @@ from specdec_jax.meshes import bytes_here
 from specdec_jax.metrics.agreement import changes_along
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.judging import answers
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import NewTokens
 from specdec_jax.text.strategies import choose
@@ -76,7 +76,7 @@ class StepCost(Output, Smoke, Models):
     repeats: Annotated[int, Between(1)] = 15  # Timed runs of each program.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_fields(self)
         if not self.dtypes:
             raise ValueError("there must be dtypes")
 
@@ -212,7 +212,7 @@ class PrecisionStudy(Output, Smoke):
     mesh: str | None = None  # Several devices, such as model=4, that share the weights.
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_fields(self)
         if len(set(self.dtypes)) < max(2, len(self.dtypes)):
             raise ValueError(f"there must be two dtypes or more, each once, got {self.dtypes}")
         for dtype in self.dtypes:

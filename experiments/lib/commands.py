@@ -26,7 +26,6 @@ from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
 from specdec_jax.meshes import use_mesh
-from specdec_jax.ranges import check_fields
 from specdec_jax.text.escapes import error_line
 from specdec_jax.text.options import ModelNames, parse_options
 
@@ -40,10 +39,10 @@ def exit_codes(*also: type[Exception], interrupted: str | None = None) -> Callab
 
     def wrapped(main: Main) -> Main:
         @functools.wraps(main)
-        def run(*words: Any) -> int:
+        def run(*words: Any, **named: Any) -> int:
             before = len(opened)
             try:
-                return main(*words)
+                return main(*words, **named)
             except (ValueError, OSError, *also) as error:
                 print(error_line(error), file=sys.stderr)
                 return 2
@@ -160,10 +159,6 @@ class Output:
     """Where it writes."""
 
     out: str | None = None  # Run folder, where a stopped run goes on; none: runs/<experiment>-<time>.
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a field outside its range."""
-        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from specdec_jax.costs.choices import weighs_costs, widths_for
 from specdec_jax.costs.cost_model import CostModel, cost_model, load_cost_model
 from specdec_jax.metrics.foresight import with_foresight
 from specdec_jax.metrics.repetition import repeated_share
-from specdec_jax.ranges import Between
+from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.phase_path import percentile_thresholds, phase_path
 from specdec_jax.replay.replay import Replay, oracle, replay
 from specdec_jax.replay.trace import Trace, load_trace
@@ -58,6 +58,7 @@ class TraceFiles(Output, Smoke):
         """Raises ValueError where options are invalid."""
         if not (self.traces or self.smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
