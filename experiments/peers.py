@@ -172,8 +172,7 @@ class Sides:
 
 
 def peers(config: Peers, console: Console) -> None:
-    """Decodes what is missing, every prompt by all in turn, and writes the run folder; first texts are decoded
-    twice."""
+    """Decodes what is missing, every prompt by all in turn, first texts twice, and writes the run folder."""
     prompts = load_prompts(config.prompts, config.limit)
     refuse_encoders("peers", config.target, config.drafter)
     target, drafter = load_model(config.target, dtype=config.dtype), load_drafter(config.drafter, dtype=config.dtype)
