@@ -27,7 +27,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from experiments.lib.chips import CHIPS, COMMAND, PATHS, TARGETS, Job, environment
-from experiments.lib.commands import exit_codes, parsed, terminal
+from experiments.lib.commands import Output, exit_codes, parsed, terminal
 from experiments.lib.engines import Failed, python_of, run
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import NONE, markdown, publish
@@ -44,7 +44,7 @@ MOST_SECONDS = 1800  # for one program
 
 
 @dataclass(frozen=True)
-class Accelerators:
+class Accelerators(Output):
     """Compile for chips that are not here."""
 
     chips: tuple[str, ...] = tuple(CHIPS)  # Names of experiments/lib/chips.py.
@@ -61,7 +61,6 @@ class Accelerators:
     small: bool = False  # Two layers, one chip of each kind, against configs/chips/budgets.json.
     environments: str = "runs/environments"  # Folder of the compilers' virtual environments.
     install_seconds: float = 1200  # Most time for making an environment; chips without one are skipped with a message.
-    out: str | None = None  # Run folder, where a stopped run goes on; none: runs/accelerators-<time>.
 
     def __post_init__(self) -> None:
         for name in self.chips:

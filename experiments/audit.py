@@ -128,7 +128,17 @@ def audit(config: Audit, console: Console) -> int:
     versions = [line.replace("==", " ") for line in pinned if "==" in line and not line.startswith("#")]
     here = f"{', '.join(versions)}; float32 on a CPU"
     about = here if config.url is None else f"{config.url}, model {config.model}"
-    publish(folder, f"{about}.\n\n{table(rows)}\n", console)
+    cells = []
+    for row in rows:
+        figures = [NONE] * 6
+        if "error" not in row:
+            test = f"{row['statistic']:.0f} / {row['degrees']} ({row['tokens']})", f"{row['p_value']:.2g}"
+            greedy = [f"{sum(np.array(gaps) > 0)} of {len(gaps)} ({max(gaps):.2g})" for gaps in row["gaps"].values()]
+            figures = [f"{row['samples']:,}", *test, f"{row['seen_from']:.3f}", *greedy, *[NONE] * (2 - len(greedy))]
+        cells.append([f"{row['engine']} {row['method']}", *figures, verdict(row)])
+    heads = ["method", "samples", "chi-square / degrees (tokens)", "p", "seen from", "greedy: differ (gap)"]
+    table = markdown([*heads, "bfloat16", "verdict"], cells)
+    publish(folder, f"{about}.\n\n{table}\n", console)
     wrong = [row for row in rows if row["biased"] != (row["method"] == CONTROL)]
     for row in wrong:
         state = "biased" if row["biased"] else "not shown to be biased"
@@ -249,20 +259,6 @@ def verdict(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"does not run: {row['error'][:150]}".replace("|", "/")
     return "biased" if row["biased"] else "lossless, as far as tested"
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """One row per method."""
-    cells = []
-    for row in rows:
-        figures = ["–"] * 6
-        if "error" not in row:
-            test = f"{row['statistic']:.0f} / {row['degrees']} ({row['tokens']})", f"{row['p_value']:.2g}"
-            greedy = [f"{sum(np.array(gaps) > 0)} of {len(gaps)} ({max(gaps):.2g})" for gaps in row["gaps"].values()]
-            figures = [f"{row['samples']:,}", *test, f"{row['seen_from']:.3f}", *greedy, *[NONE] * (2 - len(greedy))]
-        cells.append([f"{row['engine']} {row['method']}", *figures, verdict(row)])
-    heads = ["method", "samples", "chi-square / degrees (tokens)", "p", "seen from", "greedy: differ (gap)"]
-    return markdown([*heads, "bfloat16", "verdict"], cells)
 
 
 main = command(Audit, audit, __doc__)

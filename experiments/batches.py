@@ -28,7 +28,6 @@ from experiments.lib.commands import Output, Served, Smoke, command
 from experiments.lib.plots import Line, lines_figure
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.smoke import tiny_pair
 from experiments.lib.tables import at_temperature, interval, markdown, publish
 from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.at_hand import sentence
@@ -67,7 +66,7 @@ def batches(config: Batches, console: Console) -> None:
     rules = {words: choose("policy", words) for words in config.policies}
     prompts = [prompt.turns[0][: 200 if config.smoke else None] for prompt in load_prompts(config.prompts)]
     folder = RunFolder.create("batches", config, config.out)
-    target, drafter = tiny_pair() if config.smoke else config.load(console, encoders=True)
+    target, drafter = config.load(console, encoders=True)
     methods, repeats = [PLAIN, *rules], range(config.repeats)
     keys = [(b, t, m, r) for b in config.batches for r in repeats for t in config.temperatures for m in methods]
     for batch, missing in groupby(folder.missing(KEY, keys), lambda key: key[0]):

@@ -209,8 +209,7 @@ CAPS = {"routine_length": LENGTHS, "reasoning_length": LENGTHS}
 
 def positions_of(trace: Trace, raw_entropy: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(drafter entropy, target entropy, accepted, running entropy), [M] each: every position but texts' first ones. The
-    first two are of the distributions as sampled, the last is raw, as the monitor reads it, or with raw_entropy=False
-    not."""
+    first two are of the distributions as sampled, the last is raw, as monitors read it, unless raw_entropy=False."""
     running = running_entropy(trace, PHASE["decay"], raw_entropy)
     there = np.isfinite(running)
     drafter = trace.path[..., FEATURES.index("entropy")]

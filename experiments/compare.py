@@ -23,14 +23,14 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from configs.base import CompareConfig, Method
+from configs.base import CompareConfig
 from experiments.lib import tables
 from experiments.lib.commands import config_command
 from experiments.lib.plots import Point, dots_figure
@@ -55,6 +55,7 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Verifier
 
 Result = dict[str, Any]
+KEY = ("temperature", "prompt_id", "repeat", "method")
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
 BOUNDS = "[{}, {}]"  # some are negative
 MEANS = ("log_likelihood", "total_variation", "divergence", "first_choice")
@@ -66,20 +67,6 @@ NOTE_QUALITY = (
     "share of tokens that are the target's most probable one. Before diverging: share of tokens before the first one "
     "that differs from plain decoding."
 )
-
-
-class Job(NamedTuple):
-    """One generation to time."""
-
-    temperature: float
-    prompt: Prompt
-    repeat: int
-    method: Method
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Identifies its row."""
-        return self.temperature, self.prompt.id, self.repeat, self.method.name
 
 
 def compare(config: CompareConfig, console: Console) -> RunFolder:
@@ -96,42 +83,43 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     judges = [pair for pair in pairs.values() if pair.decoder.parts.drafter.model is not None]
     if config.quality and not judges:
         raise ValueError("quality is measured with the drafter's distributions: a method must draft with a model")
-    judge = judges[0] if config.quality else None
+    judge, verifiers = judges[0] if config.quality else None, {m.name: m.verifier for m in config.chosen_methods()}
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
     console.print(f"the target's weights are in {next(iter(pairs.values())).target.dtype}", style="dim")
     console.print(f"compiled programs are {describe_cache(cache)}", style="dim")
-    each = itertools.product(config.temperatures, prompts, range(config.repeats), config.chosen_methods())
-    jobs = [Job(*entry) for entry in each]
-    measured = {(row["temperature"], row["prompt_id"], row["repeat"], row["method"]): row for row in folder.rows()}
-    missing = [job for job in jobs if job.key not in measured]
+    by_id = {prompt.id: prompt for prompt in prompts}
+    keys = list(itertools.product(config.temperatures, by_id, range(config.repeats), pairs))
+    measured = {tuple(row[name] for name in KEY): row for row in folder.rows()}
+    missing = [key for key in keys if key not in measured]
     compiled: set[str] = set()
     with progress(console) as bar:
-        task = bar.add_task("Measuring", total=len(jobs), completed=len(jobs) - len(missing))
-        for job in missing:
-            name, pair = job.method.name, pairs[job.method.name]
+        task = bar.add_task("Measuring", total=len(keys), completed=len(keys) - len(missing))
+        for key in missing:
+            temperature, prompt_id, repeat, name = key
+            prompt, pair = by_id[prompt_id], pairs[name]
             options = {"chat": config.chat, "system": config.system, "slots": slots}
             if jax.tree.leaves(pair.params.drafter):  # a calibration is of models
                 options["calibration"] = config.calibration
             limits = {field: getattr(config, field) for field in ("max_new_tokens", "top_k", "top_p", "min_p")}
-            sampling = SamplingParams(temperature=job.temperature, seed=config.seed + job.repeat, **limits)
-            request = prepare(pair, [job.prompt.turns[0]], sampling, **options)
+            sampling = SamplingParams(temperature=temperature, seed=config.seed + repeat, **limits)
+            request = prepare(pair, [prompt.turns[0]], sampling, **options)
             if name not in compiled:
                 bar.update(task, description=f"Compiling {name}")
-                _warm_up(config, job.method, pair, request, folder, console)
+                _warm_up(name, pair, request, folder, console)
                 compiled.add(name)
-            bar.update(task, description=f"{name:12s} {shown(job.prompt.id)}, temperature {job.temperature:g}")
-            plain = measured.get((*job.key[:3], config.methods[0].name))  # None: this is the baseline
-            row, generation = _measure(job, pairs, request, plain, slots)
+            bar.update(task, description=f"{name:12s} {shown(prompt_id)}, temperature {temperature:g}")
+            plain = measured.get((*key[:3], config.methods[0].name))  # None: this is the baseline
+            row, generation = _measure(key, prompt.category, pairs, request, plain, slots)
             if judge is not None:
-                row |= quality(judge, job.method.verifier, generation, job.temperature, slots)
-            measured[job.key] = row
+                row |= quality(judge, verifiers[name], generation, temperature, slots)
+            measured[key] = row
             folder.append(row)
             rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
-            line = f"{name:14s} {shown(job.prompt.id):16s} temperature {job.temperature:<4g} {rates[0]:6.1f} tokens/s"
+            line = f"{name:14s} {shown(prompt_id):16s} temperature {temperature:<4g} {rates[0]:6.1f} tokens/s"
             console.print(f"{line} {rates[0] / rates[1]:6.2f}")
             bar.advance(task)
-    _report(config, folder, [measured[job.key] for job in jobs], pairs, console)
+    _report(config, folder, [measured[key] for key in keys], pairs, console)
     return folder
 
 
@@ -173,23 +161,22 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
     return slots_for(longest + config.max_new_tokens, 0, widest)
 
 
-def _warm_up(
-    config: CompareConfig, method: Method, pair: Pair, request: Request, folder: RunFolder, console: Console
-) -> None:
+def _warm_up(name: str, pair: Pair, request: Request, folder: RunFolder, console: Console) -> None:
     """Compiles a method and decodes a prompt untimed with it."""
     with interrupts_end_here():
         decoded = decode(pair, request)
     seconds = round(decoded.results[0].compile_seconds, 3)
     earlier = read_manifest(folder.path)["compile_seconds"] or {}  # of a run that goes on
-    folder.update_manifest(compile_seconds=earlier | {method.name: seconds})
-    console.print(f"{method.name:14s} compiled in {seconds:.1f} s")
+    folder.update_manifest(compile_seconds=earlier | {name: seconds})
+    console.print(f"{name:14s} compiled in {seconds:.1f} s")
 
 
 def _measure(
-    job: Job, pairs: Mapping[str, Pair], request: Request, plain: Result | None, slots: int
+    key: tuple[Any, ...], category: str, pairs: Mapping[str, Pair], request: Request, plain: Result | None, slots: int
 ) -> tuple[Result, Generation]:
     """One row: a timed generation, what costs predict of it and, under greedy, whether it equals plain decoding."""
-    pair = pairs[job.method.name]
+    temperature, prompt_id, repeat, name = key
+    pair = pairs[name]
     drafter, costs = pair.decoder.parts.drafter, pair.costs  # they predict a model that drafts alone, or no drafts
     if drafter.max_draft_length == 0:
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)
@@ -202,16 +189,16 @@ def _measure(
     counts = {name: value for name, value in result.statistics.items() if counted.fullmatch(name)}
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
     equality: Result = {"equals_plain": None, "first_difference": None}
-    if job.temperature == 0 and plain is not None:
+    if temperature == 0 and plain is not None:
         texts = plain["tokens"], result.tokens
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
         equality["equals_plain"] = difference is None
         equality["first_difference"] = None if difference is None else difference._asdict()
     counts_on_host = jax.device_get(state.statistics)
-    costs = costs and costs.at(slots, temperature=job.temperature, policy=pair.policy)
+    costs = costs and costs.at(slots, temperature=temperature, policy=pair.policy)
     predicted = None if costs is None else decoding_seconds(costs, counts_on_host)
-    row = {"prompt_id": job.prompt.id, "category": job.prompt.category, "method": job.method.name}
-    row |= {"temperature": job.temperature, "repeat": job.repeat, "seconds": result.seconds}
+    row = {"prompt_id": prompt_id, "category": category, "method": name, "temperature": temperature}
+    row |= {"repeat": repeat, "seconds": result.seconds}
     row |= {"predicted_seconds": predicted, "prefill_seconds": result.prefill_seconds, **counts}
     row["accepted_at"] = [int(n) for n in counts_on_host.accepted_at[0]]
     row |= {"repeated_share": repeated_share(result.tokens), "finish_reason": result.finish_reason, **equality}
@@ -264,9 +251,9 @@ def _report(
             heads = ["method", "log-likelihood", "difference", "TV", "KL", "first choice", "before diverging"]
             blocks += [f"## Quality, {at_temperature(temperature)}", markdown(heads, lines)]
         blocks.append(NOTE_QUALITY)
-    title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     equal = "\n".join(equality) if compared else "No greedy outputs to compare."
     text = "\n\n".join([*blocks, *idle, *doubtful, about, equal, ""])
+    title = f"{config.name}: {config.target}, drafter {config.drafter}, {config.dtype}"
     tables.publish(folder, text, console, speedup=picture(summaries, title))
 
 
@@ -302,16 +289,13 @@ def by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, Result]:
     before the first difference to plain decoding, None where no row was compared."""
     figures: dict[str, Result] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        prompts: dict[str, list[list[float]]] = {}
+        prompts: dict[str, list[np.ndarray]] = {}
         same = compared = 0
-        for row in rows:
-            if row["method"] == method:
-                # None becomes NaN
-                prompts.setdefault(row["prompt_id"], []).append(np.array([row[name] for name in MEANS], float))
-                difference = row["first_difference"]
-                if row["equals_plain"] is not None:
-                    same += len(row["tokens"]) if difference is None else difference["position"]
-                    compared += len(row["tokens"])
+        for row in (row for row in rows if row["method"] == method):
+            prompts.setdefault(row["prompt_id"], []).append(np.array([row[name] for name in MEANS], float))  # or NaN
+            if row["equals_plain"] is not None:
+                compared += len(row["tokens"])
+                same += (row["first_difference"] or {"position": len(row["tokens"])})["position"]
         means = np.array([np.mean(repeats, axis=0) for repeats in prompts.values()])
         figures[method] = dict(zip(MEANS, means.T, strict=True)) | {"before": same / compared if compared else None}
     return figures

@@ -18,23 +18,31 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from configs.base import load_config, override
 from configs.base_distillation import DistillConfig, small
-from experiments.lib import distill_judge, distill_train, distill_variants, token_ranking
-from experiments.lib.commands import config_words, exit_codes, terminal, with_studies
+from experiments.lib import distill_judge, distill_train
+from experiments.lib.commands import command, config_words, exit_codes, terminal, with_studies
 from specdec_jax.compilation_cache import enable
 from specdec_jax.distillation.initial import drafter_config
+from specdec_jax.distillation.prompts import read_texts
+from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.training import check_rows, stack
+from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.loading import download, load_model, refuse_encoders
+from specdec_jax.loading.draft_vocabulary import RANKING
+from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import locked
 from specdec_jax.meshes import make_spanning_mesh, use_mesh
 from specdec_jax.processes import Share, join, together
+from specdec_jax.ranges import Between, check_fields
 
 SMOKE = "--smoke"
 DISTRIBUTED = "--distributed"
@@ -104,7 +112,72 @@ def _config(path: str, arguments: list[str]) -> DistillConfig:
     return override(config, rest, f"python -m experiments.distill {path}") if rest else config
 
 
-main = with_studies(main, judge=distill_judge.main, compare=distill_variants.main, rank_tokens=token_ranking.main)
+RANK_TOKENS = """Which tokens does text use most? The ranking that `DRAFTER@8192` reads its draft vocabulary from.
+
+Command:   python -m experiments.distill rank_tokens --data runs/distill-smollm2/data --out DRAFTER_FOLDER
+           python -m experiments.distill rank_tokens --model org/name --texts mine.jsonl --out DRAFTER_FOLDER
+Time:      seconds
+Output:    token_ranking.npy in --out, beside the drafter's weights; prints how much of the text each size covers
+
+`--data` is what `experiments.distill` wrote: the target's answers count, and its other tokens where answers tie;
+`--texts` is a .jsonl with `text` in every line, or a run's results.jsonl. The built-in drafters have theirs from the
+first command. Counts stand for how often a drafter would have to propose a token, so use text like that of serving.
+"""
+SIZES = (1024, 2048, 4096, 8192, 12288, 16384, 32768)
+
+
+@dataclass(frozen=True)
+class RankTokens:
+    """Rank the tokens of a text by how often they occur."""
+
+    out: Path  # Folder of the drafter's weights.
+    data: Path | None = None  # Token shards of experiments.distill.
+    texts: Path | None = None  # A .jsonl file with `text` in every line; needs --model.
+    model: str = "smollm2"  # Whose tokenizer reads the texts; --data are tokens already.
+    most: Annotated[int, Between(1)] = 16384  # Tokens to keep.
+
+
+def rank_tokens(config: RankTokens, console: Console) -> None:
+    """Counts and writes. Raises ValueError, FileNotFoundError for invalid input."""
+    check_fields(config)
+    if (config.data is None) == (config.texts is None):
+        raise ValueError("give either --data or --texts")
+    if config.data is not None and not config.data.is_dir():
+        raise FileNotFoundError(f"no folder of token shards at {config.data}")
+    if config.data is not None:
+        pairs = [(shard.tokens, shard.writer == BY_ASSISTANT) for shard in ShardFolder(config.data)]
+        size = max((int(tokens.max()) + 1 for tokens, _ in pairs if len(tokens)), default=1)
+    else:
+        tokenizer = load_model(config.model).tokenizer
+        size = tokenizer.vocab_size
+        ends = tokenizer.eos_ids  # the end of an answer can be proposed
+        each = [np.array([*tokenizer.encode(text), *ends], int) for text in read_texts(str(config.texts))]
+        pairs = [(tokens, np.ones(len(tokens), bool)) for tokens in each]
+    counts = np.zeros((size, 2), np.int64)  # how often each token stands in answers, and anywhere
+    for tokens, answer in pairs:
+        counts[:, 0] += np.bincount(tokens[answer], minlength=size)
+        counts[:, 1] += np.bincount(tokens, minlength=size)
+    ranked = rank(counts)[: config.most]
+    config.out.mkdir(parents=True, exist_ok=True)
+    with replacing(config.out / RANKING) as path:
+        np.save(path, ranked)
+    covered = np.cumsum(counts[ranked, 0]) / counts[:, 0].sum()
+    for size in [size for size in SIZES if size < len(ranked)] + [len(ranked)]:
+        console.print(f"{size:6,} tokens cover {covered[size - 1]:.1%}")
+    console.print(f"Written to {config.out / RANKING}", soft_wrap=True)
+
+
+def rank(counts: np.ndarray) -> np.ndarray:
+    """Tokens seen, by counts [V, 2]; the second column decides ties. Raises ValueError where nothing was counted."""
+    order = np.lexsort((-counts[:, 1], -counts[:, 0]))
+    seen = order[counts[order].sum(axis=1) > 0]
+    if not counts[:, 0].sum():
+        raise ValueError("there are no tokens to count")
+    return seen.astype(np.uint16 if len(counts) <= 2**16 else np.int32)
+
+
+ranks = command(RankTokens, rank_tokens, RANK_TOKENS, "python -m experiments.distill rank_tokens")
+main = with_studies(main, judge=distill_judge.main, compare=distill_judge.compare_main, rank_tokens=ranks)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -286,7 +286,7 @@ NOTE_SIBLINGS = (
 )
 
 siblings = command(Siblings, siblings_study, SIBLINGS, "python -m experiments.entropy siblings")
-main = with_studies(command(Entropy, study, __doc__, "python -m experiments.entropy"), siblings=siblings)
+main = with_studies(command(Entropy, study, __doc__), siblings=siblings)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,10 +33,9 @@ from rich.console import Console
 
 from experiments.batches import Batches, batches
 from experiments.lib.chips import INSTRUCTION, Operation, by_part, op_names
-from experiments.lib.commands import LoadedPair, Output, Served, Smoke, command
+from experiments.lib.commands import Output, Served, Smoke, command
 from experiments.lib.run_folder import RunFolder, write_text
-from experiments.lib.smoke import tiny_pair
-from experiments.lib.tables import NONE, PARENTHESES, at_temperature, interval, markdown, publish
+from experiments.lib.tables import PARENTHESES, at_temperature, crossed, interval, publish
 from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import clocked, summary, turns
@@ -62,7 +61,8 @@ OTHER_GRAPHS = {
 RULES = ("static(draft_length=4)", "adaedl(threshold=0.65, keep_checked_token=True)", "survival")
 SIBLINGS = ("survival", "survival_tree(siblings=3)", "comb")
 CONTROL = re.compile(r" (while|conditional|call)\(")  # of instructions whose time is that of others
-Measurement = dict[str, Any]
+Key = tuple[str, float | None, int, str]  # KEY
+Measurement = tuple[Key, dict[str, float]]  # and its figures
 
 
 @dataclass(frozen=True)
@@ -110,34 +110,21 @@ def suite(config: Suite, console: Console) -> None:
                 continue
             measure, names, temperatures = MEASURED[part]
             wanted = folder.missing(KEY, itertools.product([part], temperatures, range(config.repeats), names))
-            for row in measure(config, wanted, console) if wanted else ():
-                folder.append(row)
+            for key, figures in measure(config, wanted, console) if wanted else ():
+                folder.append(dict(zip(KEY, key, strict=True)) | {"figures": figures, "at": time.time()})
         except (FileNotFoundError, jax.errors.JaxRuntimeError) as error:  # no such model, or too little memory
             console.print(f"{part} is skipped: {str(error).splitlines()[0]}")
-    parts = [[row for row in folder.rows() if row["part"] == part] for part in MEASURED]
     about = f"{device()}, jax {jax.__version__}; medians (quartiles)."
-    publish(folder, "\n\n".join([about, *(table_of(rows) for rows in parts if rows), ""]), console)
-
-
-def table_of(rows: Sequence[Measurement]) -> str:
-    """A part's figures, a line for each name and temperature."""
-    figures: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        name = row["what"] if row["temperature"] is None else f"{row['what']}, {at_temperature(row['temperature'])}"
-        columns = figures.setdefault(name, {})
-        for column, value in row["figures"].items():
-            columns.setdefault(column, []).append(value)
-    heads = list(dict.fromkeys(column for columns in figures.values() for column in columns))
-    lines = []
-    for name, columns in figures.items():
-        cells = [interval(summary(columns[head]), ".4g", PARENTHESES) if head in columns else NONE for head in heads]
-        lines.append([name, *cells])
-    return markdown([rows[0]["part"], *heads], lines)
-
-
-def loaded(config: Suite, console: Console) -> LoadedPair:
-    """The pair of graph and profile."""
-    return tiny_pair() if config.smoke else config.load(console, encoders=True)
+    tables = []
+    for part in MEASURED:
+        columns: dict[tuple[str, str], list[float]] = {}
+        for row in (row for row in folder.rows() if row["part"] == part):
+            name = row["what"] if row["temperature"] is None else f"{row['what']}, {at_temperature(row['temperature'])}"
+            for column, value in row["figures"].items():
+                columns.setdefault((name, column), []).append(value)
+        cells = {at: interval(summary(values), ".4g", PARENTHESES) for at, values in columns.items()}
+        tables += [crossed(part, cells)] if cells else []
+    publish(folder, "\n\n".join([about, *tables, ""]), console)
 
 
 def requests_for(config: Suite, pair: Pair) -> dict[float, Request]:
@@ -154,26 +141,18 @@ def with_options(pair: Pair, options: dict[str, Any]) -> Pair:
     return pair._replace(decoder=other)
 
 
-Key = tuple[str, float | None, int, str]  # KEY
-
-
-def measurement(key: Key, figures: dict[str, float]) -> Measurement:
-    """A line of results.jsonl."""
-    return dict(zip(KEY, key, strict=True)) | {"figures": figures, "at": time.time()}
-
-
 def bandwidth(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:
     """Bandwidth of a copy: bytes read and written over its time."""
     array = jnp.arange((2**20 if config.smoke else COPIED) // 4, dtype=jnp.float32)
     copy = jax.jit(lambda values: values + 1.0)
     times = turns({0: clocked(lambda: copy(array).block_until_ready())}, len(wanted))[0]
     for key, seconds in zip(wanted, times, strict=True):
-        yield measurement(key, {"GB/s": 2e-9 * array.nbytes / seconds})
+        yield key, {"GB/s": 2e-9 * array.nbytes / seconds}
 
 
 def graph(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:
     """A generation as it is built, with more and less in CUDA graphs, and without drafts."""
-    target, drafter = loaded(config, console)
+    target, drafter = config.load(console, encoders=True)
     built = measured_pair(target, drafter)
     pairs = {BUILT: built, PLAIN: build_pair(target, None)}
     pairs |= {name: with_options(built, options) for name, options in OTHER_GRAPHS.items()}
@@ -190,13 +169,13 @@ def graph(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Me
             read = 1e-9 * weights * result.statistics["num_rounds"] / result.seconds
             same = float(texts[name] == texts[BUILT])
             figures = {"ms": 1e3 * result.seconds, "tokens/s": len(result.tokens) / result.seconds}
-            yield measurement(key, figures | {"GB/s of the target's weights": read, "the same tokens": same})
+            yield key, figures | {"GB/s of the target's weights": read, "the same tokens": same}
 
 
 def profile(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:
     """Number and time of the kernels by part of a round, by JAX's profiler. In a CUDA graph they have no names, so the
     generation is compiled without; its own time is that of a run that is not profiled."""
-    pair = with_options(measured_pair(*loaded(config, console)), OTHER_GRAPHS[WITHOUT])
+    pair = with_options(measured_pair(*config.load(console, encoders=True)), OTHER_GRAPHS[WITHOUT])
     requests, options = requests_for(config, pair), jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     program = pair.decoder.jitted["run"]
@@ -214,8 +193,8 @@ def profile(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[
         rounds, passes = (result.statistics[name] for name in ("num_rounds", "drafter_passes"))
         for part, paths in by_part(kernels, pair.decoder.parts.widths).items():
             number, microseconds = paths["all"]["ops"] / rounds, 1e-3 * paths["all"]["cycles"] / rounds
-            yield measurement((*key[:-1], part), {"kernels a round": number, "µs a round": microseconds})
-        yield measurement(key, {"µs a round": 1e6 * result.seconds / rounds, "drafter passes a round": passes / rounds})
+            yield (*key[:-1], part), {"kernels a round": number, "µs a round": microseconds}
+        yield key, {"µs a round": 1e6 * result.seconds / rounds, "drafter passes a round": passes / rounds}
 
 
 def kernels_of(profile: Path, text: str) -> list[Operation]:

@@ -190,8 +190,7 @@ def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int
 
 def apart(first: Trace, other: Trace) -> dict[str, float]:
     """Largest differences of two traces along the same texts, of what does not depend on random numbers. Of sampled
-    ones every bit is a draw: "bits" is the distance of their sum from that of the overlaps, its mean, in standard
-    deviations."""
+    ones "bits" is the distance of the number accepted from its mean, the sum of overlaps, in standard deviations."""
     worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
     here = np.nonzero(~first.accepted & (np.arange(first.accepted.shape[1]) <= first.length[:, None]))
     if float(first.temperature.max()) == 0:

@@ -36,7 +36,7 @@ from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.costs.machine import cores, device
 from specdec_jax.costs.step_cost import summary
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.loading import LoadedModel, load_pair, refuse_encoders, save_hf_folder
+from specdec_jax.loading import LoadedModel, load_drafter, load_model, refuse_encoders, save_hf_folder
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
@@ -172,11 +172,10 @@ class Sides:
 
 
 def peers(config: Peers, console: Console) -> None:
-    """Decodes what is missing, every prompt by all in turn, and writes the run folder; first texts are decoded
-    twice."""
+    """Decodes what is missing, every prompt by all in turn, first texts twice, and writes the run folder."""
     prompts = load_prompts(config.prompts, config.limit)
     refuse_encoders("peers", config.target, config.drafter)
-    target, drafter = load_pair(config.target, config.drafter, config.dtype)
+    target, drafter = load_model(config.target, dtype=config.dtype), load_drafter(config.drafter, dtype=config.dtype)
     if DraftModel.of(drafter.model).reading is not None:
         reads = f"no peer can decode with {config.drafter!r}, which reads its target"
         raise ValueError(f"{reads}: give it as --own-drafter")

@@ -13,17 +13,14 @@ Expected:  docs/results.md has the tables. SmolLM2 with smollm2-drafter, 36 prom
 Output:    runs/policies-<time>/; results.jsonl has a line a trace, task and rule
 
 Replays of traces (`python -m experiments.record`), exact up to what specdec_jax/replay/replay.py says; time is the cost
-model's. A setting is chosen on the half of the prompts that it is not judged on, by task (--tuning all: one for all
-tasks, as for a user who does not know what comes). --set takes NAME=VALUE, NAME=VALUE,VALUE,... or NAME=LOW:HIGH:COUNT:
-every combination is then a line of its own, of every rule that has such a hyperparameter, and with several values of
-two of them settings.png is a heat map. Head-room is what lies between the best static length, chosen likewise, and
-foresight; the oracle never drafts a token that will be rejected. Foresight drafts the best length for distributions
-that are known before the draft, with unknown coins: a reference for rules that read these distributions, no bound. Of
-SpecDecode-Bench's logs, which hold accepted lengths alone, rules that read distributions are left out.
+model's. A setting is chosen on the half of the prompts that it is not judged on. With --set every combination is a line
+of its own, and with several values of two hyperparameters settings.png is a heat map. The oracle never drafts a token
+that will be rejected. Foresight drafts the best length for distributions that are known before the draft, with unknown
+coins: a reference for rules that read these distributions, no bound. Of SpecDecode-Bench's logs, which hold accepted
+lengths alone, rules that read distributions are left out.
 
---results: the rules of --rules join those of the archive in its tables of speed-ups, on the same texts with the same
-costs. Their setting is chosen on the other half of the prompts where experiments/lib/rules.py has a grid for it. The
-archive's traces are made by python -m experiments.record configs/evidence.py; cells that are not there are left out.
+--results: the same texts with the same costs, settings from the grids of experiments/lib/rules.py; cells that
+python -m experiments.record configs/evidence.py has not made are left out.
 
 --ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
 text, and `measured`, with the target's time by width of --costs.
@@ -42,15 +39,29 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.lib import headroom, plots, tables
+from experiments.lib import plots, tables
 from experiments.lib import trace_runs as runs
 from experiments.lib.commands import command, with_studies
 from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule, rule_in
 from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
-from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, TraceOptions, Variant, variant
+from experiments.lib.trace_runs import (
+    ALL,
+    FORESIGHT,
+    ORACLE,
+    REFERENCES,
+    Run,
+    Source,
+    TraceFiles,
+    TraceOptions,
+    Variant,
+    variant,
+)
+from specdec_jax.contrib.engine_logs import costs_named
+from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_log
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.ranges import Between
+from specdec_jax.stopping import goodput
 
 MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out of a table of their own
 
@@ -69,9 +80,9 @@ class Policies(TraceOptions):
     """Values of c, a drafter step over a pass of plain decoding; one table row each."""
     results: Path | None = None  # The archive, in whose tables --rules are ranked; its traces' folder is the argument.
 
-    def check(self, named: bool = False) -> None:
+    def check(self) -> None:
         """Raises ValueError where options are invalid."""
-        super().check(named)
+        super().check()
         if self.results is not None and (len(self.traces) != 1 or not self.rules):
             raise ValueError("--results needs --rules and the folder of the archive's traces")
         if self.ratios and self.ratio is not None:
@@ -85,8 +96,7 @@ def study(options: Policies, console: Console) -> None:
         return
     if options.results is not None:
         options.check()
-        from experiments.lib.archive import read_archive  # these need pandas
-        from experiments.lib.archive_build import with_rules
+        from experiments.lib.archive import read_archive, with_rules  # these need pandas
         from experiments.tables import speedups
 
         ranked = with_rules(read_archive(options.results), Path(options.traces[0]), options.rules, console)
@@ -301,32 +311,108 @@ def by_machine(options: Policies, console: Console) -> None:
     for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
         title = f"{tables.at_temperature(source.temperature)}, {KINDS[source.group.partition(', c = ')[0]]}"
         sections.setdefault(title[0].upper() + title[1:], []).append(source)
-    blocks, lines = [runs.about_traces(run)], {}
+    blocks, curves = [runs.about_traces(run)], {}
     for title, mine in sections.items():
-        here = [runs.by_name(rows, source) for source in mine]
-        blocks += [f"## {title}", machines_table(mine, here, list(played))]
-        ratios = [source.costs.ratio for source in mine]
-        lines[title] = {name: (ratios, [speedup(of[name])[0] for of in here]) for name in (*played, ORACLE)}
+        lines = []  # machines down, rules across; the oracle takes no part in the contest
+        series = curves[title] = {name: ([source.costs.ratio for source in mine], []) for name in (*played, ORACLE)}
+        for source in mine:
+            here = runs.by_name(rows, source)
+            fast = {name: speedup(row).estimate for name, row in here.items()}
+            texts = {name: f"{fast[name]:.2f} ({tables.acceptance(here[name]):.0%})" for name in played}
+            best = max(played, key=lambda name: fast[name])
+            cells = (texts | {best: f"**{texts[best]}**"}).values()
+            lines.append([source.group, f"{source.costs.ratio:.3f}", *cells, f"{fast[ORACLE]:.2f}"])
+            for name, (_, speeds) in series.items():
+                speeds.append(fast[name])
+        heads = ["machine", "c", *(SHORT_NAMES.get(name, name) for name in series)]
+        blocks += [f"## {title}", markdown(heads, lines)]
     axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
     styles = {ORACLE: {"color": plots.INK, "ls": "--", "marker": "."}}
     columns = len({source.temperature for source in sources})
-    figure = plots.lines_figure(lines, axes, styles, columns=columns, ticks=TICKS, log=True)
+    figure = plots.lines_figure(curves, axes, styles, columns=columns, ticks=TICKS, log=True)
     runs.write(run, "Speed-ups by machine", blocks, NOTE_MACHINES, speedups=figure)
 
 
-def machines_table(sources: Sequence[Source], rows: Sequence[Mapping[str, Row]], names: Sequence[str]) -> str:
-    """Machines down, rules across; the oracle takes no part in the contest."""
-    lines = []
-    for source, here in zip(sources, rows, strict=True):
-        fast = {name: speedup(row).estimate for name, row in here.items()}
-        texts = {name: f"{fast[name]:.2f} ({tables.acceptance(here[name]):.0%})" for name in names}
-        best = max(names, key=lambda name: fast[name])
-        cells = (texts | {best: f"**{texts[best]}**"}).values()
-        lines.append([source.group, f"{source.costs.ratio:.3f}", *cells, f"{fast[ORACLE]:.2f}"])
-    return markdown(["machine", "c", *(SHORT_NAMES.get(name, name) for name in (*names, ORACLE))], lines)
+HEADROOM = """How much could rules gain on public logs and on our traces?
+
+Question:  Between the best static length and the oracle: how much is there, by data set, drafter and c, and how much of
+           it do rules get?
+Command:   python -m experiments.policies headroom LOGS TRACES... [--ratios 0.05 0.1 0.2] [--slopes 0.02 0.05]
+Data:      data/llama3.1-8B of SpecDecode-Bench's simulator; reports of DFlash (tpu-spec-decode, legacy/results/v5p)
+Time:      about four minutes of one core for SpecDecode-Bench and six traces
+Expected:  docs/advice.md has the table of public logs
+Output:    runs/headroom-<time>/; results.jsonl has a line a log, machine, task and rule
+
+On a flat machine verification is free in its width, and a drafter step costs c passes; n-gram lookup costs nothing, and
+each of its drafts the slope; so with a block drafter, whose pass is the same at any length. Settings of rules are
+chosen on the other half of the texts, by data set; those of `goodput, default` are not chosen. Of logs that hold
+accepted lengths alone, rules that read distributions are left out; positions that a log leaves open are drawn.
+"""
+LENGTH_RULES = ("hf-heuristic", "accepted-length-ema", "goodput", "bandit")
+LOOKUP, BLOCK = BY_WIDTH = ("n-gram lookup", "block")  # drafters whose cost is that of verification
+UNTUNED = "goodput, default"
 
 
-main = with_studies(command(Policies, study, __doc__), headroom=headroom.main)
+@dataclass(frozen=True)
+class Headroom(TraceFiles):
+    """Head-room by log."""
+
+    ratios: tuple[float, ...] = (0.05, 0.1, 0.2)  # c of model drafters, on a flat machine.
+    slopes: tuple[float, ...] = (0.02, 0.05)  # Cost of a verified token in passes, for lookup drafters.
+    max_draft_length: int = 15  # Longest draft.
+
+
+def headroom_study(options: Headroom, console: Console) -> None:
+    """Replays what is missing and writes the run folder."""
+    options.check()
+    sources = []  # every log on every machine; SpecDecode-Bench's once per drafter
+    for path in map(Path, options.traces):
+        drafters = list(DRAFTERS) if path.exists() and kind_of(path) == "SpecDecode-Bench" else [None]
+        for drafter in drafters:
+            trace = read_log(path, drafter=drafter).likely
+            name, temperature = Path(runs.drafter_of(trace)).name, round(float(trace.temperature.max()), 6)
+            free = "0" if name == LOOKUP else "1e-9"  # of a block: not 0, for which a rule keeps its default of c
+            words = [f"{free},{slope:g}" for slope in options.slopes] if name in BY_WIDTH else map(str, options.ratios)
+            for word in words:
+                costs = costs_named(word, longest=options.max_draft_length)
+                source = path.stem if name == BLOCK else name
+                sources.append(runs.source_of(f"{source}: {word}", temperature, trace, costs))
+    run = runs.open_traces("headroom", options, console, sources)
+    rows: list[Row] = []
+    for lengths_only in (True, False):
+        mine = [source for source in sources if source.trace.lengths_only == lengths_only]
+        names = (STATIC, *LENGTH_RULES) if lengths_only else (*COMPARED, *LENGTH_RULES)
+        variants = {name: variant(rule(name)) for name in names} | {ORACLE: REFERENCES[ORACLE]}
+        variants |= {UNTUNED: variant(Rule(UNTUNED, goodput()))}
+        rows += runs.sweep(run._replace(sources=mine), variants)
+    lines: list[list[str]] = []  # one per machine and trace, or data set of a public log
+    points: dict[str, list[plots.Point]] = {}  # the best rule's, a panel a public drafter and one for traces
+    rings: dict[str, list[float]] = {}  # the oracle's
+    for source in sources:
+        public, costs, decoding = source.trace.lengths_only, source.costs, tables.at_temperature(source.temperature)
+        several, drafter = public and len(source.tasks) > 1, source.group.rpartition(": ")[0]
+        machine = f"c = {costs.ratio:g}" if costs.ratio > 1e-6 else f"slope {costs.pass_times(1)[1] - 1:.2g}"
+        for task in [task for task in source.tasks if (task != ALL) == several]:
+            here = runs.by_name(rows, source, task)
+            static = here[STATIC]
+            over = {name: gain(row, static) for name, row in here.items() if name != STATIC}
+            best = max((name for name in over if name != ORACLE), key=lambda name: over[name].estimate)
+            length = rule(STATIC).settings()[int(np.argmax(static["curve"]))]["draft_length"]  # over all texts
+            speeds = [f"{speedup(static).estimate:.2f} ({length:g})", f"{speedup(here[ORACLE]).estimate:.2f}"]
+            more = [f"{i.estimate:.2f} ({i.low:.2f}–{i.high:.2f})" for i in (over[ORACLE], over[best], over[UNTUNED])]
+            where = [drafter, decoding, task, str(len(static["emitted"])), machine]
+            lines.append([*where, *speeds, more[0], f"{best}: {more[1]}", more[2]])
+            name = f"{task}, {machine}" if public else f"{drafter}, {decoding}, {machine}"
+            points.setdefault(drafter if public else "traces", []).append((name, *over[best]))
+            rings.setdefault(drafter if public else "traces", []).append(over[ORACLE].estimate)
+    heads = ["drafter", "decoding", "data set", "texts", "machine", "best static (drafts)", "oracle"]
+    table = markdown([*heads, "oracle over static", "best rule over static", UNTUNED], lines)
+    label = "over the best static length: oracle (ring), best rule (dot, 95 %)"
+    runs.write(run, "Head-room", [table], headroom=plots.dots_figure(points, label, rings))
+
+
+headroom = command(Headroom, headroom_study, HEADROOM, "python -m experiments.policies headroom")
+main = with_studies(command(Policies, study, __doc__), headroom=headroom)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,14 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from configs.base import EvidenceConfig
+from configs.base import EvidenceConfig, RecordedPair
 from experiments.lib.commands import LoadedPair, Output, Served, bar, command, config_command
-from experiments.lib.evidence import cells, prompts_of
 from experiments.lib.prompts import Prompt, load_prompts, task_of
 from experiments.lib.run_folder import RunFolder, git_state, package_versions
 from specdec_jax.costs.machine import processor
@@ -38,6 +37,9 @@ from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import MinP, NewTokens, Seed, Temperatures, TopK, TopP
 
+SEEDS = 1000  # between the seeds of two cells, more than prompts have
+USUAL = 1.0  # temperatures above it are recorded later
+Key = tuple[str, float, int]  # pair, temperature and limit of tokens: of all seeds' cells
 Encoded = tuple[Prompt, list[int], list[int] | None]  # a prompt, its tokens, and its answer's where that is recorded
 
 
@@ -72,6 +74,56 @@ def record(config: Record, console: Console) -> list[Path]:
     return [_trace(config, pair, encoded, folder, temperature, console) for temperature in config.temperatures]
 
 
+class Cell(NamedTuple):
+    """A trace: the texts of a pair at a temperature, with a seed, of up to so many tokens."""
+
+    pair: RecordedPair
+    temperature: float
+    seed: int
+    tokens: int
+
+    @property
+    def path(self) -> Path:
+        """Below the folder of the recording."""
+        return Path(self.pair.name, f"{self.tokens}-seed{self.seed}", f"trace-{self.temperature:g}.npz")
+
+    @property
+    def key(self) -> Key:
+        """Of its group."""
+        return self.pair.name, self.temperature, self.tokens
+
+
+def cells(config: EvidenceConfig) -> list[Cell]:
+    """In the order of recording: every pair's first seed, long texts, high temperatures, then more seeds."""
+    every: list[tuple[tuple[Any, ...], Cell]] = []
+    for pair in config.pairs:
+        for temperature in dict.fromkeys(pair.temperatures):
+            hot = temperature > USUAL
+            for number in range(pair.seeds if temperature > 0 else 1):
+                for at_length in (False, True) if number == 0 and not hot else (False,):
+                    tokens = config.long_tokens if at_length else config.max_new_tokens
+                    order = number, hot, at_length, temperature
+                    every.append((order, Cell(pair, temperature, SEEDS * number, tokens)))
+    return [cell for _, cell in sorted(every, key=lambda entry: entry[0])]
+
+
+def prompts_of(config: EvidenceConfig, pair: RecordedPair) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts of a pair, and those of them that are also answered at length. Raises ValueError for a kind of which
+    the file has too few, and as `load_prompts`."""
+    chosen, at_length = [], []
+    for kind in config.kinds:
+        each = [prompt for prompt in load_prompts(Path(config.data) / kind.file) if prompt.category in kind.categories]
+        if len(each) < pair.prompts:
+            raise ValueError(f"{kind.file} has {len(each)} prompts of {kind.name}, {pair.prompts} are asked for")
+        spread = [
+            each[number * len(each) // pair.prompts]._replace(category=kind.name) for number in range(pair.prompts)
+        ]
+        few = max(round(pair.prompts / config.long_share), 1)
+        chosen += spread
+        at_length += [spread[number * pair.prompts // few] for number in range(few)]
+    return chosen, at_length
+
+
 def record_cells(config: EvidenceConfig, console: Console) -> None:
     """Records the cells of a config that are missing, in the order of `cells`. A target's answers are decoded once: its
     other drafters have those of the first one's trace."""
@@ -82,16 +134,9 @@ def record_cells(config: EvidenceConfig, console: Console) -> None:
         before = written.setdefault((pair.target, pair.prompts, pair.chat, pair.batch, *cell[1:]), path)
         if path.exists():
             continue
-        options = Record(
-            target=pair.target,
-            drafter=pair.drafter,
-            prompts=config.name,
-            max_new_tokens=cell.tokens,
-            max_draft_length=config.max_draft_length,
-            chat=pair.chat,
-            batch=pair.batch,
-            seed=cell.seed,
-        )
+        options = {name: getattr(pair, name) for name in ("target", "drafter", "chat", "batch")}
+        options |= {"max_draft_length": config.max_draft_length, "max_new_tokens": cell.tokens, "seed": cell.seed}
+        options = Record(prompts=config.name, **options)
         if pair.name not in loaded:
             loaded.clear()  # one pair at a time fits into memory
             loaded[pair.name] = options.load(console)

@@ -19,7 +19,7 @@ All are times of rounds of the decoder itself (specdec_jax/costs/step_cost.py). 
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -50,7 +50,6 @@ from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import NewTokens
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import LanguageModel, Params
 
 RULES = "adaedl", "adaedl(keep_checked_token=True)", "cumulative_confidence", "max_confidence", "survival"
 ROUNDS = 4  # of a timed run
@@ -110,8 +109,14 @@ def measure(config: StepCost, console: Console) -> None:
         prompt = {}
         if config.prompt:  # needs every matrix but embedding and head, and causal attention
             target, size, length = targets[config.dtypes[0]], 64 if config.smoke else PRODUCT, config.prompt
-            product = large_product(precision(config.dtypes[0]).dtype, size)
-            calls = {"prompt": prompt_pass(target.model, target.params, length), "product": product}
+            tokens = jnp.ones((1, length + length // 4), jnp.int32)  # a cache that is a quarter longer
+            fill, full_length = target_prefill(target.model, None, 64), jnp.full((1,), length, jnp.int32)
+            matrix = jnp.ones((size, size), precision(config.dtypes[0]).dtype)
+            product = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
+            calls = {
+                "prompt": lambda: jax.block_until_ready(fill(target.params, None, tokens, full_length)),
+                "product": lambda: jax.block_until_ready(product(matrix, matrix)),
+            }
             with console.status("Measuring a prompt"):
                 spent = timing.turns({name: timing.clocked(call) for name, call in calls.items()}, config.repeats)
             seconds = {name: timing.summary(times) for name, times in spent.items()}
@@ -265,20 +270,6 @@ def compared(first: LoadedModel, other: LoadedModel, texts: Sequence[tuple[list[
     names = "divergence", "same_top", "mean_change"
     figures = {name: list(mean_interval(values)) for name, values in zip(names, np.transpose(means), strict=True)}
     return figures | {"largest_change": largest, "tokens": sum(len(answer) for _, answer in texts)}
-
-
-def prompt_pass(model: LanguageModel, params: Params, length: int) -> Callable[[], Any]:
-    """A call that prefills a prompt of `length` tokens, in a cache that is a quarter longer, and waits for it."""
-    tokens = jnp.ones((1, length + length // 4), jnp.int32)
-    fill, full_length = target_prefill(model, None, 64), jnp.full((1,), length, jnp.int32)
-    return lambda: jax.block_until_ready(fill(params, None, tokens, full_length))
-
-
-def large_product(dtype: Any, size: int) -> Callable[[], Any]:
-    """A call that multiplies two square matrices (2 * size**3 operations), for the attainable arithmetic rate."""
-    matrix = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
-    return lambda: jax.block_until_ready(product(matrix, matrix))
 
 
 step_cost = command(StepCost, measure, __doc__, "python -m experiments.step_cost")

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 from tyro.conf import Positional
 
 from configs.base import Contrast
 from experiments.lib import archive as files
 from experiments.lib import plots
-from experiments.lib.archive import Archive, Group, hierarchical
-from experiments.lib.archive_build import ORACLE, Build, build
+from experiments.lib.archive import ORACLE, Archive, Build, Group, build, hierarchical
 from experiments.lib.commands import command, with_studies
 from experiments.lib.rules import STATIC
 from experiments.lib.run_folder import REPOSITORY
@@ -94,30 +94,23 @@ def speedups(archive: Archive) -> str:
 
 def rules_table(groups: Mapping[str, Group], names: Sequence[str]) -> str:
     """Rules down, pairs across; the fastest of a pair in bold."""
-    speeds = {name: [g.speedup(name) if name in g.rules else None for g in groups.values()] for name in names}
-    judged = [name for name in names if name != ORACLE and None not in speeds[name]]
-    table = np.array([[each.estimate for each in speeds[name]] for name in judged])  # type: ignore[union-attr]
-    fastest, static = table.max(axis=0), table[judged.index(STATIC)]
+    speeds = {name: {pair: g.speedup(name) for pair, g in groups.items() if name in g.rules} for name in names}
+    every = pd.DataFrame({name: {pair: each.estimate for pair, each in speeds[name].items()} for name in names})
+    judged = every.drop(columns=ORACLE, errors="ignore").dropna(axis="columns")
+    fastest, mean = judged.max(axis=1), np.log(every).mean()
+    over_static = np.exp(np.log(judged.div(judged[STATIC], axis=0)).mean())
+    worst, rank = judged.div(fastest, axis=0).min(), judged.rank(axis=1, ascending=False, method="min").mean()
     lines = []
-    for name in sorted(names, key=lambda name: (name == ORACLE, -_mean(speeds[name]))):
+    for name in sorted(names, key=lambda name: (name == ORACLE, -mean[name])):
         cells = []
-        for at, each in enumerate(speeds[name]):
-            text = NONE if each is None else plus_minus(each)
-            cells.append(f"**{text}**" if name in judged and each.estimate == fastest[at] else text)
+        for pair in groups:
+            text = plus_minus(speeds[name][pair]) if pair in speeds[name] else NONE
+            cells.append(f"**{text}**" if name in judged and every.at[pair, name] == fastest[pair] else text)
+        figures = [NONE] * 3
         if name in judged:
-            mine = table[judged.index(name)]
-            rank = ((table > mine).sum(axis=0) + 1).mean()
-            cells += [f"{np.exp(np.log(mine / static).mean()):.3f}", f"{100 * ((mine / fastest).min() - 1):+.1f} %"]
-            cells.append(f"{rank:.1f}")
-        else:
-            cells += [NONE] * 3
-        lines.append([name, *cells])
+            figures = [f"{over_static[name]:.3f}", f"{100 * (worst[name] - 1):+.1f} %", f"{rank[name]:.1f}"]
+        lines.append([name, *cells, *figures])
     return markdown(["rule", *groups, "over static", "worst", "rank"], lines)
-
-
-def _mean(speeds: Sequence[Interval | None]) -> float:
-    there = [np.log(each.estimate) for each in speeds if each is not None]
-    return float(np.mean(there))
 
 
 NOTE_SPEEDUPS = (
@@ -246,13 +239,11 @@ def clock(archive: Archive) -> str:
         return "No timed run is archived yet."
     blocks = []
     for pair, part in archive.live.groupby("pair", sort=False):
-        rows = summarise([{str(key): value for key, value in row.items()} for row in part.to_dict("records")])
-        at = list(dict.fromkeys(row["temperature"] for row in rows))
-        lines = []
-        for method in dict.fromkeys(row["what"] for row in rows):
-            line = [str(method)]
-            for temperature in at:
-                row = next((row for row in rows if (row["what"], row["temperature"]) == (method, temperature)), None)
+        rows = {(row["what"], row["temperature"]): row for row in summarise(part.to_dict("records"))}
+        at, lines = dict.fromkeys(temperature for _, temperature in rows), []
+        for method in dict.fromkeys(method for method, _ in rows):
+            line = [method]
+            for row in (rows.get((method, temperature)) for temperature in at):
                 if row is None:
                     line += [NONE, NONE]
                     continue
@@ -261,7 +252,8 @@ def clock(archive: Archive) -> str:
                 line += [interval(speedup(row)), interval(ratio_of_totals(*times)) if counted.any() else NONE]
             lines.append(line)
         heads = [text for temperature in at for text in (at_temperature(temperature), "predicted over measured")]
-        blocks += [f"**{pair}**, {len(rows[0]['emitted'])} prompts", markdown(["method", *heads], lines)]
+        count = len(next(iter(rows.values()))["emitted"])
+        blocks += [f"**{pair}**, {count} prompts", markdown(["method", *heads], lines)]
     return "\n\n".join([*blocks, NOTE_CLOCK])
 
 
@@ -345,11 +337,9 @@ def pictures(archive: Archive, folder: Path) -> None:
         groups = archive.at(temperature)
         panel = {pair: (range(1, 9), acceptance_by_position(group)[:8].tolist()) for pair, group in groups.items()}
         lines[at_temperature(temperature)] = panel
-    figures = {"headline": plots.dots_figure(points, "speed-up over plain decoding, 95 % interval")}
     axes = "n-th token of a draft of eight", "share accepted"
-    figures["draft_length"] = plots.lines_figure(lines, axes, ticks=range(1, 9))
-    for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png")
+    plots.dots_figure(points, "speed-up over plain decoding, 95 % interval").savefig(folder / "headline.png")
+    plots.lines_figure(lines, axes, ticks=range(1, 9)).savefig(folder / "draft_length.png")
 
 
 @dataclass(frozen=True)

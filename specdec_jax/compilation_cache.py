@@ -31,12 +31,9 @@ def cache_path(name: str) -> Path:
     return Path.home() / ".cache" / "specdec_jax" / name
 
 
-def cache_folder(name: str) -> Path:
-    """`cache_path`, created if necessary. Raises as it does, and OSError if it cannot be written."""
-    return _writable(cache_path(name))
-
-
-def _writable(folder: Path) -> Path:
+def cache_folder(name: str, named: str | None = None) -> Path:
+    """The folder `named`, or `cache_path`, created if necessary. Raises as it does, OSError: not writable."""
+    folder = Path(named) if named else cache_path(name)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"not writable: {folder}")
@@ -49,9 +46,8 @@ def enable() -> Path | None:
     If it cannot be written, warns once and returns None; jax would warn at every compilation. Only programs that take
     over 0.3 s to compile are cached (jax's default of 1 s would exclude the prefill of small models).
     """
-    named = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     try:
-        folder = _writable(Path(named)) if named else cache_folder("xla")
+        folder = cache_folder("xla", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         warnings.warn(f"no persistent compilation cache: {error}", stacklevel=2)
         jax.config.update("jax_compilation_cache_dir", None)

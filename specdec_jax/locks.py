@@ -15,15 +15,12 @@ HOLDER = ".lock.pid"  # a separate file: some systems and versions of filelock e
 @contextlib.contextmanager
 def exclusive(lock: str | Path, message: str, timeout: float = 0) -> Iterator[None]:
     """Holds this lock file. Raises BlockingIOError with the message if another process has it for `timeout` seconds."""
-    file_lock = FileLock(lock)
     try:
-        file_lock.acquire(timeout=timeout)
+        holding = FileLock(lock).acquire(timeout=timeout)
     except Timeout:
         raise BlockingIOError(message) from None
-    try:
+    with holding:
         yield
-    finally:
-        file_lock.release()
 
 
 @contextlib.contextmanager
@@ -54,11 +51,9 @@ def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: floa
     """Iterates over the names of pieces of work, each locked by this process, until none is missing.
 
     Any number of processes that see the folder share the work, and the piece of a dead process is taken by others.
-    After an error the piece is released when the iterator is closed: keep no other reference to the iterator.
-
-    Args:
-        missing: () -> names of unfinished pieces, from the files; a yielded piece must be done before the next.
-        look: seconds between checks of pieces that others hold.
+    After an error the piece is released when the iterator is closed: keep no other reference to the iterator. `missing`
+    gives unfinished pieces, from the files; a yielded piece must be done before the next. `look`: seconds between
+    checks of pieces that others hold.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,15 +61,13 @@ def claimed(folder: str | Path, missing: Callable[[], Iterable[str]], look: floa
         for name in names:
             lock = FileLock(folder / f".{name}{LOCK}")
             try:
-                lock.acquire(timeout=0)
+                holding = lock.acquire(timeout=0)
             except Timeout:
                 continue
-            try:
+            with holding:
                 if name in missing():  # else another process finished it in the meantime
                     yield name
                 Path(lock.lock_file).unlink(missing_ok=True)  # a process that locks it again finds the piece finished
-            finally:
-                lock.release()
             break
         else:
             time.sleep(look)

@@ -14,14 +14,11 @@ CACHES = ("keys", "values", "cross_keys", "cross_values")  # names of caches [ro
 
 
 def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh for a text such as `data=2,model=4`, of the first devices; omitted axes have size 1.
+    """The mesh for a text such as `data=2,model=4`, of the first of `devices` (None: those of this process); omitted
+    axes have size 1.
 
-    Args:
-        devices: None: those of this process.
-
-    Raises:
-        ValueError: anything else than these axes with positive sizes, more devices than available, or devices of
-            several processes of which one would have none in the mesh.
+    Raises ValueError: anything else than these axes with positive sizes, more devices than available, or devices of
+    several processes of which one would have none in the mesh.
     """
     shape = mesh_sizes(words)
     needed, there = math.prod(shape), jax.local_devices() if devices is None else devices
@@ -34,10 +31,7 @@ def make_mesh(words: str, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def make_spanning_mesh(words: str | None) -> Mesh:
-    """The mesh of the devices of all processes of a launch: each has the mesh of `words`, rows are sharded over all.
-
-    Raises ValueError as `make_mesh`.
-    """
+    """The mesh of all processes of a launch, each with that of `words`; rows are sharded over all (`make_mesh`)."""
     data, model = mesh_sizes(words or f"{DATA}=1")
     groups: dict[int, list[Any]] = {}
     for device in jax.devices():
@@ -145,8 +139,7 @@ def everywhere(tree: Any) -> Any:
 def over_rows(function: Callable[..., Any], *by_row: Any) -> Callable[..., Any]:
     """The function applied to each device's rows, with its results summed over devices, on the current mesh.
 
-    Args:
-        by_row: for each argument, whether it has rows: True, False, or a tree of them. Rows must divide evenly.
+    `by_row`: for each argument, whether it has rows: True, False, or a tree of them. Rows must divide evenly.
     """
     mesh = mesh_here()
     if mesh is None:

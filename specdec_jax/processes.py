@@ -40,11 +40,6 @@ class Share(NamedTuple):
         return [Share(index, self.count) for index in range(self.count) if index != self.index]
 
 
-def is_first() -> bool:
-    """Whether this is the first process, which writes shared results."""
-    return jax.process_index() == 0
-
-
 def join() -> Share:
     """Connects to the other processes of this launch, for programs `together`. Raises ValueError without others."""
     addresses: dict[str, Any] = {}
@@ -68,13 +63,9 @@ def together(folder: Path, share: Share) -> Iterator[None]:
     """A block that all processes run together, and after which they have left JAX's service.
 
     If one is lost in the block, the others end with one line and exit code 2. If it is the first, JAX's service ends
-    too, and JAX aborts the others with its own message.
+    too, and JAX aborts the others with its own message. Every process holds a lock in `folder`, which all see.
 
-    Args:
-        folder: a folder visible to all, in which every process holds a lock.
-
-    Raises:
-        BlockingIOError: processes of another launch hold the locks.
+    Raises BlockingIOError: processes of another launch hold the locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     over = threading.Event()

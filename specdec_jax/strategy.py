@@ -81,11 +81,7 @@ class Strategy:
         return self.call.factory(**{name: _bare(value) for name, value in self.options.items()})
 
     def but(self: S, **changes: Any) -> S:
-        """The same call with other options or hyperparameters.
-
-        Raises:
-            ValueError: as the factory, or the strategy has no factory.
-        """
+        """The same call with other options or hyperparameters. Raises ValueError: as the factory, or it has none."""
         if self.call is None:
             raise ValueError(f"no factory made this {self.name}: there are no options to change")
         return self.call.factory(**{**self.options, **self.given, **changes})
@@ -97,16 +93,13 @@ class Strategy:
         return dataclasses.replace(self, **functions)  # type: ignore[type-var]
 
     def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, Strategy):
-            return self is other
-        return self.call is not None and other.call is not None and self._key() == other._key()
+        return self is other or (isinstance(other, Strategy) and self._key() == other._key())
 
     def __hash__(self) -> int:
-        return id(self) if self.call is None else hash(self._key())
+        return hash(self._key())
 
     def _key(self) -> Any:
-        assert self.call is not None
-        return self.call.factory, _hashable(self.options), _hashable(self.given)
+        return id(self) if self.call is None else (self.call.factory, _hashable(self.options), _hashable(self.given))
 
     def __repr__(self) -> str:
         """The call, which `strategies.choose` can parse; options with default values are omitted."""
@@ -119,10 +112,8 @@ class Strategy:
 
 
 def strategy(factory: Callable[..., S], name: str | None = None) -> Callable[..., S]:
-    """Decorates a factory: it accepts its strategy's hyperparameters too, and records its arguments in the value.
-
-    Args:
-        name: name of the values; default: the factory's name.
+    """Decorates a factory: it accepts its strategy's hyperparameters too, and records its arguments in the value, whose
+    name is `name` or the factory's.
 
     Raises:
         ValueError: from the decorated factory: an unknown option, with the nearest name, an option outside its declared

@@ -46,6 +46,30 @@ def exact_products():
         yield
 
 
+@pytest.fixture(scope="session")
+def tiny_folders(tmp_path_factory):
+    """(target, drafter) of `tiny_pair.write_pair`, for all tests that only read them."""
+    from tiny_pair import write_pair
+
+    return write_pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def models(tiny_folders):
+    """The same as options of a command."""
+    return ["--target", tiny_folders[0], "--drafter", tiny_folders[1]]
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folders):
+    """The same as a pair in float32 that verifies drafts of three tokens in one width."""
+    from specdec_jax.stopping import static
+    from specdec_jax.text.generation import build_pair
+
+    options = {"max_draft_length": 3, "verification_widths": (4,), "dtype": "float32"}
+    return build_pair(*tiny_folders, policy=static(draft_length=3), **options)
+
+
 @pytest.fixture
 def stored():
     """Compares a text with the file tests/data/outputs/NAME; with STORE=yes in the environment it is written."""

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 import pytest
 from pages import ROOT, blocks, documented_columns
-from tiny_pair import write_pair
 from tiny_weights import write_tokenizer
 
 import specdec_jax
@@ -186,11 +185,10 @@ def test_every_command_that_documents_name_exists():
 README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_five_lines_of_the_readme(tmp_path):
+def test_the_five_lines_of_the_readme(tiny_folders):
     """On a tiny pair: what is tested is that the calls are there and fit together."""
     assert len(README[0].split("\n\n")[1].splitlines()) == 4 and "pair = sd.measure_costs(sd.build_pair())" in README[0]
-    target, drafter = write_pair(tmp_path)
-    tiny = README[0].replace("sd.build_pair()", f"sd.build_pair({target!r}, {drafter!r})")
+    tiny = README[0].replace("sd.build_pair()", "sd.build_pair({!r}, {!r})".format(*tiny_folders))
     tiny = tiny.replace("sd.measure_costs(", "(sd.measure_costs and ")  # measuring is tested elsewhere
     tiny = tiny.replace("max_new_tokens=64", "max_new_tokens=8").replace("pair=pair", "pair=pair, chat=False")
     command = [sys.executable, "-c", "from specdec_jax.compilation_cache import enable; enable()\n" + tiny]
@@ -243,14 +241,14 @@ def test_the_page_of_the_library_runs():
 
 
 @pytest.fixture
-def tiny_models(tmp_path, monkeypatch):
+def tiny_models(tiny_folders, tmp_path, monkeypatch):
     prompts = tmp_path / "configs" / "prompts" / "demo.jsonl"  # short ones: the tiny target reads 128 tokens
     prompts.parent.mkdir(parents=True)
     texts = ["hello", "why?", "the end", "one two"]
     lines = [{"id": text, "category": text[0], "text": text} for text in texts]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    return write_pair(tmp_path)
+    return tiny_folders
 
 
 def test_the_first_generation(tiny_models, capsys):

@@ -234,13 +234,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (23_980, 23_000),
-    "contrib": (4_178, 4_200),
-    "distillation": (2_298, 2_300),
-    "experiments": (7_489, 7_000),
-    "tests": (22_859, 21_500),
-    "ten central files": (1_542, 1_700),
-    "plain AdaEDL, with all it imports": (3_116, 3_100),
+    "the package without contrib and distillation": (23_065, 23_000),
+    "contrib": (4_169, 4_200),
+    "distillation": (2_297, 2_300),
+    "experiments": (7_319, 7_000),
+    "tests": (22_427, 21_500),
+    "ten central files": (1_525, 1_700),
+    "plain AdaEDL, with all it imports": (3_032, 3_100),
 }
 
 
@@ -285,7 +285,7 @@ PUBLIC = {
     ("survival_tree.py", "beside"),
     ("comb.py", "most"),  # options of rules and commands
     ("goodput.py", "most"),
-    ("token_ranking.py", "most"),
+    ("distill.py", "most"),
     ("results.py", "asked"),  # keys of results
     ("intervals.py", "most"),
 }

@@ -8,11 +8,11 @@ import pytest
 from refusals import refusals
 
 from specdec_jax import hyperparameters, stopping
+from specdec_jax.app.file_command import check_fields
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.ranges import Between, ranges_of
 from specdec_jax.strategy import strategy
-from specdec_jax.text.request_file import check_fields
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.types import StoppingPolicy

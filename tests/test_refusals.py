@@ -17,8 +17,7 @@ from specdec_jax.app import cli
 from specdec_jax.replay.trace import save_trace
 
 COMMANDS = Stored("commands")
-EXPERIMENTS = {path.stem: path.stem for path in (Path(__file__).parents[1] / "experiments").glob("*.py")}
-EXPERIMENTS |= {"rank_tokens": "lib.token_ranking"}
+EXPERIMENTS = {path.stem for path in (Path(__file__).parents[1] / "experiments").glob("*.py")}
 RULE = "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
 ENCODER = "import dataclasses\nfrom configs.{} import config as usual\nconfig = dataclasses.replace(usual, {})\n"
 TARGET = 'target="a_t5"'
@@ -68,7 +67,7 @@ def test_a_command_is_refused_in_one_line_and_writes_nothing(command, folder, mo
     files = lambda: {path for path in folder.rglob("*") if "__pycache__" not in path.parts}  # noqa: E731
     before = files()
     if name in EXPERIMENTS:
-        code = importlib.import_module(f"experiments.{EXPERIMENTS[name]}").main(words)
+        code = importlib.import_module(f"experiments.{name}").main(words)
     else:
         code = cli.main([name, *words] if name else words)
     out, err = capsys.readouterr()

@@ -12,7 +12,6 @@ import jax
 import pytest
 from launched import ended, launch
 from refusals import refusals
-from tiny_pair import write_pair
 
 from specdec_jax.meshes import make_mesh
 
@@ -173,13 +172,8 @@ TWO_EACH = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return write_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def on_one_device(pair):
-    words = [sys.executable, str(ON_PROCESSES), *pair]
+def on_one_device(tiny_folders):
+    words = [sys.executable, str(ON_PROCESSES), *tiny_folders]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | TWO_EACH, check=False)
     assert done.returncode == 0, done.stderr
     return reported_in(done.stdout)
@@ -191,7 +185,7 @@ def reported_in(said):
 
 
 @pytest.mark.seldom
-def test_rows_and_weights_over_processes_give_what_one_device_gives(pair, on_one_device, tmp_path):
-    found = ended(launch(2, [ON_PROCESSES, *pair, "data=2,model=2"], tmp_path, TWO_EACH), 300)
+def test_rows_and_weights_over_processes_give_what_one_device_gives(tiny_folders, on_one_device, tmp_path):
+    found = ended(launch(2, [ON_PROCESSES, *tiny_folders, "data=2,model=2"], tmp_path, TWO_EACH), 300)
     assert [code for code, _ in found] == [0, 0], found
     assert [reported_in(said) for _, said in found] == [on_one_device, on_one_device]

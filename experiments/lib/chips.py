@@ -184,8 +184,7 @@ def _weights(config: llama.LlamaConfig, int8: bool) -> Any:
 
 
 def weights_read(pair: Pair, shares: int = 1) -> dict[str, int]:
-    """Bytes of weights that a pass of either model reads; `shares`: chips that share the target's, or a large
-    drafter's."""
+    """Bytes of weights that a pass of either model reads; `shares`: chips that share those of large models."""
     read = {}
     for role, config, rows in (("target", pair.target, None), ("drafter", pair.drafter, pair.draft_vocabulary)):
         weights = dict(_weights(config, pair.int8))
@@ -259,8 +258,7 @@ def op_names(text: str) -> dict[str, str]:
 
 def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
     """The kernels of the one program that was dumped, by XLA's text of the thunks as they run, and what each is named
-    after; and counts: kernels, copies, command_buffers, and those of ON_HOST. Raises ValueError where no thunks were
-    written."""
+    after; and counts: kernels, copies, command_buffers, and those of ON_HOST. Raises ValueError for no thunks."""
     ending = ".thunk_sequence_after_thunk_passes.txt"
     sequences = sorted(dump.glob(f"*{ending}"))
     if not sequences:
@@ -360,12 +358,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     return facts | facts_of(chip.platform, text, Path(job.out) / "dump", shapes.decoder.parts.widths)
 
 
-def main() -> None:
-    """Compiles the job that the command line holds as JSON; its facts go to facts.json in its folder."""
+if __name__ == "__main__":  # the job is JSON; its facts go to facts.json in its folder
     job = Job(**json.loads(sys.argv[1]))
     Path(job.out).mkdir(parents=True, exist_ok=True)
     (Path(job.out) / "facts.json").write_text(json.dumps(compile_for(job), indent=1), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,34 +13,33 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any
 
 from rich.console import Console
 
 from configs.base import load_config
 from experiments.lib.run_folder import opened
+from experiments.lib.smoke import tiny_pair
 from specdec_jax.app.views.printing import progress
 from specdec_jax.compilation_cache import enable
 from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.kernels.compiled import say
-from specdec_jax.loading import LoadedModel, download, for_target, load_pair, refuse_encoders
+from specdec_jax.loading import LoadedModel, download, for_target, load_drafter, load_model, refuse_encoders
 from specdec_jax.meshes import use_mesh
 from specdec_jax.text.escapes import error_line
 from specdec_jax.text.options import ModelNames, parse_options
 
-P = ParamSpec("P")
+Main = Callable[..., int]  # takes the words of a command line, those of the process unless given
 ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
 
 
-def exit_codes(
-    *also: type[Exception], interrupted: str | None = None
-) -> Callable[[Callable[P, int]], Callable[P, int]]:
+def exit_codes(*also: type[Exception], interrupted: str | None = None) -> Callable[[Main], Main]:
     """A `main` that ends with one line on standard error and 2 on ValueError, OSError and `also`. `interrupted`: what
     Ctrl-C says before it ends with 130; none: how to go on in the run folder."""
 
-    def wrapped(main: Callable[P, int]) -> Callable[P, int]:
+    def wrapped(main: Main) -> Main:
         @functools.wraps(main)
-        def run(*words: P.args, **named: P.kwargs) -> int:
+        def run(*words: Any, **named: Any) -> int:
             before = len(opened)
             try:
                 return main(*words, **named)
@@ -65,9 +64,7 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
     return parse_options(kind, args=arguments, prog=program, description=described(doc))
 
 
-def command(
-    kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None
-) -> Callable[..., int]:
+def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None) -> Main:
     """An experiment's `main`: hands the command line as a `kind`, and a console, to `run`. Its exit code is the number
     that `run` returns, 0 where that is something else, and 2 on invalid input."""
 
@@ -81,7 +78,7 @@ def command(
     return main
 
 
-def with_studies(main: Callable[..., int], **studies: Callable[..., int]) -> Callable[..., int]:
+def with_studies(main: Main, **studies: Main) -> Main:
     """`main`, and further mains that the first word of the command line names: `python -m experiments.NAME STUDY`."""
 
     @functools.wraps(main)
@@ -112,7 +109,7 @@ def described(doc: str | None) -> str:
     return textwrap.indent("\n\n".join(blocks), " ")
 
 
-def config_command(experiment: str, run: Callable[[Any, Console], Any], doc: str | None) -> Callable[..., int]:
+def config_command(experiment: str, run: Callable[[Any, Console], Any], doc: str | None) -> Main:
     """The `main` of an experiment that takes a config file: hands the config, and a console, to `run`; as `command`."""
 
     @exit_codes()
@@ -187,13 +184,16 @@ class Served(Models):
 
     def load(self, console: Console, encoders: bool = False) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.
-        Raises ValueError, FileNotFoundError for no such model, vocabularies that cannot be joined, or an encoder."""
+        A tiny random pair with --smoke. Raises ValueError, FileNotFoundError for no such model, vocabularies that
+        cannot be joined, or an encoder."""
+        if getattr(self, "smoke", False):
+            return tiny_pair()
         if not encoders:
             refuse_encoders("this experiment", self.target, self.drafter)
         enable()
         download(self.target, self.drafter)
         with console.status("Loading the models"):
-            target, drafter = load_pair(self.target, self.drafter, self.dtype)
+            target, drafter = load_model(self.target, dtype=self.dtype), load_drafter(self.drafter, dtype=self.dtype)
         drafter = for_target(target, drafter, say)
         check_reads(target.model, drafter.model)
         return target, drafter

@@ -37,7 +37,6 @@ from specdec_jax.loading.families import family_of
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import claimed
 from specdec_jax.models.llama import LlamaConfig
-from specdec_jax.processes import is_first
 from specdec_jax.text.json_lines import json_lines
 
 DOCUMENTS = "documents"
@@ -158,7 +157,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     measure: Any = None if held_out is None else _by_draft(config, target, drafter, held_out, config.unroll)
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
-    if is_first():
+    if jax.process_index() == 0:
         fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
         settings = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
         path = where / SETTINGS
@@ -188,7 +187,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
                 )
 
         loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, measure and validate)
-    if is_first():
+    if jax.process_index() == 0:
         rows = [row for _, row in json_lines(where / loop.METRICS)]
         figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
         both = ("acceptance", "validation_acceptance", "agreement", "validation_agreement")

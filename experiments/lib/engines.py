@@ -145,7 +145,6 @@ class Process:
 
     def _next(self, seconds: float) -> dict[str, Any]:
         """The next line that is an object."""
-        assert self._process.stdout
         until, timer = time.monotonic() + seconds, threading.Timer(seconds, self.close)
         timer.start()
         try:
@@ -163,7 +162,6 @@ class Process:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Decodes a request."""
-        assert self._process.stdin
         try:
             self._process.stdin.write(json.dumps(dict(request)) + "\n")
             self._process.stdin.flush()

@@ -14,7 +14,7 @@ from specdec_jax.metrics.intervals import Interval
 # Okabe and Ito's palette, distinct with any colour vision; yellow is left out, too pale on white.
 COLOURS = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 INK = "#222222"
-RULE_COLOURS = dict(zip(COMPARED, COLOURS, strict=True))
+RULE_COLOURS = dict(zip(COMPARED, COLOURS, strict=True))  # the same in every picture
 SPARE_COLOURS = ("#8C564B", "#7F7F00", "#17BECF")
 
 
@@ -34,13 +34,6 @@ def panels(
     return figure, grid
 
 
-def rule_colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each rule, the same in every picture for those that are always compared."""
-    others = [name for name in names if name not in RULE_COLOURS]
-    spare = [*SPARE_COLOURS, *(colour for name, colour in RULE_COLOURS.items() if name not in names)]
-    return RULE_COLOURS | {name: spare[at % len(spare)] for at, name in enumerate(others)}
-
-
 Line = tuple[Sequence[float], Sequence[Interval | float]]  # x, and the figure there
 Knob = tuple[str, Sequence[float]]  # a hyperparameter and its values
 
@@ -55,12 +48,15 @@ def lines_figure(
     log: bool = False,
 ) -> Figure:
     """One panel per title, one line per name with its intervals as bars; level 1 is marked. `styles`: how matplotlib
-    draws a name; others are lines with points, in a rule's usual colour. `labels` are the axes', `columns` panels side
-    by side (all unless given), `ticks` those of the x axis, `log` whether that is logarithmic."""
+    draws a name; others are lines with points. `labels` are the axes', `columns` panels side by side (all unless
+    given), `ticks` those of the x axis, `log` whether that is logarithmic."""
     wide = columns or len(lines)
     figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
     handles: dict[str, Any] = {}
-    colours = rule_colours(list(dict.fromkeys(name for series in lines.values() for name in series)))
+    names = dict.fromkeys(name for series in lines.values() for name in series)
+    spare = [*SPARE_COLOURS, *(colour for name, colour in RULE_COLOURS.items() if name not in names)]
+    others = [name for name in names if name not in RULE_COLOURS]
+    colours = RULE_COLOURS | {name: spare[at % len(spare)] for at, name in enumerate(others)}
     for axes in grid.flat[len(lines) :]:
         axes.set_axis_off()
     for axes, (title, series) in zip(grid.flat, lines.items(), strict=False):

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -41,8 +41,7 @@ class RunFolder:
     @classmethod
     def create(cls, name: str, config: Any, out: str | Path | None = None) -> "RunFolder":
         """Makes (or opens, to go on) the folder `out`, by default `runs/<name>-<time>`, and writes its manifest, before
-        anything compiles. Raises ValueError where it cannot be written, or holds something else, such as another
-        config's results."""
+        anything compiles. Raises ValueError where it cannot be written, or holds something else, or another config."""
         wanted = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}" if out is None else Path(out)
         path, number = wanted, 2
         while out is None and path.exists():  # another run began in the same second
@@ -61,7 +60,7 @@ class RunFolder:
         folder = cls(path, digest)
         data = (path / RESULTS).read_bytes() if (path / RESULTS).exists() else b""
         if data and not data.endswith(b"\n"):  # a line torn by a crash
-            with folder.replacing(RESULTS) as temporary:
+            with replacing(path / RESULTS) as temporary:
                 temporary.write_bytes(data[: data.rfind(b"\n") + 1])
         manifest = {"name": name, "config_hash": digest, "config": describe(config), **environment()}
         opened.append(path)
@@ -90,10 +89,6 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         """Replaces a JSON file of the folder."""
         write_text(self.path / name, json_text(value, indent=2) + "\n")
-
-    def replacing(self, name: str) -> AbstractContextManager[Path]:
-        """A path to write to, with the file's own ending; renamed to `name` when the block ends without an error."""
-        return replacing(self.path / name)
 
 
 def read_rows(folder: str | Path) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ from rich.markdown import Markdown, TableElement
 from rich.table import Table
 from rich.text import Text
 
-from experiments.lib.run_folder import TABLE, RunFolder, write_text
+from experiments.lib.run_folder import TABLE, RunFolder
 from specdec_jax.costs.cost_model import agree
+from specdec_jax.loading.new_folder import replacing, write_text
 from specdec_jax.metrics.intervals import Interval, mean_interval, ratio_of_totals, total_speedup
 
 NONE = "–"
@@ -58,6 +59,13 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
     lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "| --- |" + " ---: |" * (len(heads) - 1), *lines[1:]])
+
+
+def crossed(head: str, cells: Mapping[tuple[str, str], str]) -> str:
+    """A Markdown table of cells by (line, column), both in the order of their first cells; NONE where there is none."""
+    columns = dict.fromkeys(column for _, column in cells)
+    names = dict.fromkeys(name for name, _ in cells)
+    return markdown([head, *columns], [[name, *(cells.get((name, at), NONE) for at in columns)] for name in names])
 
 
 def table(rows: Mapping[str, Row], columns: Columns, head: str = "rule") -> str:
@@ -149,7 +157,7 @@ def publish(folder: RunFolder, text: str, console: Console, **pictures: Figure) 
     """Writes table.md and NAME.png for each of the pictures, and prints the table."""
     write_text(folder.path / TABLE, text)
     for name, figure in pictures.items():
-        with folder.replacing(f"{name}.png") as path:
+        with replacing(folder.path / f"{name}.png") as path:
             figure.savefig(path)
     console.print(Whole(text))
     console.print(f"Written to {folder.path}/")
@@ -211,19 +219,15 @@ def doubts_of_rows(results: Iterable[Mapping[str, Any]]) -> list[str]:
 def predictions_table(rows: Sequence[Row]) -> list[str]:
     """Markdown blocks: predicted over measured seconds by method and temperature, and how far methods are apart."""
     predicted = [row for row in rows if np.isfinite(row["predicted"]).all()]
-    ratios = {(row["what"], row["temperature"]): ratio_of_totals(row["predicted"], row["seconds"]) for row in predicted}
-    temperatures = list(dict.fromkeys(at for _, at in ratios))
-    lines = []
-    for name in dict.fromkeys(name for name, _ in ratios):
-        here = [ratios.get((name, at)) for at in temperatures]
-        lines.append([name, *(NONE if each is None else interval(each, ".3f") for each in here)])
-    apart = []
-    for at in temperatures:
+    ratios = {
+        (row["what"], at_temperature(row["temperature"])): ratio_of_totals(row["predicted"], row["seconds"])
+        for row in predicted
+    }
+    cells = {key: interval(each, ".3f") for key, each in ratios.items()}
+    for at in dict.fromkeys(at for _, at in ratios):
         drafting = [each.estimate for (name, t), each in ratios.items() if t == at and name != rows[0]["what"]]
-        apart.append(f"{np.ptp(drafting):.3f}" if drafting else NONE)
-    lines.append(["apart", *apart])
-    heads = ["predicted over measured", *map(at_temperature, temperatures)]
-    return [markdown(heads, lines), NOTE_PREDICTED] if ratios else []
+        cells["apart", at] = f"{np.ptp(drafting):.3f}" if drafting else NONE
+    return [crossed("predicted over measured", cells), NOTE_PREDICTED] if ratios else []
 
 
 NOTE_PREDICTED = (
@@ -294,10 +298,9 @@ NOTES = (
 
 def against_table(rows: Sequence[Row], rival: str) -> str:
     """How much faster than `rival`, the baseline of the rows; Markdown, one line per method."""
-    heads = [at_temperature(temperature) for temperature in dict.fromkeys(row["temperature"] for row in rows)]
-    lines: dict[str, list[str]] = {}
+    cells = {}
     for row in rows:
         if row["what"] != rival:
             both = f"{interval(mean_interval(speedups(row)))}, total {interval(speedup(row))}"
-            lines.setdefault(row["what"], [row["what"]]).append(both)
-    return markdown([f"over {rival}", *heads], lines.values())
+            cells[row["what"], at_temperature(row["temperature"])] = both
+    return crossed(f"over {rival}", cells)

@@ -54,9 +54,9 @@ class TraceFiles(Output, Smoke):
     """Only the first tokens of every text, as a request for that many would decode."""
     max_draft_length: Annotated[int, Between(1)] = 16  # Longest draft.
 
-    def check(self, named: bool = False) -> None:
-        """Raises ValueError where options are invalid. `named`: another option names the traces."""
-        if not (named or self.traces or self.smoke):
+    def check(self) -> None:
+        """Raises ValueError where options are invalid."""
+        if not (self.traces or self.smoke):
             raise ValueError("name traces that python -m experiments.record wrote, or give --smoke")
         check_fields(self)
 
@@ -69,9 +69,9 @@ class TraceOptions(TraceFiles):
     ratio: float | None = None  # Instead of --costs: c, a drafter step over a target pass.
     slope: float = 0.0  # With --ratio: what one more verified token costs, in target passes.
 
-    def check(self, named: bool = False) -> None:
+    def check(self) -> None:
         """Raises ValueError where options are invalid."""
-        super().check(named)
+        super().check()
         if self.ratio is None and self.slope or self.slope < 0:
             raise ValueError(f"slope must be 0 or more and goes with --ratio, got {self.slope} and {self.ratio}")
 
@@ -79,10 +79,10 @@ class TraceOptions(TraceFiles):
         """The costs of the options. Raises ValueError where they end before the longest draft."""
         if self.ratio is not None and self.costs is not None:
             raise ValueError("give --costs or --ratio, not both")
-        widths = range(1, self.max_draft_length + 2)
         if self.ratio is None:
             costs = costs_or_default(self.costs)
         else:
+            widths = range(1, self.max_draft_length + 2)
             costs = cost_model(self.ratio, {width: 1.0 + self.slope * (width - 1) for width in widths})
         costs.pass_times(self.max_draft_length)
         return costs
@@ -156,8 +156,7 @@ def replay_rule(
     record: bool = False,
 ) -> Replay:
     """A rule's settings (its default one unless given) over a trace, with the machine's costs. One that reads phases
-    gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy. `record`: with its
-    rounds."""
+    gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
     widest = costs.widths[-1] if policy.tree_hooks is not None else None

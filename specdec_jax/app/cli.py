@@ -41,16 +41,13 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (invalid input), 3 (not shown), 70 (a bug of
-    this program), 130 (Ctrl-C), 141.
-
-    --help ends the program with 0.
+    """Run one command; returns the exit code: 0 (--help exits with it), 1 (the answer is no), 2 (invalid input), 3 (not
+    shown), 70 (a bug of this program), 130 (Ctrl-C), 141 (the reader of the output is gone).
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
-        runs = {Generate: run_generate, GenerateFile: run_file}
         processes = os.environ.get("JAX_NUM_PROCESSES", "1")
-        if type(command) in runs and processes != "1":
+        if isinstance(command, (Generate, GenerateFile)) and processes != "1":
             hint = "split the input, or set a mesh in Python (docs/scaling.md)"
             raise ValueError(f"this command decodes in one process, but JAX_NUM_PROCESSES is {processes}: {hint}")
         mesh = getattr(getattr(command, "models", command), "mesh", None)
@@ -60,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             use_mesh(mesh)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return runs.get(type(command), run_other)(command)
+            return run_generate(command) if isinstance(command, Generate) else run_other(command)
     except BrokenPipeError:  # the reader of the output is gone: nothing more can be written, not even at exit
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -114,9 +111,7 @@ def _parsed(arguments: list[str]) -> Any:
 
 def run_generate(command: Generate) -> int:
     """The `generate` command."""
-    prompt = _prompt(command.prompt)
-    output = command.output
-    settings = _checked(command)
+    prompt, output, settings = _prompt(command.prompt), command.output, _checked(command)
     from specdec_jax.app.views.printing import interrupts_end_here, print_json, print_stream, status
 
     if command.beams.beams is not None:
@@ -125,7 +120,10 @@ def run_generate(command: Generate) -> int:
             beams = searching.search(command, prompt, status)
         searching.print_beams(beams, output.json, output.statistics)
         return 0
+    from specdec_jax.app.settings import build, download_models
+    from specdec_jax.compilation_cache import describe_cache, enable
     from specdec_jax.loading.new_folder import check_file
+    from specdec_jax.text.streaming import stream
 
     if (output.record or output.log_probs) and not output.json:
         option = "--record" if output.record else "--log-probs"
@@ -133,38 +131,35 @@ def run_generate(command: Generate) -> int:
     if output.page is not None:
         check_file(output.page, (".html", ".htm"))
     with interrupts_end_here():
-        chunks = _begin(command, prompt, settings)
+        cache = describe_cache(enable())
+        download_models(settings)
+        with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
+            pair = build(settings)
+        with status(f"Compiling once; {cache}"):
+            options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
+            rounds = 8 if output.json and not settings.stop else 1
+            chunks = stream(prompt, settings, pair=pair, rounds=rounds, **options)
     finished = print_json(chunks, output.record) if output.json else print_stream(chunks, statistics=output.statistics)
     if output.page is not None:
         from specdec_jax.app.views.page import save_drawing
 
-        save_drawing(output.page, chunks.result(), chunks.pair.target.tokenizer, prompt, settings)
+        save_drawing(output.page, chunks.result(), pair.target.tokenizer, prompt, settings)
         print("page:", output.page, file=sys.stderr)
     if command.cite:
         from specdec_jax.text.citations import citations
 
-        print(citations(chunks.pair), file=sys.stderr)
+        print(citations(pair), file=sys.stderr)
     if output.compare and finished:
         from specdec_jax.app.comparing import against_plain
 
         with interrupts_end_here(), status("Decoding in turns, plainly and with drafts"):
-            sentence = against_plain(chunks.pair, chunks.request)
+            sentence = against_plain(pair, chunks.request)
         print(sentence, file=sys.stderr)
     return 0 if finished else INTERRUPTED
 
 
-def run_file(command: GenerateFile) -> int:
-    """The `generate-file` command; returns 1 if lines of the input were refused."""
-    options: dict[str, Any] = {"batch": command.batch, "with_tokens": command.tokens, "overwrite": command.overwrite}
-    settings = _checked(command)
-    from specdec_jax.app.file_command import generate_file
-
-    refused = generate_file(command.input, command.output, settings, cite=command.cite, **options)
-    return FAILED if refused else 0
-
-
-def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
-    """The other commands; 1 if a pair does not pay or a rule is not lossless."""
+def run_other(command: GenerateFile | Chat | Doctor | Advise | VerifyLossless) -> int:
+    """The other commands; 1 if lines of a file were refused, a pair does not pay or a rule is not lossless."""
     if isinstance(command, VerifyLossless):
         from specdec_jax.app.views.proof import verify
         from specdec_jax.lossless import LOSSLESS, NOT_LOSSLESS
@@ -179,27 +174,13 @@ def run_other(command: Chat | Doctor | Advise | VerifyLossless) -> int:
         from specdec_jax.app.chat.terminal import talk
 
         return talk(settings, command.cite)
+    if isinstance(command, GenerateFile):
+        from specdec_jax.app.file_command import generate_file
+
+        return FAILED if generate_file(command, settings) else 0
     from specdec_jax.app.doctor import examine
 
-    options = {"prompts": command.prompts, "context": command.context, "report": command.json}
-    return 0 if examine(settings, **options).pays else FAILED
-
-
-def _begin(command: Generate, prompt: str, settings: Any) -> Any:
-    """The Stream of the command's models and options, compiled and prefilled."""
-    from specdec_jax.app.settings import build, download_models
-    from specdec_jax.app.views.printing import status
-    from specdec_jax.compilation_cache import describe_cache, enable
-    from specdec_jax.text.streaming import stream
-
-    folder = enable()
-    download_models(settings)
-    with status(f"Loading {settings.target}" + (f" and {settings.drafter}" if settings.drafter != "none" else "")):
-        pair = build(settings)
-    with status(f"Compiling once; {describe_cache(folder)}"):
-        rounds = 8 if command.output.json and not command.decoding.stop else 1
-        options = {name: getattr(settings, name) for name in ("chat", "system", "parse_special", "calibration")}
-        return stream(prompt, settings, pair=pair, rounds=rounds, **options)
+    return 0 if examine(command, settings).pays else FAILED
 
 
 def _prompt(prompt: str) -> str:

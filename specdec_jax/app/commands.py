@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from specdec_jax.ranges import Between
-from specdec_jax.text.options import Decoding, Drafting, Maybe, Models, Rules, Switch
+from specdec_jax.text.options import Decoding, Drafting, Maybe, MaybeFile, MaybeInt, Models, Rules, Switch
 
 ENGINE_LOGS, BEAM_SEARCH = "specdec_jax.contrib.engine_logs", "specdec_jax.contrib.beam_search"
 """The packages of `advise` and `--beams`, imported on use."""
@@ -40,18 +40,23 @@ class Output:
     """Run the phase monitor even if no rule reads it; the page shades reasoning phases."""
     statistics: Switch = True
     """Print statistics to standard error at the end; --no-statistics prints none."""
-    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    page: Annotated[Path | None, MaybeFile] = None
     """Write one HTML file: the text by kind of token, rejected drafts, entropies and thresholds, statistics."""
 
 
 @dataclass(frozen=True)
-class Citing(Drafting):
+class Decodes(Drafting):
+    """What the commands that decode share."""
+
     cite: Switch = False
     """Print the BibTeX of the policy, verifier, drafter and proofs to standard error."""
+    models: Models = field(default_factory=Models)
+    rules: Rules = field(default_factory=Rules)
+    decoding: Decoding = field(default_factory=Decoding)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(Citing):
+class Generate(Decodes):
     """Decode a prompt speculatively and stream the text.
 
     A small drafter proposes tokens and the target verifies them in one pass; the output distribution is the target's.
@@ -67,15 +72,12 @@ class Generate(Citing):
 
     prompt: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PROMPT")]
     """- reads standard input."""
-    models: Models = field(default_factory=Models)
-    rules: Rules = field(default_factory=Rules)
-    decoding: Decoding = field(default_factory=Decoding)
     beams: Beams = field(default_factory=Beams)
     output: Output = field(default_factory=Output)
 
 
 @dataclass(frozen=True)
-class Chat(Citing):
+class Chat(Decodes):
     """Chat with a model under speculative decoding; slash commands change every setting.
 
     Alt-Enter is a new line, Tab completes, Ctrl-C stops an answer and keeps the session; /help lists the commands.
@@ -86,13 +88,9 @@ class Chat(Citing):
       printf 'Name three rivers.\\n/stats\\n' | python -m specdec_jax chat
     """
 
-    models: Models = field(default_factory=Models)
-    rules: Rules = field(default_factory=Rules)
-    decoding: Decoding = field(default_factory=Decoding)
-
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateFile(Citing):
+class GenerateFile(Decodes):
     """Decode the prompts of a JSONL file as one batch.
 
     Rows whose text has ended take the next prompt, and every result is appended to the output, in the input's order. A
@@ -117,9 +115,6 @@ class GenerateFile(Citing):
     """Write the target's log-probabilities of its tokens too, as `generate --log-probs` does."""
     overwrite: Switch = False
     """Begin anew where the output exists; what was there is kept as OUTPUT.old."""
-    models: Models = field(default_factory=Models)
-    rules: Rules = field(default_factory=Rules)
-    decoding: Decoding = field(default_factory=Decoding)
 
 
 @dataclass(frozen=True)
@@ -146,12 +141,12 @@ class Doctor(Drafting):
 
     models: Models = field(default_factory=Models)
     decoding: Answers = field(default_factory=Answers)
-    prompts: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    prompts: Annotated[Path | None, MaybeFile] = None
     """A JSONL file of prompts, each with `prompt`, `text` or `turns`; all are decoded as one batch. By default eight
     short ones of many kinds."""
-    context: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    context: Annotated[int | None, MaybeInt] = None
     """Tokens of a row that memory is counted for; by default 2,048, or the target's context."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    json: Annotated[Path | None, MaybeFile] = None
     """Also write the page's numbers to this file."""
 
 
@@ -181,9 +176,9 @@ class Advise:
     """The longest draft considered; costs that were measured for shorter ones end it earlier."""
     drafter: Annotated[str | None, Maybe] = None
     """Drafter in SpecDecode-Bench logs: acc_eagle or acc_ngram."""
-    draft_length: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    draft_length: Annotated[int | None, MaybeInt] = None
     """Draft length of Spec-Bench answers; by default the most tokens accepted in a round."""
-    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    json: Annotated[Path | None, MaybeFile] = None
     """Also write the numbers to this file."""
 
 
@@ -205,7 +200,7 @@ class VerifyLossless:
     monitor: Annotated[str | None, Maybe] = None
     """What watches the text for rules that read it: phases, or a path to your own .py. By default phases, where a rule
     needs them."""
-    max_draft_length: Annotated[int | None, Between(1, 8), tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    max_draft_length: Annotated[int | None, Between(1, 8), MaybeInt] = None
     """The longest draft tested, at most 8; by default 8 on toys and 7 on a pair."""
     minutes: Annotated[float, Between(0, 1e5)] = 0.0
     """Draw for this many minutes; by default once, in about one minute."""
@@ -221,7 +216,7 @@ class VerifyLossless:
     """The temperature of the sampled test on a real pair."""
     pair_sequences: Annotated[int, Between(1)] = 512
     """Sequences of the sampled test on a real pair; 512 take some minutes on two CPU cores."""
-    seed: Annotated[int | None, Between(0), tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    seed: Annotated[int | None, Between(0), MaybeInt] = None
     """Draws the cases; by default others every time, and the report says which seed."""
     json: Switch = False
     """Print the report as one line of JSON."""

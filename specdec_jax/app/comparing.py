@@ -20,12 +20,10 @@ class Compared(NamedTuple):
 
 def against_plain(pair: Pair, request: Request) -> str:
     """A sentence about the measured speed-up of a request over plain decoding."""
-    ids, options = request.prompts[0], dict(request.options)
-    for name in [name for name in options if name.startswith(("policy", "verifier", "monitor"))]:
-        del options[name]  # not for plain decoding
-    plain, drafted = measure(
-        [("plain", build_pair(pair.target, None), Request([ids], options, request.stop)), ("drafted", pair, request)]
-    )
+    rules = "policy", "verifier", "monitor"  # not for plain decoding
+    options = {name: value for name, value in request.options.items() if not name.startswith(rules)}
+    plainly = "plain", build_pair(pair.target, None), request._replace(options=options)
+    plain, drafted = measure([plainly, ("drafted", pair, request)])
     speeds = f"{drafted.tokens_per_second:.1f} against {plain.tokens_per_second:.1f} tokens/s"
     ratio = drafted.tokens_per_second / plain.tokens_per_second
     return f"[measured: {ratio:.2f} times plain decoding, {speeds}, {REPEATS} times each in turn]"

@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from specdec_jax import kernels
-from specdec_jax.app.commands import ENGINE_LOGS
+from specdec_jax.app.commands import ENGINE_LOGS, Doctor
 from specdec_jax.app.settings import Settings, build
 from specdec_jax.app.views.printing import columns, interrupts_end_here, status
 from specdec_jax.compilation_cache import enable
@@ -81,31 +81,29 @@ class Page:
             self.console.print(each)
 
 
-def examine(
-    settings: Settings, *, prompts: Path | None = None, context: int | None = None, report: Path | None = None
-) -> Conclusion:
-    """Prints the page to standard output, section by section; `report` is a file for its numbers.
+def examine(command: Doctor, settings: Settings) -> Conclusion:
+    """Prints the page to standard output, section by section.
 
     Raises ValueError, OSError: invalid input; a model or a file that cannot be read or written.
     """
-    if report is not None:
-        check_file(report)
+    if command.json is not None:
+        check_file(command.json)
     several = len(split_drafters(settings.drafter)) > 1
     if several or settings.drafter == "none" or without_model(settings.drafter):
         raise ValueError(f"doctor replays one drafter that is a model, got {settings.drafter!r}")
-    texts = [prompt.turns[0] for prompt in read_prompts(prompts or PROMPTS)]
+    texts = [prompt.turns[0] for prompt in read_prompts(command.prompts or PROMPTS)]
     enable()
     page = Page(Console(highlight=False))
     with interrupts_end_here():
-        conclusion = _sections(page, settings, texts, context)
+        conclusion = _sections(page, settings, texts, command.context)
     page.console.print()
     why = conclusion.why if conclusion.works else f"This pair does not work here: {conclusion.why}."
     page.console.print(Text(why, "bold green" if conclusion.pays else "bold red"))
     if conclusion.command is not None:
         page.console.print(Text(conclusion.command), soft_wrap=True)
-    if report is not None:
+    if command.json is not None:
         page.report["conclusion"] = conclusion._asdict()
-        write_text(report, json_text(page.report, indent=2) + "\n")
+        write_text(command.json, json_text(page.report, indent=2) + "\n")
     return conclusion
 
 
@@ -314,10 +312,10 @@ def conclude(
     bounds = _number(chosen.speedup.low, chosen.speedup.high)
     speed = f"{chosen.policy!r}, predicted {_speedup(chosen):.2f} ({bounds}) times plain decoding."
     why = f"Drafting {verdict}: {speed}{otherwise}{doubt}"
-    return Conclusion(True, pays, why, command(settings, chosen.policy) if pays else None)
+    return Conclusion(True, pays, why, command_line(settings, chosen.policy) if pays else None)
 
 
-def command(settings: Settings, policy: StoppingPolicy) -> str:
+def command_line(settings: Settings, policy: StoppingPolicy) -> str:
     """The command line for decoding with these settings and this policy."""
     chosen, default = dataclasses.replace(settings, policy=repr(policy)), Settings()
     words = ["python", "-m", "specdec_jax", "generate", PROMPT]

@@ -37,10 +37,8 @@ class Settings(Decoding, Drafting, Rules, Models):
 def check(settings: Settings) -> None:
     """The checks that need no weights.
 
-    Raises:
-        ValueError: an unknown name or option, a function of a user's file that fails, a number out of range, or a file
-            that is not a calibration.
-        FileNotFoundError: there is no such calibration.
+    Raises ValueError: an unknown name or option, a function of a user's file that fails, a number out of range, or a
+    file that is not a calibration. Raises FileNotFoundError: there is no such calibration.
     """
     policy, verifier = settings.rules
     if is_users([policy, verifier]):
@@ -58,10 +56,7 @@ def check(settings: Settings) -> None:
 
 
 def download_models(settings: Settings) -> None:
-    """Downloads models of the hub to the cache. To be called before a spinner, because of the progress bars.
-
-    Raises ValueError, OSError: as `build`.
-    """
+    """Downloads models of the hub, before a spinner because of the progress bars. Raises ValueError, OSError."""
     download(settings.target, *split_drafters(settings.drafter))
 
 

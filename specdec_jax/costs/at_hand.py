@@ -8,6 +8,7 @@ that it had; the next one measures doubtful ones again, unless the machine is bu
 
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from filelock import FileLock
 from specdec_jax import kernels
 from specdec_jax.compilation_cache import cache_folder, shown
 from specdec_jax.costs.cost_model import CostModel, load_cost_model, save_cost_model
-from specdec_jax.costs.machine import device, features
+from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import (
     DrafterOf,
     busy_doubts,
@@ -32,7 +33,7 @@ from specdec_jax.costs.step_cost import (
     timed_rounds,
     turns,
 )
-from specdec_jax.kernels.compiled import say
+from specdec_jax.kernels.compiled import cpu_info, say
 from specdec_jax.loading import LoadedModel
 from specdec_jax.meshes import are_shared
 from specdec_jax.sharding import mesh_here
@@ -58,11 +59,9 @@ def measured(
 ) -> CostModel:
     """c and V(k) of this pair on this machine, from disk or measured now, which takes seconds and as many to compile.
 
-    Args:
-        drafter: None for a drafter without a model, whose steps cost nothing.
-        drafter_of: (language model, maximum draft length) -> the drafter whose rounds are measured.
-        batch: number of rows that share the passes.
-        policy: also measure its own computation, unless the drafter has no model or drafts are not chains.
+    `drafter` is None for one without a model, whose steps cost nothing; `drafter_of`(language model, maximum draft
+    length) gives the drafter whose rounds of `batch` rows are measured. The own computation of a `policy` is measured
+    too, unless the drafter has no model or drafts are not chains.
     """
     # Files of earlier versions, which timed passes outside decoders at temperature 0 alone, are not read.
     shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "rounds"]
@@ -93,13 +92,11 @@ def measured(
         return costs
 
     costs = once(path, measure)
-    if policy is None or policy.tree_hooks is not None or drafter is None:
-        return costs
-    if repr(policy.bare) in {repr(static()), *(rule.policy for rule in costs.rules)}:
+    measured_rules = {repr(static()), *(rule.policy for rule in costs.rules)}
+    if policy is None or policy.tree_hooks is not None or drafter is None or repr(policy.bare) in measured_rules:
         return costs
     say(f"measuring what {policy.bare} costs{rows} with {' and '.join(names)}, once")
-    within = {"repeats": REPEATS, "seconds": SECONDS}
-    rule = time_policy(target, drafter, policy, drafter_of=drafter_of, **within, **options)[0]
+    rule = time_policy(target, drafter, policy, drafter_of=drafter_of, repeats=REPEATS, seconds=SECONDS, **options)[0]
     doubts = tuple(dict.fromkeys(costs.doubts + busy_doubts()))
     return _stored(path, costs._replace(rules=(*costs.rules, rule), doubts=doubts))
 
@@ -167,7 +164,8 @@ def file_for(names: Sequence[str], shapes: Any) -> Path | None:
         folder = cache_folder("costs")
     except (OSError, RuntimeError):
         return None
-    here = device(), features(), jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
+    instructions = cpu_info("flags") or platform.machine()  # the name of a virtual CPU does not determine them
+    here = device(), instructions, jax.__version__, kernels.path(), kernels.compiled.SOURCE.read_text(encoding="utf-8")
     identity = json.dumps(["costs", shapes, *here], sort_keys=True)
     label = re.sub(r"[^\w.@-]+", "_", "-".join(Path(name).name for name in names))[:80]
     return folder / f"costs-{label}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"

@@ -21,14 +21,11 @@ PREDICTABLE = 0.9  # acceptance rate on text that a drafter predicts well, where
 
 
 def costs_asked(costs: CostModel | str | Path | None = None) -> CostModel | str:
-    """A cost model, or one of the words `measured` and `estimated`.
+    """The cost model, or the word `measured` or `estimated`, of either or of a file of `save_cost_model`.
 
-    Args:
-        costs: either, or a file of `save_cost_model`. None: the environment variable SPECDEC_JAX_COSTS, else measured,
-            or estimated on a mesh of several processes, which must decide alike.
-
-    Raises:
-        FileNotFoundError, ValueError: a missing file, a file that is not a cost model, or measuring on such a mesh.
+    None: the environment variable SPECDEC_JAX_COSTS, else measured, or estimated on a mesh of several processes, which
+    must decide alike. Raises FileNotFoundError, ValueError: a missing file, a file that is not a cost model, or
+    measuring on such a mesh.
     """
     usual = ESTIMATED if spans_processes() else MEASURED
     source = (os.environ.get(VARIABLE) or usual) if costs is None else costs

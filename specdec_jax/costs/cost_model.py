@@ -107,15 +107,10 @@ class CostModel(NamedTuple):
 def cost_model(
     drafter_step: float, target_pass: Mapping[int, float], *, plain_pass: float | None = None, **others: Any
 ) -> CostModel:
-    """A cost model from times by width. Times are made non-decreasing in the width.
+    """A cost model from times by width, which are made non-decreasing in the width.
 
-    Args:
-        drafter_step: 0 for drafters without a model.
-        plain_pass: time of a pass of plain decoding; default: that of the narrowest width.
-        others: further fields of `CostModel`.
-
-    Raises:
-        ValueError: no widths, or times that are not positive.
+    `drafter_step` is 0 for drafters without a model, `plain_pass` by default the time of the narrowest width; `others`
+    are further fields. Raises ValueError: no widths, or times that are not positive.
     """
     widths = tuple(sorted(int(width) for width in target_pass))
     passes = tuple(float(target_pass[width]) for width in sorted(target_pass))
@@ -126,8 +121,7 @@ def cost_model(
     if len(costs.sampled_pass) not in (0, len(widths)) or not all(time > 0 for time in costs.sampled_pass):
         raise ValueError(f"sampled_pass must have a time for each of {len(widths)} widths, got {costs.sampled_pass}")
     rising = {name: tuple(np.maximum.accumulate(getattr(costs, name)).tolist()) for name in PASSES}
-    rules = tuple(RuleCost(*rule) for rule in costs.rules)
-    return costs._replace(**rising, doubts=tuple(costs.doubts), rules=rules)
+    return costs._replace(**rising, doubts=tuple(costs.doubts), rules=tuple(RuleCost(*rule) for rule in costs.rules))
 
 
 def flat(ratio: float, max_draft_length: int) -> CostModel:
@@ -169,14 +163,10 @@ def passes_disagree(models: Iterable[tuple[Any, CostModel]]) -> str | None:
 
 
 def decoding_seconds(costs: CostModel, counts: Statistics) -> float | None:
-    """The predicted time of the rounds of a row decoded alone.
+    """The predicted time of the rounds of a row decoded alone, by costs `at` its temperature and policy.
 
-    Args:
-        costs: those `at` the row's temperature and policy.
-        counts: counts of the state; without drafts the rounds are those of plain decoding.
-
-    Returns:
-        None if the counts do not determine the widths: for several rows, and for drafts that are not chains.
+    Without drafts the rounds are those of plain decoding. None if the counts do not determine the widths: for several
+    rows, and for drafts that are not chains.
     """
     if len(counts.num_rounds) != 1 or counts.num_draft_tokens[0] != np.sum(counts.drafted_at[0]):
         return None
@@ -192,12 +182,7 @@ def save_cost_model(path: str | Path, model: CostModel) -> None:
 
 
 def load_cost_model(path: str | Path) -> CostModel:
-    """Reads a file of `save_cost_model` (`python -m experiments.step_cost` writes one as cost_model.json).
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a cost model; the message names the file.
-    """
+    """Reads a file of `save_cost_model`. Raises FileNotFoundError, or ValueError naming one that is no cost model."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no cost model {str(path)!r}; python -m experiments.step_cost writes one")

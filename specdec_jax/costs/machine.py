@@ -28,11 +28,6 @@ def processor() -> str:
     return cpu_info("model name") or platform.processor() or platform.machine()
 
 
-def features() -> str:
-    """The CPU's instruction sets, which the processor name of a virtual machine does not determine."""
-    return cpu_info("flags") or platform.machine()
-
-
 def cores() -> int | None:
     """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

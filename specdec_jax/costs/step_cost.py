@@ -28,16 +28,7 @@ from specdec_jax.loading import LoadedModel
 from specdec_jax.monitors.phases import phases
 from specdec_jax.ranges import Count
 from specdec_jax.stopping.static import static
-from specdec_jax.types import (
-    Array,
-    Distribution,
-    Drafter,
-    LanguageModel,
-    Params,
-    PolicyState,
-    RoundContext,
-    StoppingPolicy,
-)
+from specdec_jax.types import Array, Drafter, LanguageModel, Params, PolicyState, StoppingPolicy
 from specdec_jax.verification.rejection import rejection
 
 SPREAD = 0.3  # maximum interquartile range on an idle machine, relative to the median
@@ -81,18 +72,16 @@ def overruled(policy: StoppingPolicy) -> StoppingPolicy:
     def init(batch: int, draft_length: Count = DRAFTS) -> Overruled:
         return Overruled(draft_length, policy.init(batch))
 
-    def begin(state: Overruled, context: RoundContext) -> tuple[Array, Overruled]:
-        answer, inner = policy.begin(state.policy, context)
+    def begin(state: Overruled, *arguments: Any) -> tuple[Array, Overruled]:
+        answer, inner = policy.begin(state.policy, *arguments)
         return (answer | (state.draft_length >= 0)) & (state.draft_length > 0), state._replace(policy=inner)
 
     def check(state: Overruled, *arguments: Any) -> tuple[Array, Overruled]:
         answer, inner = policy.check(state.policy, *arguments)
         return answer | (state.draft_length >= 0), state._replace(policy=inner)
 
-    def proceed(
-        state: Overruled, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
-    ) -> tuple[Array, Overruled]:
-        answer, inner = policy.proceed(state.policy, distribution, token, drafted, context)
+    def proceed(state: Overruled, seen: Any, token: Array, drafted: Array, context: Any) -> tuple[Array, Overruled]:
+        answer, inner = policy.proceed(state.policy, seen, token, drafted, context)
         return (answer | (state.draft_length >= 0)) & (drafted < state.draft_length), state._replace(policy=inner)
 
     def update(state: Overruled, *arguments: Any) -> Overruled:
@@ -151,13 +140,9 @@ def pass_programs(
 ) -> tuple[dict[str, Callable[[], float]], Callable[[Mapping[str, Sequence[float]]], dict[str, Cost]]]:
     """Rounds that time plain decoding, target passes by width and drafter steps, at temperatures 0 and 0.7.
 
-    Args:
-        drafter: None for a drafter without a model, whose steps cost nothing.
-        options: batch, slots and rounds of `timed_rounds`.
-
-    Returns:
-        Programs for `turns`, and a function of its result that gives the seconds of "plain pass", "pass of W tokens"
-        and "drafter step", each after its temperature: "0 plain pass", "0.7 plain pass" etc.
+    `drafter` is None for one without a model, whose steps cost nothing; `options` are those of `timed_rounds`. Returns
+    programs for `turns`, and a function of its result that gives the seconds of "plain pass", "pass of W tokens" and
+    "drafter step", each after its temperature: "0 plain pass", "0.7 plain pass" etc.
     """
     plain = partial(timed_rounds, target, drafter_of(None, 0), None, static(), **options)
     passes, longest = 0, None  # of a round of seven drafts; the drafter that fills the widest pass (blocks may not)
@@ -199,13 +184,8 @@ def time_policy(
     seconds: float = math.inf,
     **options: int,
 ) -> tuple[RuleCost, dict[str, Cost]]:
-    """What a policy's own computation adds to a drafter pass and to a round, at temperatures 0 and 0.7.
-
-    Args:
-        options: batch, slots and rounds of `timed_rounds`.
-
-    Returns:
-        The medians; and by temperature ("0", "0.7") the share that it adds to a round of seven drafts.
+    """What a policy's own computation adds to a drafter pass and to a round, at temperatures 0 and 0.7: the medians,
+    and by temperature ("0", "0.7") the share that it adds to a round of seven drafts. `options`: of `timed_rounds`.
     """
     seven, passes = seven_drafts(target, drafter, drafter_of, options)
     timed = compile_together([partial(seven, rule) for rule in (static(), overruled(policy.bare))])

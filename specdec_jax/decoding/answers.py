@@ -23,7 +23,6 @@ from specdec_jax.types import (
     Distribution,
     Draft,
     Drafted,
-    Monitor,
     MonitorState,
     Next,
     PolicyState,
@@ -121,7 +120,7 @@ def check_parts(parts: Parts, params: ModelParams) -> None:
     with described(next(filter(None, places), ""), "init"):
         sources = None if parts.target.spec.source is None else [[0], [0]]
         state, source = fresh_state(parts, [[0], [0]], sources=sources, max_new_tokens=0)
-    sizes = Sizes(len(state.tokens), parts.target.spec.vocab_size, longest)
+    sizes = Sizes(2, parts.target.spec.vocab_size, longest)
     check_policy(policy, state.policy, state.monitor, sizes, keep_log_q=verifier.needs_log_q)
     keep_log_q = verifier.needs_log_q
     if is_users(drafter) or is_users(verifier):
@@ -133,7 +132,10 @@ def check_parts(parts: Parts, params: ModelParams) -> None:
             if policy.tree_hooks is not None:
                 policy.tree_hooks.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
     if is_users(parts.monitor):
-        check_monitor(parts.monitor, state.monitor, sizes, parts.widths)
+        probe, context = Probe.of("monitor", parts.monitor, state.monitor, 2), context_shapes(2, state.monitor)
+        for width in parts.widths:
+            logits = array(jnp.float32, 2, width, sizes.vocab_size)
+            probe.returns("observe", (probe.state, logits, result_shapes(sizes), context), probe.state)
 
 
 def check_policy(
@@ -189,14 +191,6 @@ def check_verifier(
     probe.must_be("verify", probe.result("verify", *arguments, of=verify), wanted, loose=2)
 
 
-def check_monitor(monitor: Monitor, state: MonitorState, sizes: Sizes, widths: Sequence[int]) -> None:
-    """Checks that a monitor keeps the shapes of its state at these pass widths. Raises as `check_policy`."""
-    probe, context = Probe.of("monitor", monitor, state, sizes.batch), context_shapes(sizes.batch, state)
-    for width in widths:
-        logits = array(jnp.float32, sizes.batch, width, sizes.vocab_size)
-        probe.returns("observe", (probe.state, logits, result_shapes(sizes), context), probe.state)
-
-
 def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: DecodeState, source: Any) -> bool:
     """Checks the drafter's init, prefill, commit, source and observer, by a whole draft loop.
 
@@ -216,9 +210,20 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
         source = drafter.source(params, begun, tokens, context)
         if not isinstance(source, Source):
             probe.refuse("source", f"must return a Source, not {words(source)}")
-        _check_source(probe, source, sizes)
+        rows, uniform = jnp.zeros((batch,), jnp.int32), lambda index: jnp.zeros((batch,), jnp.float32)
+        memory = source.open(rows == 0)
+        answer = source.predict(memory, rows, uniform(0))
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Next):
+            probe.refuse("source", f"must predict (Next, memory), not {words(answer)}")
+        following, after = answer
+        probe.must_be("source", shapes_of(following.token), shapes_of(rows), "predict a token", loose=1)
+        if source.chosen is not True:
+            probs = array(jnp.float32, batch, sizes.vocab_size)
+            probe.must_be("source", shapes_of(following.distribution.log_prob), probs, "predict log_prob", loose=1)
+        longer = source.keep(after, following.token, rows == 0, rows)
+        for action, changed in (("predict with a memory", after), ("keep a memory", longer)):
+            probe.must_be("source", shapes_of(changed), shapes_of(memory), action)
         log_q = empty_log_q(source, batch, sizes.max_draft_length, sizes.vocab_size, parts.verifier.needs_log_q)
-        uniform = lambda index: jnp.zeros((batch,), jnp.float32)  # noqa: E731
         closed = source.close(
             draft_loop.draft(source, policy, policy_state, context, uniform, sizes.max_draft_length, log_q)
         )
@@ -232,41 +237,18 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
     keep_log_q = parts.verifier.needs_log_q and returned[0].log_q is not None  # None: drafts that were all chosen
     probe.must_be("source", returned, (draft_shapes(sizes, keep_log_q), begun))
     if drafter.observe is not None:
-        _check_observer(probe, params.drafter, text, sizes, feeding)
+        observer, longest = drafter.observe, sizes.max_draft_length + 1
+        hidden = array(jnp.float32, batch, longest, len(observer.layers), observer.target_width)
+        watcher = Probe("drafter's observer", observer, begun)
+        taken = watcher.result("take", params.drafter, hidden)
+        if any(leaf.shape[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
+            watcher.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {words(taken)}")
+        for name in feeding:
+            probe.returns(name, (params.drafter, begun, *text, Seen(taken, text[1], text[1])), begun)
     return keep_log_q
 
 
-def _check_source(probe: Probe, source: Source, sizes: Sizes) -> None:
-    """Checks the functions of a source, inside a trace."""
-    rows, uniform = jnp.zeros((sizes.batch,), jnp.int32), jnp.zeros((sizes.batch,), jnp.float32)
-    memory = source.open(rows == 0)
-    answer = source.predict(memory, rows, uniform)
-    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Next):
-        probe.refuse("source", f"must predict (Next, memory), not {words(answer)}")
-    following, after = answer
-    probe.must_be("source", shapes_of(following.token), shapes_of(rows), "predict a token", loose=1)
-    if source.chosen is not True:
-        probs = array(jnp.float32, sizes.batch, sizes.vocab_size)
-        probe.must_be("source", shapes_of(following.distribution.log_prob), probs, "predict log_prob", loose=1)
-    longer = source.keep(after, following.token, rows == 0, rows)
-    for action, changed in (("predict with a memory", after), ("keep a memory", longer)):
-        probe.must_be("source", shapes_of(changed), shapes_of(memory), action)
-
-
-def _check_observer(probe: Probe, params: Any, text: tuple[Any, Any], sizes: Sizes, feeding: Sequence[str]) -> None:
-    """Checks the result of a drafter's observer, and the state after `commit` and `prefill` with it."""
-    observer, longest = probe.strategy.observe, sizes.max_draft_length + 1
-    hidden = array(jnp.float32, sizes.batch, longest, len(observer.layers), observer.target_width)
-    watcher = Probe("drafter's observer", observer, probe.state)
-    taken = watcher.result("take", params, hidden)
-    if any(leaf.shape[:2] != (sizes.batch, longest) for leaf in jax.tree.leaves(taken)):
-        watcher.refuse("take", f"must return leaves [{sizes.batch},{longest},...]; it returns {words(taken)}")
-    for name in feeding:
-        probe.returns(name, (params, probe.state, *text, Seen(taken, text[1], text[1])), probe.state)
-
-
 def context_shapes(batch: int, monitor: MonitorState) -> RoundContext:
-    """The shapes of a RoundContext."""
     whole, flags, seed = (array(dtype, batch) for dtype in (jnp.int32, jnp.bool_, jnp.uint32))
     return RoundContext(whole, whole, whole, flags, seed, _warp(batch), shapes_of(monitor))
 
@@ -279,7 +261,6 @@ def draft_shapes(sizes: Sizes, keep_log_q: bool) -> Draft:
 
 
 def result_shapes(sizes: Sizes) -> VerificationResult:
-    """The shapes of a VerificationResult."""
     return VerificationResult(array(jnp.int32, sizes.batch, sizes.max_draft_length + 1), array(jnp.int32, sizes.batch))
 
 
@@ -302,7 +283,6 @@ def array(dtype: Any, *shape: int) -> Any:
 
 
 def shapes_of(tree: Any) -> Any:
-    """The shapes of a tree's leaves."""
     return jax.tree.map(lambda leaf: array(jnp.result_type(leaf), *jnp.shape(leaf)), tree)
 
 

@@ -54,10 +54,11 @@ def note_tokens(model: LanguageModel, params: Params, cache: Cache, tokens: Arra
     return cache if head is None else head.note(params, tokens, cache)
 
 
-def window(tokens: Array, start: Array, size: int) -> Array:
-    """tokens[b, start[b] : start[b] + size] for every row, [B, size]; past the end the last token is repeated."""
+def window(values: Array, start: Array, size: int) -> Array:
+    """values[b, start[b] : start[b] + size] for every row, [B, size, ...]; past the end the last one is repeated."""
     offset = jnp.arange(size, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, start[:, None] + offset, axis=1, mode="clip")
+    slots = jnp.expand_dims(start[:, None] + offset, range(2, values.ndim))
+    return jnp.take_along_axis(values, slots, axis=1, mode="clip")
 
 
 def check_reads(target: LanguageModel, drafter: LanguageModel | Observer | None) -> None:

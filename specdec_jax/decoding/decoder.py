@@ -26,8 +26,6 @@ from specdec_jax.strategy import named_call
 from specdec_jax.types import Array, DecodeState, Drafter, LanguageModel, Monitor, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
-ALL_ROUNDS = np.iinfo(np.int32).max
-
 
 class LossyVerification(UserWarning):
     """A decoder was built whose output distribution is not the target's. Issued once per process for each verifier."""
@@ -262,7 +260,7 @@ def _wrap(parts: Parts, jitted: Mapping[str, Any]) -> Decoder:
         batch = state.tokens.shape[0]
         if leave is not None and leave < 1:
             raise ValueError(f"run leaves when 1 or more rows are done, got {leave}")
-        rounds = ALL_ROUNDS if rounds is None else rounds
+        rounds = np.iinfo(np.int32).max if rounds is None else rounds
         return jitted["run"](params, state, np.int32(rounds), np.int32(min(leave or batch, batch)))
 
     calls = {"prefill": prefill, "compile": compile_all, "extend": extend, "idle": idle, "refill": refill}

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import feed_long
+from specdec_jax.decoding.cache_feed import feed_long, window
 from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, Drafter, LanguageModel, Observer, Params, Seen
 
@@ -37,8 +37,6 @@ def target_prefill(
 ) -> Any:
     """(params, drafter's params, tokens [B, S], lengths [B], source) -> (the target's cache of all but the last tokens,
     the observer's result for them, leaves [B, S, ...]), jitted. An encoder encodes its source here.
-
-    The program is independent of the policy and shared by all decoders with this target and observer.
     """
 
     def prefill(params: Params, reader: Params, tokens: Array, length: Array, source: Any = None) -> tuple[Cache, Any]:
@@ -53,7 +51,7 @@ def target_prefill(
 def drafter_prefill(drafter: Drafter, compiler_options: tuple[Any, ...] = ()) -> Any:
     """(params, tokens [B, S], lengths [B], reads, source) -> the drafter's state after the tokens, jitted.
 
-    `reads` is the observer's result from `target_prefill`. The program is shared likewise.
+    `reads` is the observer's result from `target_prefill`.
     """
 
     def prefill_drafter(params: Params, tokens: Array, length: Array, reads: Any, source: Any = None) -> Any:
@@ -70,12 +68,8 @@ def fill_drafter(
     """The drafter's state for a text of `length` [B] tokens; `reads` [B, S, ...] are valid from `start` [B]."""
     if not drafter.layers:
         return drafter.fill(params, state, tokens, length)
-
-    def from_start(leaf: Array) -> Array:
-        slots = start[:, None] + jnp.arange(leaf.shape[1], dtype=jnp.int32)[None, :]
-        return jnp.take_along_axis(leaf, slots.reshape(*slots.shape, *[1] * (leaf.ndim - 2)), axis=1, mode="clip")
-
-    seen = Seen(jax.tree.map(from_start, reads), start, jnp.maximum(length - 1 - start, 0))
+    from_start = jax.tree.map(lambda leaf: window(leaf, start, leaf.shape[1]), reads)
+    seen = Seen(from_start, start, jnp.maximum(length - 1 - start, 0))
     return drafter.fill(params, state, tokens, length, seen)  # type: ignore[call-arg]
 
 

@@ -78,30 +78,23 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
     """One round for all unfinished rows. Shapes stay constant; the cache is rolled back by setting its length."""
     state, log_q = run
     with jax.named_scope("draft"):
-        context, uniforms, source = start = open_round(parts, params, state)
+        context, uniforms, source = open_round(parts, params, state)
         uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
         drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-    return Run(finish_round(parts, params, state, start, drafted), drafted.log_q)
-
-
-def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
-    context = round_context(parts, state)
-    source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
-    return Start(context, round_uniforms(state.key, context.emitted, parts.drafter.max_draft_length + 1), source)
-
-
-def finish_round(parts: Parts, params: ModelParams, state: DecodeState, start: Start, drafted: Drafted) -> DecodeState:
-    """Verifies, emits and commits a draft and returns the new state."""
-    context, uniforms, source = start
-    with jax.named_scope("draft"):
         drafter, to_verify = source.close(drafted)
         draft = draft_of(to_verify)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, draft.length)
         branches = [verification_in(parts, width) for width in parts.widths]
         verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
-    return commit(parts, params, state, context, drafted, drafter, draft, verified, choice)
+    return Run(commit(parts, params, state, context, drafted, drafter, draft, verified, choice), drafted.log_q)
+
+
+def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
+    context = round_context(parts, state)
+    source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
+    return Start(context, round_uniforms(state.key, context.emitted, parts.drafter.max_draft_length + 1), source)
 
 
 def commit(

@@ -40,7 +40,6 @@ def make_warp(
     Raises:
         ValueError: negative temperature or top-k, top-p outside (0, 1], min-p outside [0, 1].
     """
-    del batch
     return Warp(temperature, top_k, top_p, min_p)
 
 
@@ -60,7 +59,13 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
         return jnp.where(is_top, jnp.zeros((), logits.dtype), jnp.array(-jnp.inf, logits.dtype)), raw
 
     def sampled() -> tuple[Array, _Sums]:
-        scores = _warped(shifted, warp)
+        divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
+        scores = shifted / divisor[:, None]  # all <= 0, as `_bisect` requires
+        every = jnp.full_like(divisor, -jnp.inf)
+        # The branch returns the lowest score that stays: it would copy scores.
+        low = lax.cond(jnp.any((warp.top_k > 0) | (warp.top_p < 1)), _lowest, lambda warp, scores: every, warp, scores)
+        low = jnp.maximum(low, jnp.log(warp.min_p).astype(scores.dtype))
+        scores = jnp.where(scores >= low[:, None], scores, -jnp.inf)
         sums = _sums(scores)
         return select_rows(is_sampled, (scores - jnp.log(sums.norm)[:, None], sums), greedy())
 
@@ -300,19 +305,6 @@ def _statistics(sums: _Sums) -> tuple[Array, ...]:
     log_norm = jnp.log(sums.norm)
     margin = jnp.where(sums.ties > 1, 0.0, 1 - sums.below) / sums.norm
     return log_norm, log_norm - sums.moment / sums.norm, 1 / sums.norm, margin
-
-
-def _warped(shifted: Array, warp: Warp) -> Array:
-    """Temperature, then the enabled truncations, of [B, V] logits whose maximum is 0; it stays 0.
-
-    Rows at temperature 0 get temperature 1 here. The branch returns the lowest score that stays: it would copy scores.
-    """
-    divisor = jnp.where(warp.temperature > 0, warp.temperature, 1.0).astype(shifted.dtype)
-    scores = shifted / divisor[:, None]  # all <= 0, as `_bisect` requires
-    every = jnp.full_like(divisor, -jnp.inf)
-    low = lax.cond(jnp.any((warp.top_k > 0) | (warp.top_p < 1)), _lowest, lambda warp, scores: every, warp, scores)
-    low = jnp.maximum(low, jnp.log(warp.min_p).astype(scores.dtype))
-    return jnp.where(scores >= low[:, None], scores, -jnp.inf)
 
 
 def _lowest(warp: Warp, scores: Array) -> Array:

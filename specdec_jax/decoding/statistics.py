@@ -11,12 +11,9 @@ from specdec_jax.types import Array, RoundInfo, Statistics
 
 def no_counts(batch: int, longest: int) -> Statistics:
     """Zero counts for `batch` rows and drafts of at most `longest` tokens."""
-    zeros = host(np.zeros((batch,), np.int32))
-    per_position = host(np.zeros((batch, longest), np.int32))
-    histogram = host(np.zeros((batch, longest + 1), np.int32))
-    each = dict.fromkeys(Statistics._fields, zeros)
-    each |= dict.fromkeys(("drafted_at", "evaluated_at", "accepted_at"), per_position)
-    return Statistics(**each | {"length_histogram": histogram})
+    sizes = {"drafted_at": (longest,), "evaluated_at": (longest,), "accepted_at": (longest,)}
+    sizes["length_histogram"] = (longest + 1,)
+    return Statistics(*(host(np.zeros((batch, *sizes.get(name, ())), np.int32)) for name in Statistics._fields))
 
 
 def count_round(counts: Statistics, alive: Array, now: RoundInfo) -> Statistics:

@@ -37,20 +37,8 @@ def summarise(counts: Statistics) -> dict[str, Any]:
     """
     total = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0), counts)
     drafts, drafted, accepted = int(total.num_drafts), int(total.num_draft_tokens), int(total.num_accepted_tokens)
-    figures: dict[str, Any] = {
-        name: int(getattr(total, name))
-        for name in (
-            "num_rounds",
-            "num_drafts",
-            "num_draft_tokens",
-            "num_accepted_tokens",
-            "num_emitted_tokens",
-            "drafter_passes",
-            "discarded_passes",
-            "num_reasoning_tokens",
-        )
-    }
-    figures |= {
+    return {
+        **{name: int(count) for name, count in total._asdict().items() if count.ndim == 0},
         "draft_acceptance_rate": _ratio(accepted, drafted),
         "mean_draft_length": _ratio(drafted, drafts),
         "mean_acceptance_length": None if drafts == 0 else 1 + accepted / drafts,
@@ -62,7 +50,6 @@ def summarise(counts: Statistics) -> dict[str, Any]:
         ],
         "acceptance_histogram": [int(n) for n in total.length_histogram],
     }
-    return figures
 
 
 def _ratio(part: int, whole: int) -> float | None:

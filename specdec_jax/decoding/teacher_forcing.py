@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from specdec_jax.decoding.cache_feed import check_reads, note_tokens
+from specdec_jax.decoding.cache_feed import check_reads, note_tokens, window
 from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, Params
 
 PREFILL = 64  # prompt tokens per pass
@@ -33,12 +33,6 @@ def store_reads(reads: Array, new_reads: Array, start: Array, count: Array) -> A
     rows, slots = jnp.arange(new_reads.shape[0])[:, None], start[:, None] + 1 + jnp.arange(new_reads.shape[1])[None, :]
     slots = jnp.where(slots <= (start + count)[:, None], slots, reads.shape[1])
     return reads.at[rows, slots].set(new_reads.astype(reads.dtype), mode="drop")
-
-
-def reads_at(reads: Array, start: Array, size: int) -> Array:
-    """reads[b, start[b] : start[b] + size], [B, size, P] float32: the features fed with those tokens."""
-    slots = start[:, None] + jnp.arange(size, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(reads, slots[..., None], axis=1, mode="clip").astype(jnp.float32)
 
 
 def init_caches(
@@ -74,7 +68,7 @@ def feed_both(
     start = caches.target.length
     p_logits, hidden, target_cache = target.hidden.streams(params[0], tokens, caches.target, reading.layers)
     reads = store_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
-    here = reads_at(reads, start, tokens.shape[1])
+    here = window(reads, start, tokens.shape[1]).astype(jnp.float32)
     drafter_cache = note_tokens(drafter, params[1], caches.drafter, tokens)
     q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, drafter_cache)
     if drafter.head is not None:

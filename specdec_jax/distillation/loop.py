@@ -14,7 +14,6 @@ from specdec_jax.distillation.batches import Batch, BatchOrder
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.training import Metrics, TrainState
 from specdec_jax.loading.new_folder import replacing
-from specdec_jax.processes import is_first
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.json_lines import json_text
 
@@ -57,7 +56,7 @@ def train(
         first = checkpoints.latest() or 0
         if first:
             state = checkpoints.restore(first, state)
-        if is_first():
+        if jax.process_index() == 0:  # it writes what all share
             keep_metrics(folder / METRICS, first)
         ends, lines, since = time.monotonic() + 60 * intervals.minutes, [], time.monotonic()
         batch, at = order.at(first) if first < steps else None, first
@@ -76,7 +75,7 @@ def train(
                 if saves and validate is not None:
                     means |= validate(state)
                 lines, since = [], time.monotonic()
-                if is_first():
+                if jax.process_index() == 0:  # it writes what all share
                     _log(folder / METRICS, at, means)
                 if progress is not None:
                     progress(at, means)

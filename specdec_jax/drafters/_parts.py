@@ -37,7 +37,6 @@ def lookup(
         return Next(right_or_wrong(token, chance, vocab_size), token, available), memory
 
     def keep(memory: Any, token: Array, is_drafted: Array, drafted: Array) -> Any:
-        del drafted
         return select_rows(is_drafted, remember(memory, token), memory)
 
     return Source(lambda going: memory, predict, keep, lambda drafted: (state, drafted), cost=0.0, chosen=True)
@@ -64,11 +63,9 @@ def right_or_wrong(token: Array, chance: Array, vocab_size: int | None) -> Distr
 
 def no_state(params: Params, batch: int, slots: int, source: Any = None) -> tuple[()]:
     """An empty state."""
-    del params, batch, slots, source
     return ()
 
 
 def no_commit(params: Params, state: Any, tokens: Array, length: Array) -> Any:
     """Return the state unchanged."""
-    del params, tokens, length
     return state

@@ -133,17 +133,29 @@ def multi_drafter(
         begun = joined(lookups or with_model, best)
         return begun._replace(close=close, otherwise=hand_over if lookups and with_model else None)
 
+    def call_each(
+        method: str,
+        params: Sequence[Params],
+        state: MultiDrafterState,
+        tokens: Array,
+        length: Array,
+        seen: Seen | None = None,
+    ) -> MultiDrafterState:
+        """Calls a method of every drafter for the text; each gets what it observed of the target."""
+
+        def observed(index: int) -> tuple[Seen, ...]:
+            return () if seen is None or index not in seen.taken else (seen._replace(taken=seen.taken[index]),)
+
+        states = tuple(
+            getattr(part, method)(params[index], state.states[index], tokens, length, *observed(index))
+            for index, part in enumerate(parts)
+        )
+        return state._replace(states=states)
+
     def commit(
         params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
     ) -> MultiDrafterState:
-        return commit_each(
-            [part.commit for part in parts], params, learnt(state, length, prior, decay), tokens, length, seen
-        )
-
-    def prefill(
-        params: Sequence[Params], state: MultiDrafterState, tokens: Array, length: Array, seen: Seen | None = None
-    ) -> MultiDrafterState:
-        return commit_each([part.fill for part in parts], params, state, tokens, length, seen)
+        return call_each("commit", params, learnt(state, length, prior, decay), tokens, length, seen)
 
     observers = {i: part.observe for i, part in enumerate(parts) if part.observe is not None}
     widths = sorted({observer.target_width for observer in observers.values()})
@@ -158,7 +170,7 @@ def multi_drafter(
 
     layers = tuple(layer for observer in observers.values() for layer in observer.layers)
     observe = Observer(take, layers, widths[0]) if observers else None
-    return Drafter(init, source, commit, longest, observe=observe, prefill=prefill)
+    return Drafter(init, source, commit, longest, observe=observe, prefill=partial(call_each, "fill"))
 
 
 def expected_rates(state: MultiDrafterState, cost: Array, longest: int) -> Array:
@@ -186,26 +198,6 @@ def learnt(state: MultiDrafterState, length: Array, prior: Sequence[Any], decay:
         verified=add(state.verified, verified, prior[1]),
         drafted=jnp.zeros_like(state.drafted),
     )
-
-
-def commit_each(
-    commits: Sequence[Any],
-    params: Sequence[Params],
-    state: MultiDrafterState,
-    tokens: Array,
-    length: Array,
-    seen: Seen | None,
-) -> MultiDrafterState:
-    """Every drafter's state for the text; each gets what it observed of the target."""
-
-    def observed(index: int) -> tuple[Seen, ...]:
-        return () if seen is None or index not in seen.taken else (seen._replace(taken=seen.taken[index]),)
-
-    states = tuple(
-        commit_one(params[index], state.states[index], tokens, length, *observed(index))
-        for index, commit_one in enumerate(commits)
-    )
-    return state._replace(states=states)
 
 
 def _joined(sources: dict[int, Source], choice: Array, vocab_size: int | None) -> Source:

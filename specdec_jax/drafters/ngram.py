@@ -7,6 +7,7 @@ is counted once, when it is committed; rejected drafts are not counted.
 
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -22,6 +23,8 @@ WAYS, CANDIDATES = 4, 4
 class NgramTable(NamedTuple):
     """Counts of one row, or of B rows with a leading axis. R orders, M buckets, W contexts per bucket, C candidates.
 
+    Without the axis M it is the bucket of a context, for every row and order.
+
     Arrays of fixed size that a loop updates in place. Every order (context length) has its own buckets. A bucket has
     WAYS contexts, a context has CANDIDATES next tokens with their counts; both are ordered by recency. This order
     breaks all ties: among equally frequent tokens the latest is proposed, among equally rare ones the oldest is
@@ -32,14 +35,6 @@ class NgramTable(NamedTuple):
     key: Array  # [R, M, W] uint32, fingerprints; 0: free
     token: Array  # [R, M, W, C] int32, latest first
     count: Array  # [R, M, W, C] int32; 0: an empty place
-
-
-class Bucket(NamedTuple):
-    """The bucket of a context for every row and order: key [B, R, W], token and count [B, R, W, C]."""
-
-    key: Array
-    token: Array
-    count: Array
 
 
 class NgramState(NamedTuple):
@@ -78,7 +73,6 @@ def ngram(
         raise ValueError(f"slots must be a power of two of at least {WAYS}, got {slots}")
 
     def init(params: NgramTable | None, batch: int, cache_slots: int, source: Any = None) -> NgramState:
-        del cache_slots, source
         shape, none = (batch, order - 1, slots // WAYS, WAYS), jnp.zeros((batch,), jnp.int32)
         empty = (jnp.zeros((*shape, CANDIDATES), jnp.int32) for _ in range(2))  # two buffers, which can be donated
         table = NgramTable(jnp.zeros(shape, jnp.uint32), *empty)
@@ -94,11 +88,9 @@ def ngram(
         return NgramState(NgramTable(*copies), none)
 
     def source(params: Any, state: NgramState, tokens: Array, context: RoundContext) -> Source:
-        del params
 
         def retrieve(recent: _Recent, drafted: Array) -> tuple[Array, Array, Array]:
             """(token, known, chance), [B] each, after the longest context that has a candidate."""
-            del drafted
             bucket, print_ = hashes(recent.tokens, state.table.key.shape[2])
             token, count, total, available = best(read(state.table, bucket), print_)
             available = available & _inside(recent)
@@ -116,7 +108,6 @@ def ngram(
         A text shorter than the counted length was truncated: counts of truncated tokens stay in the table, and the
         rest of the text is not counted twice.
         """
-        del params
         state = state._replace(counted=jnp.minimum(state.counted, length))
 
         def count_one(now: NgramState) -> NgramState:
@@ -127,8 +118,10 @@ def ngram(
             entries, following = read(now.table, bucket), jnp.take_along_axis(tokens, here, axis=1)[:, 0]
             chosen, new = more[:, None] & _inside(recent), counted(entries, print_, following)
             masks = (chosen.reshape(*chosen.shape, *[1] * (leaf.ndim - 2)) for leaf in new)
-            new = Bucket(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, entries, strict=True)))
-            return NgramState(write(now.table, bucket, new), now.counted + more.astype(jnp.int32))
+            new = NgramTable(*(jnp.where(m, a, b) for m, a, b in zip(masks, new, entries, strict=True)))
+            rows, orders = _grid(bucket)  # indices are unique: each bucket has its own row and order
+            put = lambda leaf, value: leaf.at[rows, orders, bucket].set(value, unique_indices=True)  # noqa: E731
+            return NgramState(jax.tree.map(put, now.table, new), now.counted + more.astype(jnp.int32))
 
         return lax.while_loop(lambda now: jnp.any(now.counted < length), count_one, state)
 
@@ -185,22 +178,13 @@ def _mixed(value: Array, factor: int) -> Array:
     return value ^ (value >> jnp.uint32(16))
 
 
-def read(table: NgramTable, bucket: Array) -> Bucket:
+def read(table: NgramTable, bucket: Array) -> NgramTable:
     """The bucket [B, R] of every row and order."""
     rows, orders = _grid(bucket)
-    return Bucket(*(leaf[rows, orders, bucket] for leaf in table))
+    return NgramTable(*(leaf[rows, orders, bucket] for leaf in table))
 
 
-def write(table: NgramTable, bucket: Array, new: Bucket) -> NgramTable:
-    """The table with those buckets replaced. The indices are unique: each bucket has its own row and order."""
-    rows, orders = _grid(bucket)
-    replaced = (
-        leaf.at[rows, orders, bucket].set(value, unique_indices=True) for leaf, value in zip(table, new, strict=True)
-    )
-    return NgramTable(*replaced)
-
-
-def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
+def best(bucket: NgramTable, print_: Array) -> tuple[Array, Array, Array, Array]:
     """(token, its count, the context's total, known), [B, R] each, of the most frequent token, the latest if tied."""
     hit = bucket.key == print_[:, :, None]
     way = jnp.argmax(hit, axis=2)[:, :, None, None]
@@ -212,7 +196,7 @@ def best(bucket: Bucket, print_: Array) -> tuple[Array, Array, Array, Array]:
     return token, count, jnp.sum(counts, axis=2), jnp.any(hit, axis=2)
 
 
-def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
+def counted(bucket: NgramTable, print_: Array, token: Array) -> NgramTable:
     """The buckets with the count of `token` [B] incremented; its context and the token move to the front."""
     hit = bucket.key == print_[:, :, None]
     present = jnp.any(hit, axis=2)
@@ -227,9 +211,8 @@ def counted(bucket: Bucket, print_: Array, token: Array) -> Bucket:
     before = jnp.take_along_axis(counts, place[:, :, None], axis=2)[:, :, 0]
     tokens = _to_front(tokens, place, jnp.broadcast_to(token[:, None], place.shape))
     counts = _to_front(counts, place, jnp.where(again, before + 1, 1))
-    return Bucket(
-        _to_front(bucket.key, way, print_), _to_front(bucket.token, way, tokens), _to_front(bucket.count, way, counts)
-    )
+    newest = zip(bucket, (print_, tokens, counts), strict=True)
+    return NgramTable(*(_to_front(leaf, way, new) for leaf, new in newest))
 
 
 def _last_least(values: Array) -> Array:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens
-from specdec_jax.decoding.teacher_forcing import reads_at, store_reads
+from specdec_jax.decoding.cache_feed import Pass, feed_long, note_tokens, window
+from specdec_jax.decoding.teacher_forcing import store_reads
 from specdec_jax.drafters.model import FED, WIDE, CatchUp, at_end, first_pass, model, next_of, still_valid, with_token
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.ranges import DraftLength
@@ -68,7 +68,6 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
         raise ValueError("this model reads no target: drafters.model drafts with it")
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> ReadingState:
-        del source
         cache, none = language_model.init_cache(params, batch, slots), jnp.zeros((batch,), jnp.int32)
         return ReadingState(cache, none, jnp.zeros((batch, slots, reads.width), reads.dtype), none + 1)
 
@@ -78,7 +77,7 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
             with jax.named_scope("draft_feed"):
                 cache, _ = feed_long(pass_of(params, state), state.cache, tokens, state.valid, wanted, catch_up, WIDE)
             cache, last = first_pass(language_model, params, cache, tokens, context.length)
-            first = reads_at(state.reads, cache.length, FED)
+            first = window(state.reads, cache.length, FED).astype(jnp.float32)
             return _Memory(cache, last, first, jnp.zeros_like(first[:, 0]))
 
         def predict(memory: _Memory, drafted: Array, uniform: Array) -> tuple[Next, _Memory]:
@@ -108,7 +107,6 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
 
         The features stay valid: an idle drafter is called with old lengths.
         """
-        del params, tokens
         if seen is not None:
             after = store_reads(state.reads, seen.taken, seen.start, seen.count)
             num_reads = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.num_reads)
@@ -129,7 +127,8 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
 
         def run(tokens: Array, start: Array, cache: Cache) -> Cache:
             cache = note_tokens(draft_model, params, language_model.with_length(cache, start), tokens)
-            return reads.apply(params, tokens, reads_at(state.reads, start, tokens.shape[1]), cache)[2]
+            here = window(state.reads, start, tokens.shape[1]).astype(jnp.float32)
+            return reads.apply(params, tokens, here, cache)[2]
 
         return run
 

@@ -66,25 +66,19 @@ def serve(x: Array, weights: Any) -> bool:
     """Whether `product` supports x [..., D] and weights [F, D]: few rows, on one CPU, in bfloat16 or int8."""
     rows = x.size // max(x.shape[-1], 1)
     fits = x.dtype == jnp.bfloat16 and weights.ndim == 2 and str(weights.dtype) in PRODUCTS
-    return fits and 0 < rows <= MOST_ROWS and _here()
+    return fits and 0 < rows <= MOST_ROWS and products() != "XLA"
 
 
 def serve_attention(query: Array, keys: Array) -> bool:
     """Whether `attention` supports these arrays: on one CPU, in bfloat16."""
-    return query.dtype == keys.dtype == jnp.bfloat16 and _here()
-
-
-def _here() -> bool:
-    return products() != "XLA"
+    return query.dtype == keys.dtype == jnp.bfloat16 and products() != "XLA"
 
 
 def product(by_xla: Callable[..., Array], x: Array, weights: Array, *scale: Array) -> Array:
     """x [..., D] bfloat16 times weights [F, D] -> [..., F] float32; int8 weights have a scale [F] float32.
 
-    The order of summation does not depend on the number of rows.
-
-    Args:
-        by_xla: the same function of the operands, for derivatives, other devices, and `vmap` over weights.
+    The order of summation does not depend on the number of rows. `by_xla` is the same function of the operands, for
+    derivatives, other devices, and `vmap` over weights.
     """
 
     def native(x: Array, weights: Array, *scale: Array) -> Array:
@@ -127,7 +121,7 @@ def mean(x: Array, squared: bool = False) -> Array:
         out = jax.ShapeDtypeStruct(x.shape[:-1], jnp.float32)
         return jax.ffi.ffi_call(SUMS, out)(x, squared=squared)[..., None] / x.shape[-1]
 
-    if x.dtype != jnp.float32 or x.size > MOST_NUMBERS or not _here():
+    if x.dtype != jnp.float32 or x.size > MOST_NUMBERS or products() == "XLA":
         return by_xla(x)
     return _natively(native, by_xla, True, x)
 
@@ -136,8 +130,7 @@ def mean(x: Array, squared: bool = False) -> Array:
 def _natively(native: Callable[..., Array], by_xla: Callable[..., Array], any_rows: bool, *operands: Array) -> Array:
     """`native` in CPU programs; `by_xla` on other devices, and for derivatives.
 
-    Args:
-        any_rows: whether `vmap` over the first operand only uses `native` with more rows; otherwise it uses `by_xla`.
+    With `any_rows`, `vmap` over the first operand alone uses `native` with more rows; any other uses `by_xla`.
     """
     call = custom_batching.custom_vmap(native)
 

@@ -109,8 +109,7 @@ def say(line: str) -> None:
 def call(loaded: ctypes.CDLL, x: np.ndarray, weights: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     """x [rows, depth] bfloat16 times weights [columns, depth] -> [rows, columns] float32, on this thread.
 
-    Args:
-        weights: bfloat16, or int8 with `scale` [columns] float32.
+    The weights are bfloat16, or int8 with `scale` [columns] float32.
     """
     x, weights = np.ascontiguousarray(x), np.ascontiguousarray(weights)
     out = np.full((len(x), len(weights)), np.nan, np.float32)

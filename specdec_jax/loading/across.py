@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.drafters.draft_models.intersection import SharedParams, shared_params, with_shared_tokens
-from specdec_jax.loading.byte_tokenizer import bytes_by_letter
 from specdec_jax.loading.draft_vocabulary import TEXT, TOKENS, WAYS, split_source
-from specdec_jax.loading.tokenizer import ROLES, Tokenizer
+from specdec_jax.loading.tokenizer import ROLES, Tokenizer, bytes_by_letter
 from specdec_jax.types import Array, DraftModel, Params
 
 SPACE = "\u2581"
@@ -31,16 +30,10 @@ Key = bytes | str  # the bytes that a token stands for; for special tokens their
 
 
 def ids_in(tokenizer: Tokenizer, other: Tokenizer) -> dict[Key, int]:
-    """The tokenizer's id for every key; special tokens that only the other one has are matched by role.
-
-    Roles: beginning, end, padding, unknown.
-    """
-    ids: dict[Key, int] = {}
-    for role in ROLES:
-        theirs, ours = other.special.get(role), tokenizer.special.get(role)
-        token_id = None if ours is None else tokenizer.backend.token_to_id(ours)
-        if theirs is not None and token_id is not None:
-            ids[theirs] = token_id
+    """The tokenizer's id for every key; special tokens that only the other one has are matched by role (`ROLES`)."""
+    both = [role for role in ROLES if role in other.special and role in tokenizer.special]
+    matched = {other.special[role]: tokenizer.backend.token_to_id(tokenizer.special[role]) for role in both}
+    ids: dict[Key, int] = {text: token for text, token in matched.items() if token is not None}
     ends, eos = keys_of(other), tokenizer.eos_ids
     return {**ids, **{ends[end]: eos[0] for end in other.eos_ids if eos and end in ends}, **ids_by_key(tokenizer)}
 
@@ -56,15 +49,12 @@ def ids_by_key(tokenizer: Tokenizer) -> Mapping[Key, int]:
 @functools.lru_cache(maxsize=2)
 def keys_of(tokenizer: Tokenizer) -> Mapping[int, Key]:
     """The key of each id."""
-    special = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
-    added = {i: str(token) for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special}
+    added = tokenizer.backend.get_added_tokens_decoder()
     plain = bytes_by_letter() if is_byte_level(tokenizer) else None
     keys: dict[int, Key] = {}
     for token, i in tokenizer.vocabulary().items():
-        if i in special:
-            keys[i] = special[i]
-        elif i in added:
-            keys[i] = added[i].encode()
+        if i in added:
+            keys[i] = str(added[i]) if added[i].special else str(added[i]).encode()
         elif plain is not None and all(letter in plain for letter in token):
             keys[i] = bytes(plain[letter] for letter in token)
         else:
@@ -116,8 +106,22 @@ def probability_shared(target: Any, drafter: Any) -> float | None:
 
 def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(own [V], pieces [V, P], count [V]) int32 for the target's V = `rows` ids, the arguments of `shared_params`."""
-    ids = ids_in(drafter, target)
-    keys, spell, first = keys_of(target), _speller(drafter), set(ids_by_key(target).values())
+    ids, keys, first = ids_in(drafter, target), keys_of(target), set(ids_by_key(target).values())
+    letters = {byte: letter for letter, byte in bytes_by_letter().items()}
+    byte_level, vocabulary, model = is_byte_level(drafter), drafter.vocabulary(), drafter.backend.model
+    unknown = drafter.special.get("unk_token") or drafter.special.get("eos_token")
+
+    def spell(key: Key) -> list[int]:
+        """The ids that spell a key without an id."""
+        if isinstance(key, str):
+            return drafter.backend.encode(key, add_special_tokens=False).ids
+        try:
+            surface = "".join(letters[byte] for byte in key) if byte_level else key.decode().replace(" ", SPACE)
+        except UnicodeDecodeError:
+            spelled = [vocabulary.get(f"<0x{byte:02X}>", vocabulary.get(unknown or "")) for byte in key]
+            return [piece for piece in spelled if piece is not None]
+        return [piece.id for piece in model.tokenize(surface)] if surface else []
+
     drafter_ids, pieces = np.full(rows, -1, np.int32), np.zeros((rows, MOST_PIECES), np.int32)
     count = np.ones(rows, np.int32)
     for token, key in keys.items():
@@ -128,29 +132,6 @@ def translation(target: Tokenizer, drafter: Tokenizer, rows: int) -> tuple[np.nd
         spelled = [ids[key]] if key in ids else spell(key)[-MOST_PIECES:] or [0]
         pieces[token, : len(spelled)], count[token] = spelled, len(spelled)
     return drafter_ids, pieces[:, : int(count.max())], count
-
-
-def _speller(tokenizer: Tokenizer) -> Any:
-    """A function from a key to the ids that spell it."""
-    letters = {byte: letter for letter, byte in bytes_by_letter().items()}
-    byte_level, vocabulary, model = is_byte_level(tokenizer), tokenizer.vocabulary(), tokenizer.backend.model
-    unknown = tokenizer.special.get("unk_token") or tokenizer.special.get("eos_token")
-
-    def pieces(surface: str) -> list[int]:
-        return [piece.id for piece in model.tokenize(surface)] if surface else []
-
-    def spell(key: Key) -> list[int]:
-        if isinstance(key, str):
-            return tokenizer.backend.encode(key, add_special_tokens=False).ids
-        if byte_level:
-            return pieces("".join(letters[byte] for byte in key))
-        try:
-            return pieces(key.decode().replace(" ", SPACE))
-        except UnicodeDecodeError:
-            ids = [vocabulary.get(f"<0x{byte:02X}>", vocabulary.get(unknown or "")) for byte in key]
-            return [piece for piece in ids if piece is not None]
-
-    return spell
 
 
 RETOKENIZED = "specdec_jax.contrib.retokenized"
@@ -247,9 +228,10 @@ def check_same_vocabulary(target: Any, drafter: Any) -> None:
     ours, theirs = target.tokenizer.vocabulary(), drafter.tokenizer.vocabulary()
     pair = f"target {target.name!r} and drafter {drafter.name!r}"
     if ours != theirs:
-        ours, theirs = ({i: token for token, i in side.items()} for side in (ours, theirs))
-        wrong = sorted(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
-        shown = "; ".join(f"token {i} is {_named(ours, i)} and {_named(theirs, i)}" for i in wrong[:SHOWN])
+        ours, theirs = ({i: repr(token) for token, i in side.items()} for side in (ours, theirs))
+        both = [(i, ours.get(i, "missing"), theirs.get(i, "missing")) for i in sorted(ours.keys() | theirs.keys())]
+        wrong = [f"token {i} is {first} and {other}" for i, first, other in both if first != other]
+        shown = "; ".join(wrong[:SHOWN])
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise ValueError(
             f"{pair} have different vocabularies, of {len(ours)} and {len(theirs)} tokens: {shown}{more}. "
@@ -264,7 +246,3 @@ def _check_embeddings(target: Any, drafter: Any) -> None:
         needed = max(loaded.tokenizer.vocabulary().values()) + 1
         if (rows := loaded.model.spec.vocab_size) < needed:
             raise ValueError(f"{role} {loaded.name!r} has {rows} embeddings for {needed} tokens")
-
-
-def _named(tokens: dict[int, str], i: int) -> str:
-    return repr(tokens[i]) if i in tokens else "missing"

@@ -43,9 +43,8 @@ def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> An
     Raises ValueError: as `reduce_params`, or a model whose family does not expose its head.
     """
     try:
-        return loaded._replace(
-            model=with_reduced_head(loaded.model), params=reduce_params(loaded.model, loaded.params, tokens)
-        )
+        model, params = with_reduced_head(loaded.model), reduce_params(loaded.model, loaded.params, tokens)
+        return loaded._replace(model=model, params=params)
     except ValueError as error:
         raise ValueError(f"{loaded.name}: {error}") from None
 
@@ -53,9 +52,8 @@ def with_draft_vocabulary(loaded: Any, tokens: Sequence[int] | np.ndarray) -> An
 def read_tokens(vocabulary: str, weights: Path) -> np.ndarray:
     """The tokens for `@8192` or `@FILE.npy` and a model whose weights are at `weights`, a file or folder.
 
-    Raises:
-        FileNotFoundError: no such file, or no ranking next to the weights.
-        ValueError: not an array of token ids, or a ranking of fewer tokens.
+    Raises FileNotFoundError: no such file, or no ranking next to the weights; or ValueError: not an array of token ids,
+    or a ranking of fewer tokens.
     """
     if not vocabulary.isdecimal():
         return _array(Path(vocabulary).expanduser())

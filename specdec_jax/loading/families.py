@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,14 @@ def config_class(module: ModuleType) -> Any:
     if len(classes) != 1:
         raise ValueError(f"{module.__name__} must define one config class with from_hf, it has {len(classes)}")
     return classes[0]
+
+
+def config_of(where: Any, model_type: Any, fields: Mapping[str, Any]) -> Any:
+    """The fields of a config.json as the family's config. Raises ValueError naming `where` they are from."""
+    try:
+        return config_class(family(model_type)).from_hf(fields)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def family_of(config: Any) -> ModuleType:

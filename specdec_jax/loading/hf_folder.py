@@ -1,7 +1,7 @@
 """Reading and writing of Hugging Face folders: config.json, .safetensors files, tokenizer.json."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specdec_jax.drafters.draft_models.reduced_head import check_whole
-from specdec_jax.loading.families import config_class, family, family_of
+from specdec_jax.loading.families import config_of, family_of
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 
@@ -28,8 +28,8 @@ class Checkpoint(NamedTuple):
     """The result of every loader, before conversion by a model family: weights with Hugging Face's names."""
 
     where: str  # the file or folder, for messages
-    config: dict[str, Any]  # as in config.json, including `model_type`
-    named: Iterable[tuple[str, Any]]  # (name, array), each read on access
+    config: Any  # the family's
+    named: Any  # an iterable of (name, array), each read on access; None: parameters in Orbax's format
     tokenizer: Tokenizer
 
 
@@ -40,7 +40,7 @@ def open_hf_folder(folder: str | Path) -> Checkpoint:
     before any tensor is read. Weights are checked before the tokenizer.
     """
     folder = Path(folder)
-    config = check_served(folder)
+    config = read_config(folder)
     files = [folder / name for name in weight_names(folder)]
     for path in files:
         if not path.is_file():
@@ -53,20 +53,10 @@ def open_hf_folder(folder: str | Path) -> Checkpoint:
     return Checkpoint(str(folder), config, _tensors(files), tokenizer_from_folder(folder))
 
 
-def check_served(folder: Path) -> dict[str, Any]:
-    """As `read_config`, for a config of a supported family. Raises ValueError naming the file for others."""
-    config = read_config(folder)
-    try:
-        config_class(family(config["model_type"])).from_hf(config)
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG}: {error}") from None
-    return config
+def read_config(folder: Path) -> Any:
+    """The family's config, with the end ids of generation_config.json, if it has any, as used by `generate`.
 
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json with the end ids of generation_config.json, if it has any, as used by `generate`.
-
-    Raises FileNotFoundError or ValueError.
+    Raises FileNotFoundError, or ValueError for a damaged config.json, quantised weights or an unsupported family.
     """
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} has no {CONFIG}")
@@ -77,7 +67,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise ValueError(f"{folder / CONFIG} says its weights are quantised ({method!r}); load an unquantised one")
     eos = read_json(folder / GENERATION).get("eos_token_id")
-    return config if eos is None else config | {"eos_token_id": eos}
+    return config_of(folder / CONFIG, config["model_type"], config | ({} if eos is None else {"eos_token_id": eos}))
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -105,8 +95,7 @@ def save_hf_folder(
     if the parameters do not match the config.
     """
     check_whole(params)
-    module = family_of(config)
-    named = module.named_from_params(config, params)
+    named = family_of(config).named_from_params(config, params)
     written = config.to_hf() | {"dtype": str(next(iter(named.values())).dtype)}
     with new_folder(path, overwrite=overwrite) as folder:
         whole = {name: np.ascontiguousarray(array) for name, array in named.items()}

@@ -6,10 +6,10 @@ Small files are downloaded first, so that an unsupported model is refused before
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from specdec_jax.loading.draft_vocabulary import RANKING
-from specdec_jax.loading.hf_folder import CONFIG, GENERATION, INDEX, check_served, weight_names
+from specdec_jax.loading.hf_folder import CONFIG, GENERATION, INDEX, read_config, weight_names
 from specdec_jax.loading.tokenizer import TOKENIZER, TOKENIZER_FILES, needs_file
 
 T = TypeVar("T")
@@ -20,25 +20,19 @@ SMALL = (CONFIG, GENERATION, INDEX, RANKING, *TOKENIZER_FILES)
 SHOWN = 400  # maximum characters of huggingface_hub's reason
 
 
-class HubId(NamedTuple):
-    """A repository, and its branch, tag or commit; None: main."""
+def hub_id(source: str) -> tuple[str, str | None] | None:
+    """(`org/name`, revision or None) of `org/name` or `org/name@revision`, where revision is a branch, tag or commit.
 
-    repo: str
-    revision: str | None
-
-
-def hub_id(source: str) -> HubId | None:
-    """Parses `org/name` or `org/name@revision`; None: not a hub id, or a local file or folder has that name."""
+    None: not a hub id, or a local file or folder has that name.
+    """
     match = HUB_ID.fullmatch(source)
     if match is None or match["repo"].lower().endswith(FILES) or Path(source).exists():
         return None
-    return HubId(match["repo"], match["revision"])
+    return match["repo"], match["revision"]
 
 
 def hub_folder(repo_id: str, *, revision: str | None = None, weights: bool = True) -> Path:
-    """The local snapshot of a hub repository; missing files that are needed are downloaded.
-
-    Without `weights` only small files such as config.json are downloaded.
+    """The local snapshot of a hub repository, whose missing files are downloaded; without `weights` small ones only.
 
     Raises FileNotFoundError with the id and the reason of huggingface_hub (no such repository or revision, no access,
     no network and no copy), or for a repository without a tokenizer or safetensors. Raises ValueError for an
@@ -61,7 +55,7 @@ def hub_folder(repo_id: str, *, revision: str | None = None, weights: bool = Tru
     if not weights or not lacking:
         return folder
     if CONFIG not in lacking:
-        check_served(folder)
+        read_config(folder)
     listed = request(huggingface_hub.HfApi().model_info, folder.name).siblings or ()
     if absent := [name for name in lacking if name not in {file.rfilename for file in listed}]:
         raise FileNotFoundError(

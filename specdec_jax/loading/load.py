@@ -1,5 +1,6 @@
 """`load_model`: loading of models by name or path."""
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,16 +8,16 @@ import jax
 
 from specdec_jax.loading.builtin import BUILTIN
 from specdec_jax.loading.draft_vocabulary import WAYS, read_tokens, split_source, with_draft_vocabulary
-from specdec_jax.loading.families import config_class, family, family_of
+from specdec_jax.loading.families import config_of, family_of
 from specdec_jax.loading.gguf.file import config_from_gguf, open_gguf
 from specdec_jax.loading.gguf.reader import read_gguf
 from specdec_jax.loading.hf_folder import CONFIG, Checkpoint, open_hf_folder, read_config
-from specdec_jax.loading.hub import WEIGHT_FILES, HubId, hub_folder, hub_id
-from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, read_marker, restore_orbax
+from specdec_jax.loading.hub import WEIGHT_FILES, hub_folder, hub_id
+from specdec_jax.loading.orbax_checkpoint import MARKER, marked_config, open_orbax, restore_orbax
 from specdec_jax.loading.precision import INT8, Precision, precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.meshes import placement
-from specdec_jax.models.weights import Layout, Place, Table, num_bytes
+from specdec_jax.models.weights import Place, Table, num_bytes
 from specdec_jax.sharding import mesh_here
 from specdec_jax.strategy import nearest
 from specdec_jax.types import LanguageModel, Params
@@ -63,52 +64,48 @@ def load_model(
     name, stored = str(source), precision(dtype)
     mesh_here()  # refuses a mesh with other axes, for any model
     whole, vocabulary = split_source(name)
-    if vocabulary in WAYS:
-        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)
-        return loaded._replace(name=name)
     if vocabulary:
-        tokens = read_tokens(vocabulary, _locate(whole, revision))
-        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)
-        return with_draft_vocabulary(loaded._replace(name=name), tokens)
-    path = _locate(name, revision)
-    opened, layout = _opened(path), _layout(stored, share_from)
-    if opened is not None:
-        return _assemble(opened, stored, name, layout)
-    if stored.int8:
+        tokens = None if vocabulary in WAYS else read_tokens(vocabulary, _locate(whole, revision))
+        loaded = load_model(whole, dtype=dtype, revision=revision, share_from=share_from)._replace(name=name)
+        return loaded if tokens is None else with_draft_vocabulary(loaded, tokens)
+    path, layout = _locate(name, revision), functools.partial(_place, stored, share_from)
+    where, config, named, tokenizer = _opened(path)
+    if named is None and stored.int8:
         raise ValueError(f"{path} is an Orbax checkpoint, read in its own shapes: int8 is made of safetensors and GGUF")
-    config, params, tokenizer = restore_orbax(path, stored.dtype, layout)
+    if named is None:
+        return _loaded(config, restore_orbax(path, config, stored.dtype, layout), tokenizer, stored, name)
+    module, more = family_of(config), {"int8": True} if stored.int8 else {}
+    try:
+        params = module.params_from_named(config, named, stored.dtype, layout(module.parameter_table(config)), **more)
+    except ValueError as error:
+        message = str(error)
+        raise ValueError(message if message.startswith(where) else f"{where}: {message}") from None
     return _loaded(config, params, tokenizer, stored, name)
 
 
 def outline(source: str | Path) -> LoadedModel:
     """As `load_model` without reading the weights: `params` is None, and a draft vocabulary is ignored.
 
-    For inspecting a model and its size before it is loaded. Raises as `load_model`, as far as determined by config and
-    tokenizer.
+    Raises as `load_model`, as far as determined by config and tokenizer.
     """
-    name, stored = str(source), precision("bfloat16")
-    path = _locate(split_source(name)[0])
-    opened = _opened(path)
-    config, tokenizer = read_marker(path) if opened is None else (_config(opened), opened.tokenizer)
-    return _loaded(config, None, tokenizer, stored, name)
+    opened = _opened(_locate(split_source(str(source))[0]))
+    return _loaded(opened.config, None, opened.tokenizer, precision("bfloat16"), str(source))
 
 
 def refuse_encoders(caller: str, *sources: str | Path) -> None:
-    """Refuses models with an encoder, which `caller` does not support, by their configs, before weights are loaded.
+    """Refuses models with an encoder, which `caller` does not support, by their configs, before weights are downloaded.
 
-    No weights of hub ids are downloaded. A config that cannot be read is ignored; loading will report it.
-
-    Raises:
-        ValueError: names the model.
-        FileNotFoundError: there is no such model.
+    A config that cannot be read is ignored; loading will report it. Raises ValueError naming the model, or
+    FileNotFoundError: there is no such model.
     """
     for source in sources:
         path = _locate(split_source(str(source))[0], weights=False)
         try:  # the config alone, without a tokenizer
-            if (path / MARKER).is_file():
-                config = marked_config(path)
+            if path.is_file():
+                fields = config_from_gguf(read_gguf(path))
+                config = config_of(path, fields["model_type"], fields)
             else:
-                config = _as_read(config_from_gguf(read_gguf(path)) if path.is_file() else read_config(path))
+                config = marked_config(path) if (path / MARKER).is_file() else read_config(path)
         except (ValueError, OSError):
             continue
         if family_of(config).language_model(config, precision("float32").dtype).spec.source is not None:
@@ -118,12 +115,7 @@ def refuse_encoders(caller: str, *sources: str | Path) -> None:
 def weight_bytes(config: Any, dtype: Any, share_from: float = 0) -> int:
     """Number of bytes per device of the weights of a family's config in a dtype, as sharded by `load_model`."""
     table, stored = family_of(config).parameter_table(config), precision(dtype)
-    return num_bytes(table, stored.dtype, _layout(stored, share_from)(table), stored.int8)
-
-
-def load_pair(target: str | Path, drafter: str | Path, dtype: Any) -> tuple[LoadedModel, LoadedModel]:
-    """Loads target and drafter; on a mesh the target and large drafters are sharded. Raises as `load_model`."""
-    return load_model(target, dtype=dtype), load_drafter(drafter, dtype=dtype)
+    return num_bytes(table, stored.dtype, _place(stored, share_from, table), stored.int8)
 
 
 def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
@@ -132,10 +124,7 @@ def load_drafter(source: str | Path, *, dtype: Any = "bfloat16") -> LoadedModel:
 
 
 def download(*sources: str | Path) -> None:
-    """Downloads the models of hub ids among the sources to the cache, with progress bars on a terminal.
-
-    For callers with their own output while models load. Raises as `load_model`.
-    """
+    """Downloads the models of hub ids among the sources, with progress bars on a terminal. Raises as `load_model`."""
     for source in sources:
         whole, _ = split_source(str(source))
         if hub_id(whole):
@@ -148,16 +137,16 @@ def _locate(name: str, revision: str | None = None, weights: bool = True) -> Pat
     if revision is not None:
         if hub is None:
             raise ValueError(f"revision {revision!r} is for hub ids, and {name!r} is none")
-        if hub.revision is not None:
+        if hub[1] is not None:
             raise ValueError(f"{name!r} names a revision, and revision={revision!r} does too: give one of them")
-        hub = HubId(hub.repo, revision)
+        hub = hub[0], revision
     if name in BUILTIN:
         return BUILTIN[name]()
     path = Path(name).expanduser()
     if name and path.exists():
         return path
     if hub is not None:
-        return hub_folder(hub.repo, revision=hub.revision, weights=weights)
+        return hub_folder(hub[0], revision=hub[1], weights=weights)
     if name.lower().endswith(WEIGHT_FILES):
         raise FileNotFoundError(f"no such weight file: {name}")
     raise FileNotFoundError(
@@ -166,54 +155,22 @@ def _locate(name: str, revision: str | None = None, weights: bool = True) -> Pat
     )
 
 
-def _layout(stored: Precision, share_from: float) -> Layout:
+def _place(stored: Precision, share_from: float, table: Table) -> Place | None:
     """The sharding of a model's weights: replicated below `share_from` bytes."""
-
-    def layout(table: Table) -> Place | None:
-        return placement(replicate=num_bytes(table, stored.dtype, int8=stored.int8) < share_from)
-
-    return layout
+    return placement(replicate=num_bytes(table, stored.dtype, int8=stored.int8) < share_from)
 
 
-def _opened(path: Path) -> Checkpoint | None:
-    """Opens the file or folder without reading weights; None: an Orbax folder. Raises FileNotFoundError for neither."""
+def _opened(path: Path) -> Checkpoint:
+    """Opens the file or folder without reading weights. Raises FileNotFoundError for no model."""
     if path.is_file():
         return open_gguf(path)
     if (path / CONFIG).is_file():
         return open_hf_folder(path)
     if (path / MARKER).is_file():
-        return None
+        return open_orbax(path)
     files = sorted(file.name for file in path.glob("*.gguf"))
     hint = f"; give the file itself: {path / files[0]}" if files else ""
     raise FileNotFoundError(f"{path} is no model folder: it has neither {CONFIG} nor {MARKER}{hint}")
-
-
-def _config(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's config as its family's class. Raises ValueError naming the checkpoint."""
-    try:
-        return _as_read(checkpoint.config)
-    except ValueError as error:
-        raise _named(checkpoint, error) from None
-
-
-def _as_read(config: dict[str, Any]) -> Any:
-    return config_class(family(config.get("model_type"))).from_hf(config)
-
-
-def _assemble(checkpoint: Checkpoint, stored: Precision, name: str, layout: Layout) -> LoadedModel:
-    config = _config(checkpoint)
-    module = family_of(config)
-    place, more = layout(module.parameter_table(config)), {"int8": True} if stored.int8 else {}
-    try:
-        params = module.params_from_named(config, checkpoint.named, stored.dtype, place, **more)
-    except ValueError as error:
-        raise _named(checkpoint, error) from None
-    return _loaded(config, params, checkpoint.tokenizer, stored, name)
-
-
-def _named(checkpoint: Checkpoint, error: ValueError) -> ValueError:
-    message = str(error)
-    return ValueError(message if message.startswith(checkpoint.where) else f"{checkpoint.where}: {message}")
 
 
 def _loaded(config: Any, params: Params, tokenizer: Tokenizer, stored: Precision, name: str) -> LoadedModel:

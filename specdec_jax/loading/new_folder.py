@@ -38,9 +38,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yields a temporary name next to the file `path`, renamed to it if the block succeeds and removed otherwise.
 
-    The name has the file's suffix, which determines the format of pictures.
-
-    Raises OSError naming `path`, for instance on a full disk.
+    It has the file's suffix, the format of pictures. Raises OSError naming `path`, for instance on a full disk.
     """
     path = Path(path)
     suffix = f"{os.getpid()}-{secrets.token_hex(3)}"  # processes on other hosts may have the same number

@@ -8,13 +8,14 @@ folder/tokenizer/         tokenizer.json, tokenizer_config.json, chat_template.j
 import functools
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from specdec_jax.drafters.draft_models.reduced_head import check_whole
-from specdec_jax.loading.families import config_class, family, family_of
+from specdec_jax.loading.families import config_of, family_of
+from specdec_jax.loading.hf_folder import Checkpoint
 from specdec_jax.loading.new_folder import new_folder
 from specdec_jax.loading.tokenizer import Tokenizer, read_json, tokenizer_from_folder
 from specdec_jax.models.weights import Layout, check_finite, placed_shapes
@@ -22,14 +23,6 @@ from specdec_jax.models.weights import Layout, check_finite, placed_shapes
 MARKER, PARAMS, TOKENIZER = "specdec_jax.json", "params", "tokenizer"
 FORMAT = 2  # in version 1 fused weights had another layout
 SHOWN = 3  # maximum number of parameters in an error
-
-
-class Restored(NamedTuple):
-    """The contents of a checkpoint, with the parameters in the requested dtype."""
-
-    config: Any
-    params: Any
-    tokenizer: Tokenizer
 
 
 def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer, *, overwrite: bool = False) -> None:
@@ -59,61 +52,48 @@ def alone() -> Any:
     return ocp.options.MultiprocessingOptions(index, {index} if several else None, "alone" if several else None)
 
 
-def restore_orbax(path: str | Path, dtype: Any, layout: Layout | None = None) -> Restored:
-    """Reads a checkpoint, every parameter in `dtype` on the default device, or sharded by `layout`.
+def restore_orbax(path: str | Path, config: Any, dtype: Any, layout: Layout | None = None) -> Any:
+    """The parameters of a checkpoint with this config, in `dtype` on the default device, or sharded by `layout`.
 
-    Raises FileNotFoundError or ValueError naming the folder: no marker, another format, parameters that are missing,
-    damaged, not finite or of a shape that differs from the config.
+    Raises ValueError naming the folder: parameters that are missing, damaged, not finite or do not fit the config.
     """
-    folder = Path(path)
-    config, tokenizer = read_marker(folder)
-    module = family_of(config)
-    shapes = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
-    device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    import orbax.checkpoint as ocp
+
+    module, device = family_of(config), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    initial = jax.eval_shape(functools.partial(module.init_params, config, dtype=dtype), jax.random.key(0))
     table = module.parameter_table(config)
     place = layout(table) if layout else None
-    wanted = placed_shapes(table, shapes, place or (lambda _: device))
-    params = _restore(folder / PARAMS, wanted)
-    check_finite(params, folder / PARAMS)
-    return Restored(config, params, tokenizer)
+    wanted = placed_shapes(table, initial, place or (lambda _: device))
+    folder, shapes = Path(path) / PARAMS, _shapes(wanted)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            stored = _shapes(checkpointer.metadata(folder.absolute()).item_metadata.tree)
+            wrong = [name for name in sorted(stored | shapes) if stored.get(name) != shapes.get(name)]
+            params = None if wrong else checkpointer.restore(folder.absolute(), wanted)
+    except Exception as error:  # tensorstore and orbax raise various errors for a damaged file
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{folder} is damaged: {reason}") from None
+    if wrong:  # nothing was read
+        listed = ", ".join(f"{name} is {stored.get(name)} instead of {shapes.get(name)}" for name in wrong[:SHOWN])
+        raise ValueError(f"{folder} does not fit its config: {listed}")
+    check_finite(params, folder)
+    return params
 
 
-def read_marker(path: str | Path) -> tuple[Any, Tokenizer]:
-    """A checkpoint's config and tokenizer, without its parameters. Raises as `restore_orbax`."""
-    config = marked_config(path)
-    return config, tokenizer_from_folder(Path(path) / TOKENIZER)
+def open_orbax(path: str | Path) -> Checkpoint:
+    """A checkpoint's config and tokenizer; its parameters are left to `restore_orbax`. Raises as `marked_config`."""
+    return Checkpoint(str(path), marked_config(path), None, tokenizer_from_folder(Path(path) / TOKENIZER))
 
 
 def marked_config(path: str | Path) -> Any:
-    """A checkpoint's config only. Raises as `restore_orbax`."""
+    """A checkpoint's config. Raises FileNotFoundError, ValueError naming the folder: no marker, or another format."""
     folder = Path(path)
     if not (folder / MARKER).is_file():
         raise FileNotFoundError(f"{folder} has no {MARKER}: it is no checkpoint of specdec_jax")
     marker = read_json(folder / MARKER)
     if marker.get("format") != FORMAT:
         raise ValueError(f"{folder / MARKER} has format {marker.get('format')!r}; format {FORMAT} is served")
-    try:
-        return config_class(family(marker.get("model_type"))).from_hf(marker.get("config") or {})
-    except ValueError as error:
-        raise ValueError(f"{folder / MARKER}: {error}") from None
-
-
-def _restore(path: Path, wanted: Any) -> Any:
-    """Parameters with the wanted shapes, dtypes and shardings. Shapes are compared before anything is read."""
-    import orbax.checkpoint as ocp
-
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            stored = _shapes(checkpointer.metadata(path.absolute()).item_metadata.tree)
-            shapes = _shapes(wanted)
-            wrong = [name for name in sorted(stored | shapes) if stored.get(name) != shapes.get(name)]
-            if not wrong:
-                return checkpointer.restore(path.absolute(), wanted)
-    except Exception as error:  # tensorstore and orbax raise various errors for a damaged file
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} is damaged: {reason}") from None
-    listed = ", ".join(f"{name} is {stored.get(name)} instead of {shapes.get(name)}" for name in wrong[:SHOWN])
-    raise ValueError(f"{path} does not fit its config: {listed}")
+    return config_of(folder / MARKER, marker.get("model_type"), marker.get("config") or {})
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

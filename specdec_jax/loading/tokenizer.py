@@ -10,14 +10,13 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
-
-from specdec_jax.loading import byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,6 +29,9 @@ TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, SPECIAL, TEMPLATE, TOOL_TEMPLATE)
 MARK = secrets.token_hex(8)  # unpredictable, so that no message contains it
+BYTE_CLASS = "ByT5Tokenizer"  # its name in tokenizer_config.json or config.json
+BYTE_SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}  # in order of id, from 0
+BYTE_SENTINELS = 125
 NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # environment variable of transformers
 
 
@@ -37,8 +39,7 @@ class Tokenizer:
     """A tokenizer with its chat template and the special ids for decoding.
 
     `special` maps `bos_token`, `eos_token`, ... to their text; `tool_template` is the template for conversations with
-    tools, if it differs. Built by `tokenizer_from_folder` and `tokenizer_from_gguf`; `for_model` adapts it to a model's
-    end ids and embedding.
+    tools, if it differs. `for_model` adapts it to a model's end ids and embedding.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class Tokenizer:
         self.special = dict(special)
         self.chat_template = chat_template
         self.tool_template = tool_template
-        eos = self._id("eos_token")
-        self.bos_id: int | None = self._id("bos_token")
+        bos, eos = (backend.token_to_id(special[role]) if role in special else None for role in ROLES[:2])
+        self.bos_id: int | None = bos
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,)
         self._rows: int | None = None
 
@@ -182,9 +183,6 @@ class Tokenizer:
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text(template, encoding="utf-8")
 
-    def _id(self, role: str) -> int | None:
-        return self.backend.token_to_id(self.special[role]) if role in self.special else None
-
 
 class StreamDecoder:
     """Incremental decoding to whole characters: `DecodeStream` of tokenizers with a `flush`.
@@ -224,7 +222,7 @@ class StreamDecoder:
 
 
 def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates.
+    """The tokenizer of a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat templates (files before it).
 
     Raises FileNotFoundError without tokenizer.json, unless it is a byte tokenizer (`needs_file`), and ValueError naming
     a file that cannot be read.
@@ -247,16 +245,56 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     if wrong := [role for role, text in special.items() if not isinstance(text, str)]:
         raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {wrong[0]} must be a text, got {tokens[wrong[0]]!r}")
     if backend is None:
-        special = byte_tokenizer.DEFAULTS | special
-        backend = byte_tokenizer.byte_tokenizer(special, byte_tokenizer.sentinels_of(config))
-    chat, tools = _templates(folder, config.get("chat_template"))
-    return Tokenizer(backend, special, chat_template=chat, tool_template=tools)
+        special = BYTE_SPECIAL | special
+        backend = byte_tokenizer(special, sentinels_of(config))
+    files, inside = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}, config.get("chat_template")
+    templates = {name: (folder / file).read_text("utf-8") for name, file in files.items() if (folder / file).is_file()}
+    if not templates and inside is not None:
+        listed = inside if isinstance(inside, list) else [{"name": "default", "template": inside}]  # several, by name
+        pairs = [(entry.get("name"), entry.get("template")) for entry in listed if isinstance(entry, Mapping)]
+        if len(pairs) < len(listed) or not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise ValueError(f"{folder / CONFIG}: chat_template must be a text, or a list of them with names")
+        templates = dict(pairs)
+    return Tokenizer(backend, special, chat_template=templates.get("default"), tool_template=templates.get("tool_use"))
+
+
+def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str]) -> Backend:
+    """ByT5's tokenizer, which has no file: ids 0 to 2 are special tokens, 3 to 258 bytes, the rest sentinels (arXiv
+    2105.13626, section 3.1; transformers' ByT5Tokenizer). Byte-level, so that streams respect characters.
+    """
+    first = [special.get(role, text) for role, text in BYTE_SPECIAL.items()]
+    vocabulary = {text: index for index, text in enumerate(first)}
+    vocabulary |= {letter: len(first) + byte for letter, byte in bytes_by_letter().items()}
+    tokenizer = Backend(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, lstrip=True, rstrip=True, normalized=False) for text in first])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in sentinels])
+    end = first[1]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, vocabulary[end])])
+    return tokenizer
+
+
+def sentinels_of(config: Mapping[str, Any]) -> list[str]:
+    """The extra tokens that a tokenizer_config.json lists or counts; 125 without either."""
+    if listed := config.get("additional_special_tokens") or config.get("extra_special_tokens"):
+        return [token if isinstance(token, str) else token["content"] for token in listed]
+    count = config.get("extra_ids")
+    return [f"<extra_id_{index}>" for index in range(BYTE_SENTINELS if count is None else count)]
+
+
+@cache
+def bytes_by_letter() -> dict[str, int]:
+    """GPT-2's letter for every byte: printable ones are themselves, the others start at U+0100."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def needs_file(folder: Path) -> bool:
     """Whether a folder's tokenizer is in tokenizer.json: all except ByT5's, which its configs name."""
     configs = read_json(folder / MODEL_CONFIG), read_json(folder / CONFIG)
-    return all(config.get("tokenizer_class") != byte_tokenizer.CLASS for config in configs)
+    return all(config.get("tokenizer_class") != BYTE_CLASS for config in configs)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -277,19 +315,3 @@ def _works(rendered: Callable[[Any], str], messages: Sequence[Mapping[str, Any]]
         return rendered(messages)
     except Exception:  # as above
         return ""
-
-
-def _templates(folder: Path, inside: Any) -> tuple[str | None, str | None]:
-    """The template, and that for conversations with tools. Files replace those in the config.
-
-    Raises ValueError for anything else than a text, or a list of texts by name.
-    """
-    files = {"default": folder / TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
-    templates = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
-    if not templates and inside is not None:
-        listed = inside if isinstance(inside, list) else [{"name": "default", "template": inside}]  # several, by name
-        pairs = [(entry.get("name"), entry.get("template")) for entry in listed if isinstance(entry, Mapping)]
-        if len(pairs) < len(listed) or not all(isinstance(text, str) for pair in pairs for text in pair):
-            raise ValueError(f"{folder / CONFIG}: chat_template must be a text, or a list of them with names")
-        templates = dict(pairs)
-    return templates.get("default"), templates.get("tool_use")

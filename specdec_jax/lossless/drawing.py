@@ -5,6 +5,7 @@ under test are traced, and the constants of their programs are drawn too, with t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from specdec_jax.decoding import answers, draft_loop
 from specdec_jax.decoding.answers import Sizes
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.lossless.nodes import CHOSEN, DRAWN, EVEN, ODD, Requests
+from specdec_jax.lossless.enumeration import CHOSEN, DRAWN, EVEN, ODD, Requests
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, VerificationResult, Verifier, Warp
 
 VOCABULARIES = (3, 4, 5, 6, 8, 12, 17)
@@ -149,27 +150,23 @@ def constants_of(
 
         constants |= _of_leaves(state) | _traced(verified, state, drafts, target, context, whole)
     if drafter is not None:
-        tokens = answers.array(jnp.int32, batch, 16)
+        tokens, longest = answers.array(jnp.int32, batch, 16), drafter.max_draft_length
+        begun = partial(drafter.init, None, batch, 16)
 
         def predicted(tokens: Any, context: Any, uniform: Any, drafted: Any) -> Any:
-            source = drafter.source(None, drafter.init(None, batch, 16), tokens, context)
+            source = drafter.source(None, begun(), tokens, context)
             following, memory = source.predict(source.open(drafted == 0), drafted, uniform)
             return following, source.keep(memory, following.token, drafted == 0, drafted)
 
         def closed(tokens: Any, context: Any, numbers: Any, log_q: Any) -> Any:
-            source = drafter.source(None, drafter.init(None, batch, 16), tokens, context)
-            drawn = draft_loop.draft(
-                source, always, (), context, lambda index: numbers, drafter.max_draft_length, log_q
-            )
-            return source.close(drawn)
+            source = drafter.source(None, begun(), tokens, context)
+            return source.close(draft_loop.draft(source, always, (), context, lambda index: numbers, longest, log_q))
 
         def committed(tokens: Any, length: Any) -> Any:
-            return drafter.commit(
-                None, drafter.fill(None, drafter.init(None, batch, 16), tokens, length), tokens, length
-            )
+            return drafter.commit(None, drafter.fill(None, begun(), tokens, length), tokens, length)
 
         numbers, always = answers.array(jnp.float32, batch), StoppingPolicy(lambda batch: (), hyperparameters={})
-        log_q = answers.array(jnp.float32, batch, drafter.max_draft_length, SIZES.vocab_size)
+        log_q = answers.array(jnp.float32, batch, longest, SIZES.vocab_size)
         constants |= _traced(predicted, tokens, context, numbers, whole) | _traced(committed, tokens, whole)
         constants |= _traced(closed, tokens, context, numbers, log_q)
     return sorted(constants)
@@ -192,8 +189,6 @@ def _traced(function: Callable[..., Any], *shapes: Any) -> set[float]:
 
 def _of_leaves(tree: Any) -> set[float]:
     """The finite numbers in all arrays of up to LARGEST entries."""
-    leaves = [
-        np.asarray(leaf) for leaf in jax.tree.leaves(tree) if not jnp.issubdtype(jnp.result_type(leaf), jnp.bool_)
-    ]
+    leaves = map(np.asarray, jax.tree.leaves(tree))
     numbers = [leaf.astype(np.float64).ravel() for leaf in leaves if leaf.size <= LARGEST and leaf.dtype.kind in "iuf"]
     return {float(value) for values in numbers for value in values if np.isfinite(value)}

@@ -16,20 +16,7 @@ from specdec_jax.decoding import no_monitor
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.hyperparameters import host, select_rows
 from specdec_jax.lossless.batched import Neighbours, in_batches, joined, take
-from specdec_jax.lossless.nodes import (
-    Branches,
-    Nodes,
-    Requests,
-    Setting,
-    chosen_at,
-    context_of,
-    draft_of,
-    drafter_place,
-    drawn_distribution,
-    pair,
-    verify_arguments,
-)
-from specdec_jax.lossless.results import Tally
+from specdec_jax.lossless.results import Coverage
 from specdec_jax.lossless.toys import FADES, Toy, toy_phases
 from specdec_jax.types import (
     Distribution,
@@ -42,11 +29,71 @@ from specdec_jax.types import (
     Warp,
 )
 
+DRAWN, CHOSEN, EVEN, ODD = 0, 1, 2, 3  # which drafts of a request are chosen: none, all, every second one
 PHASES, UNWATCHED = toy_phases(), no_monitor()  # created once, so that compiled functions are reused
 TABLE_ROWS = 2048  # rows per call when distributions are computed
 PROMPT = np.array([[0, 1]], np.int32)
 ENDS = 0.15  # probability that a draft ends at a position, where no policy is tested
 _distribution = jax.jit(distribution)
+
+
+class Requests(NamedTuple):
+    """What differs from request to request; leaves are numpy, [R, ...]."""
+
+    warp: Warp
+    kind: np.ndarray  # int8, DRAWN, CHOSEN, EVEN or ODD
+    limit: np.ndarray  # int32, tokens to emit in the enumerated rounds
+    before: np.ndarray  # int32, tokens emitted before them
+    seed: np.ndarray  # uint32, policy_seed
+    prompt: np.ndarray  # int32, tokens of the prompt
+
+
+class Setting(NamedTuple):
+    """The constants of an enumeration."""
+
+    policy: StoppingPolicy | None  # None: drafts end at random
+    verifier: Verifier
+    monitor: Monitor
+    requests: Requests
+    drafter_distributions: Distribution
+    # every leaf [R * D * C * V * V, ...], by request, index of the draft (D is K, or 1 without effect), token whose
+    # hidden state was read at the beginning of the round (C is V, or 1), and the last two tokens
+    target_distributions: Distribution  # every leaf [R * V * V, ...], by request and the last two tokens
+    longest: int  # K
+    batch: int  # rows per call of policy and verifier
+    tokens: int  # emitted tokens that are kept
+    tally: Coverage
+    siblings: np.ndarray  # [K+1], by draft the sum of the probabilities that a sibling of it is accepted
+    neighbours: Neighbours
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.target_distributions.log_prob.shape[-1]
+
+
+class Nodes(NamedTuple):
+    """Rows at the beginning of a round: texts with their probabilities. Leaves are numpy, [N, ...]."""
+
+    tokens: np.ndarray  # [N, 2 + tokens] int32, the prompt and the emitted tokens
+    request: np.ndarray  # [N] int64, index in `Setting.requests`
+    emitted: np.ndarray  # [N] int32
+    chance: np.ndarray  # [N] float64
+    policy: Any
+    verifier: Any
+    monitor: Any
+
+
+class Branches(NamedTuple):
+    """Drafts of one round. Leaves are [M, ...]."""
+
+    node: np.ndarray  # [M] index of its node
+    request: np.ndarray  # [M] int64
+    text: np.ndarray  # [M, 2 + K] int32, the last two tokens and the draft
+    log_q: np.ndarray  # [M, K, V]
+    drafted: np.ndarray  # [M] int32
+    chance: np.ndarray  # [M] float64, probability of node and draft
+    policy: Any
 
 
 def monitor_for(policy: StoppingPolicy | None, verifier: Verifier) -> Monitor:
@@ -86,7 +133,8 @@ def setting_of(
         faded = (FADES ** np.arange(longest))[None, :, None, None] * read[:, None]  # [R, K, V, V]
         drafter = drafter[:, None, None] + faded[:, :, :, None, None].astype(drafter.dtype)
     drafts, goal = (distribution_table(each.reshape(len(toys), -1, vocab), requests.warp) for each in (drafter, target))
-    watched, counts = monitor or monitor_for(policy, verifier), (Tally(longest), Neighbours(seed))
+    watched = monitor or monitor_for(policy, verifier)
+    counts = Coverage.of(longest), np.zeros(longest + 1), Neighbours(seed)
     return Setting(policy, verifier, watched, requests, drafts, goal, longest, batch, tokens, *counts)
 
 
@@ -103,6 +151,71 @@ def first_nodes(setting: Setting, prompts: np.ndarray = PROMPT, request: Any = 0
         verifier=host(setting.verifier.init(count)),
         monitor=host(setting.monitor.init(count)),
     )
+
+
+def drawn_distribution(weights: np.ndarray) -> np.ndarray:
+    """The distribution of `sampling.draw` for weights [..., V] of any sign and sum (V at most its block size)."""
+    weights = np.asarray(weights, np.float64)
+    vocab = weights.shape[-1]
+    positive, total = weights > 0, weights.sum(axis=-1, keepdims=True)
+    if np.all(weights >= 0) and np.all(total > 0):  # without cancellation
+        return weights / total
+    reached = np.where(positive, np.cumsum(weights, axis=-1), -np.inf)
+    with np.errstate(invalid="ignore", divide="ignore"):  # impossible outcomes may be followed by NaN
+        reached = np.clip(np.maximum.accumulate(reached, axis=-1), 0.0, np.maximum(total, 0.0))
+        chance = np.diff(reached, axis=-1, prepend=0.0) / total
+    last = np.where(positive.any(axis=-1), vocab - 1 - np.argmax(positive[..., ::-1], axis=-1), vocab - 1)
+    fallback = np.eye(vocab)[last]
+    chance = np.where(total > 0, chance, fallback)
+    return chance + fallback * (1.0 - chance.sum(axis=-1, keepdims=True))
+
+
+def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
+    """The decoder's context for policy and verifier at the beginning of the round."""
+    request = take(setting.requests, nodes.request)
+    budget = np.clip(request.limit - nodes.emitted - 1, 0, setting.longest).astype(np.int32)
+    emitted, alive = (request.before + nodes.emitted).astype(np.int32), host(np.ones(len(budget), bool))
+    length = (request.prompt + emitted).astype(np.int32)
+    return RoundContext(length, emitted, budget, alive, request.seed, request.warp, nodes.monitor)
+
+
+def verify_arguments(
+    setting: Setting, nodes: Nodes, branches: Branches, draft: Draft
+) -> tuple[RoundContext, Any, Draft, Distribution]:
+    """The arguments of the verifier."""
+    vocab, longest = setting.vocab_size, setting.longest
+    pairs = np.stack([pair(branches.text[:, k : k + 2], vocab) for k in range(longest + 1)], axis=1)
+    distributions = take(setting.target_distributions, branches.request[:, None] * vocab**2 + pairs)
+    context = take(context_of(setting, nodes), branches.node)
+    return context, take(nodes.verifier, branches.node), draft, distributions
+
+
+def draft_of(setting: Setting, branches: Branches) -> Draft:
+    """Branches as a Draft of the decoder, which has no distributions where a row's drafts are all chosen."""
+    one_hot, log_q = chosen_at(setting, branches), None
+    if setting.verifier.needs_log_q and np.any(setting.requests.kind != CHOSEN):
+        log_q = host(np.where(one_hot.all(axis=1)[:, None, None], -np.inf, branches.log_q).astype(branches.log_q.dtype))
+    drafts = host(np.ascontiguousarray(branches.text[:, 2:]))
+    return Draft(tokens=drafts, log_q=log_q, one_hot=host(one_hot), length=host(branches.drafted))
+
+
+def chosen_at(setting: Setting, branches: Branches) -> np.ndarray:
+    """Which drafts the drafter chose, [M, K] bool."""
+    kind, step = setting.requests.kind[branches.request][:, None], np.arange(setting.longest)[None, :]
+    return (kind == CHOSEN) | ((kind == EVEN) & (step % 2 == 0)) | ((kind == ODD) & (step % 2 == 1))
+
+
+def drafter_place(setting: Setting, branches: Branches, step: Any) -> np.ndarray:
+    """The index [M] in `drafter_distributions` of draft `step`, by all but the last two tokens; times V ** 2."""
+    vocab = setting.vocab_size
+    per_request = len(setting.drafter_distributions.log_prob) // len(setting.requests.kind) // vocab**2
+    place = branches.request * per_request
+    return (place if per_request == 1 else place + step * vocab + branches.text[:, 0]) * vocab**2
+
+
+def pair(last_two: np.ndarray, vocab: int) -> np.ndarray:
+    """The index [M] of the last two tokens [M, 2] in a toy's table."""
+    return last_two[:, 0].astype(np.int64) * vocab + last_two[:, 1]
 
 
 def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
@@ -134,7 +247,15 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         branches = branches._replace(policy=policy)
         finished.append(take(branches, ~draws))
         branches, distributions = take(branches, draws), take(distributions, draws)
-        branches, distributions, token = _each_token(setting, branches, distributions, step)
+        prob = np.exp(distributions.log_prob.astype(np.float64))  # [M, V]
+        chose = chosen_at(setting, branches)[:, step]
+        prob = np.where(chose[:, None], np.eye(vocab)[distributions.top_token], prob)
+        prob /= prob.sum(axis=1, keepdims=True)
+        parent, token = np.nonzero(prob > 0)  # one branch per possible token
+        branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
+        branches.text[:, 2 + step] = token
+        chance = branches.chance * prob[parent, token]
+        branches = branches._replace(drafted=branches.drafted + 1, chance=chance)
         row = take(context, branches.node)
         going, policy = rules.proceed(watch, row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
@@ -142,24 +263,6 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
         tally.asks(step + 1, going[has_budget])
         going = going & has_budget
     return joined([*finished, branches])
-
-
-def _each_token(
-    setting: Setting, branches: Branches, distributions: Distribution, step: int
-) -> tuple[Branches, Distribution, np.ndarray]:
-    """One branch per possible token, with the distribution it was drawn from."""
-    prob = np.exp(distributions.log_prob.astype(np.float64))  # [M, V]
-    chose = chosen_at(setting, branches)[:, step]
-    prob = np.where(chose[:, None], np.eye(prob.shape[-1])[distributions.top_token], prob)
-    prob /= prob.sum(axis=1, keepdims=True)
-    parent, token = np.nonzero(prob > 0)
-    branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
-    branches.text[:, 2 + step] = token
-    return (
-        branches._replace(drafted=branches.drafted + 1, chance=branches.chance * prob[parent, token]),
-        distributions,
-        token,
-    )
 
 
 class Ends(NamedTuple):

@@ -84,7 +84,7 @@ def prove_law(
         numbers = rng.uniform(size=(batch, longest)).astype(np.float32)
         draft, closed = functions.draft(params, state, text.tokens, text.context, numbers)
         draft = jax.tree.map(np.asarray, draft)
-        wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size, longest)
+        wrong = _beside_others(functions, params, drawing, text, numbers, vocab_size)
         for position in (rng.permutation(longest)[:3] if exactly else [0, longest - 1]) if not wrong else ():
             at = partial(functions.sweep, params, state, text.tokens, text.context, numbers, np.int32(position), draft)
             swept = _swept(at, batch, int(position), None if exactly else rng)
@@ -95,7 +95,14 @@ def prove_law(
                 break
         if wrong:
             break
-        text = _next_round(drawing, text, draft, vocab_size)
+        tokens, length = text.tokens.copy(), np.asarray(text.context.length).copy()
+        for row in range(batch):  # any number of drafts is accepted, and the next token is any
+            accepted = int(rng.integers(0, draft.length[row] + 1))
+            new = [*draft.tokens[row, :accepted], rng.choice(tokens[row, : length[row]])][: SLOTS - length[row]]
+            tokens[row, length[row] : length[row] + len(new)] = new
+            length[row] += len(new)
+        context = _context(drawing, length, text.prompt, longest, text.context.warp)
+        text = Text(tokens, text.prompt, context)
         state = functions.commit(params, closed, text.tokens, text.context.length)
         if np.any(text.context.length + longest + 1 > SLOTS):
             break
@@ -285,29 +292,11 @@ def _context(drawing: Drawing, length: np.ndarray, prompt: np.ndarray, longest: 
     return RoundContext(host(length), emitted, host(budget), alive, host(seed), warp, monitor)
 
 
-def _next_round(drawing: Drawing, text: Text, draft: Draft, vocab_size: int) -> Text:
-    """The texts after a round that accepted any number of drafts, and any next token."""
-    rng, (tokens, prompt, context) = drawing.rng, text
-    tokens, length = tokens.copy(), np.asarray(context.length).copy()
-    for row in range(len(length)):
-        accepted = int(rng.integers(0, draft.length[row] + 1))
-        new = [*draft.tokens[row, :accepted], rng.choice(tokens[row, : length[row]])][: SLOTS - length[row]]
-        tokens[row, length[row] : length[row] + len(new)] = new
-        length[row] += len(new)
-    return Text(tokens, prompt, _context(drawing, length, prompt, draft.tokens.shape[1], context.warp))
-
-
 def _beside_others(
-    functions: _Functions,
-    params: Params,
-    drawing: Drawing,
-    text: Text,
-    numbers: np.ndarray,
-    vocab_size: int,
-    longest: int,
+    functions: _Functions, params: Params, drawing: Drawing, text: Text, numbers: np.ndarray, vocab_size: int
 ) -> str:
     """What is wrong with rows beside others: in the same place to the bit, and in another place up to rounding."""
-    batch = len(numbers)
+    batch, longest = numbers.shape
     state = functions.fill(params, text.tokens, text.context.length)
     first = _rows_of(functions.draft(params, state, text.tokens, text.context, numbers)[0])
     same, order = drawing.rng.uniform(size=batch) < 0.5, drawing.rng.permutation(batch)

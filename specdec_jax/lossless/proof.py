@@ -67,6 +67,7 @@ class _Sums:
         self.rows: dict[str, Row] = {}
         self.counts: dict[str, dict[str, int]] = {}
         self.examples: list[Counterexample | None] = []
+        self.decisions = Coverage.of(LONGEST)
 
     def add(self, name: str, result: Result, bound: float) -> bool:
         """Adds a result, whose bound FALSE_ALARM is that of a p-value; another one of a measure. Whether it passes."""
@@ -82,6 +83,20 @@ class _Sums:
         measure = float(worst(before.measure, result.measure))
         self.rows[name] = Row(name, drawn, total.get("rounds", 0), measure, bound, passed, wrong)
         return passed
+
+    def add_rounds(
+        self, policy: StoppingPolicy | None, verifier: Verifier, monitor: Monitor | None, drawing: Drawing, shape: Shape
+    ) -> bool:
+        """Enumerated rounds of one shape, with the policy or with drafts that end at random. Whether they pass."""
+        if policy is None and shape.longest == 0:
+            return True  # without drafts they are the same rounds
+        played = rounds.MANY if policy is not None and shape.longest == 1 else rounds.ROUNDS
+        result, compared, coverage = prove_rounds(policy, verifier, drawing, shape, monitor=monitor, rounds=played)
+        for total, counted in zip(self.decisions, coverage, strict=True):
+            if policy is not None or counted is coverage.accepted:
+                total[: len(counted)] += counted
+        name = "rounds of the policy" if policy is not None else "rounds of drafts of random length"
+        return self.add(name, result, rounds.TOLERANCE) and self.add("rows among other rows", compared, np.nan)
 
 
 def prove(
@@ -112,7 +127,6 @@ def prove(
     small = None if drafter is None else drafter(3, 7)
     constants = constants_of(policy, verifier, watched), constants_of(None, None, enumeration.PHASES, small)
     sums, began, passes, failed = _Sums(), time.perf_counter(), 0, False
-    decisions = Coverage(*(np.zeros(size, np.int64) for size in (LONGEST, LONGEST, LONGEST + 1, LONGEST + 1)))
     siblings = 0.0  # by depth, the sum of the probabilities that a sibling is accepted
     while not failed and (passes == 0 or time.perf_counter() - began < 60 * minutes):
         drawn = int(np.random.SeedSequence([seed, passes]).generate_state(1)[0])
@@ -122,7 +136,7 @@ def prove(
             for shape, _ in zip(drawing.shapes(max_draft_length), range(shapes), strict=False):
                 progress(f"Enumerating rounds of up to {shape.longest} drafts")
                 for rule in (policy, None):
-                    failed = failed or not _rounds(sums, rule, verifier, monitor, drawing, shape, decisions)
+                    failed = failed or not sums.add_rounds(rule, verifier, monitor, drawing, shape)
                 if failed or (swept is not None and swept.done() and swept.result()[-1][1].wrong):
                     break
             if swept is not None:
@@ -148,34 +162,14 @@ def prove(
                 failed = not sums.add(f"the whole decoder{drafts}", result, FALSE_ALARM)
                 seldom = result.counts["drafts"] < result.counts["rounds"] / 2
         passes += 1
-    gaps: list[str] = [] if failed else _gaps(decisions)
+    gaps: list[str] = [] if failed else _gaps(sums.decisions)
     if not failed and trees is not None and not np.all(siblings):
         gaps.append(f"no sibling of draft {1 + int(np.argmin(siblings))} was accepted")
     if small is not None and not failed and not sums.counts["the drafter's distribution"]["drafted"]:
         gaps.append("this drafter drafted nothing")
-    rows, every, seconds = tuple(sums.rows.values()), {*constants[0], *constants[1]}, time.perf_counter() - began
-    return Proof(rows, decisions, shortest(sums.examples), tuple(gaps), seed, passes, seconds, tuple(sorted(every)))
-
-
-def _rounds(
-    sums: _Sums,
-    policy: StoppingPolicy | None,
-    verifier: Verifier,
-    monitor: Monitor | None,
-    drawing: Drawing,
-    shape: Shape,
-    decisions: Coverage,
-) -> bool:
-    """Enumerated rounds of one shape, with the policy or with drafts that end at random. Whether they pass."""
-    if policy is None and shape.longest == 0:
-        return True  # without drafts they are the same rounds
-    played = rounds.MANY if policy is not None and shape.longest == 1 else rounds.ROUNDS
-    result, compared, coverage = prove_rounds(policy, verifier, drawing, shape, monitor=monitor, rounds=played)
-    for total, counted in zip(decisions, coverage, strict=True):
-        if policy is not None or counted is coverage.accepted:
-            total[: len(counted)] += counted
-    name = "rounds of the policy" if policy is not None else "rounds of drafts of random length"
-    return sums.add(name, result, rounds.TOLERANCE) and sums.add("rows among other rows", compared, np.nan)
+    rows, seconds = tuple(sums.rows.values()), time.perf_counter() - began
+    numbers = tuple(sorted({*constants[0], *constants[1]}))
+    return Proof(rows, sums.decisions, shortest(sums.examples), tuple(gaps), seed, passes, seconds, numbers)
 
 
 def _drafter(drafter: Callable[[int, int], Drafter], drawing: Drawing) -> list[tuple[str, Result, float]]:

@@ -54,7 +54,7 @@ def shown_warp(warp: Any, request: int) -> dict[str, float]:
 
 
 class Coverage(NamedTuple):
-    """Counts by draft position 1..K (index 0 is the first draft) of distinct rows."""
+    """Counts by draft position 1..K (index 0 is the first draft) of distinct rows, added to during an enumeration."""
 
     asked: np.ndarray  # [K] int64, number of decisions whether to draft this token
     declined: np.ndarray  # [K] int64, number of stops: before its pass (begin, proceed) or after it (check)
@@ -72,26 +72,22 @@ class Coverage(NamedTuple):
         """Draft positions that occurred and at which the policy never stopped."""
         return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.declined == 0)))
 
-
-class Tally:
-    """Counts during an enumeration of drafts of up to `most` (K) tokens; `coverage` is the result."""
-
-    def __init__(self, longest: int) -> None:
-        self.coverage = Coverage(*(np.zeros(size, np.int64) for size in (longest, longest, longest + 1, longest + 1)))
-        self.siblings = np.zeros(longest + 1)  # sum of the probabilities that a sibling of the k-th draft is accepted
+    @classmethod
+    def of(cls, longest: int) -> "Coverage":
+        """No counts, of drafts of up to `longest` (K) tokens."""
+        return cls(*(np.zeros(size, np.int64) for size in (longest, longest, longest + 1, longest + 1)))
 
     def asks(self, drafted: int, goes_on: np.ndarray) -> None:
         """Counts decisions of `begin` or `proceed` for rows that have drafted `drafted` tokens and have budget."""
-        if goes_on.size == 0:
-            return
-        self.coverage.asked[drafted] += goes_on.size
-        self.coverage.declined[drafted] += int(np.sum(~goes_on))
+        if goes_on.size:
+            self.asked[drafted] += goes_on.size
+            self.declined[drafted] += int(np.sum(~goes_on))
 
     def checks(self, drafted: int, draws: np.ndarray) -> None:
         """Counts decisions of `check` for rows that have drafted `drafted` tokens, already counted in `asked`."""
-        self.coverage.declined[drafted] += int(np.sum(~draws))
+        self.declined[drafted] += int(np.sum(~draws))
 
     def accepts(self, drafted: np.ndarray, chance: np.ndarray) -> None:
         """Counts drafts of lengths [M] with the distributions [M, K+1] of their number of accepted tokens."""
-        self.coverage.lengths[:] += np.bincount(drafted, minlength=len(self.coverage.lengths))
-        self.coverage.accepted[:] += np.sum(chance > 0, axis=0)
+        self.lengths[:] += np.bincount(drafted, minlength=len(self.lengths))
+        self.accepted[:] += np.sum(chance > 0, axis=0)

@@ -5,8 +5,7 @@ last round. So rounds are enumerated one by one, each from the states that earli
 longer than one round. The measure of a text is the total variation of its next token given the text, among rounds that
 emit that token: a bias in long drafts, which are rare, is about as visible as one in all.
 
-Requests, texts, warps and states are drawn (drawing.py); half of the rows go on from likely ends of a round, half from
-long ones.
+Requests, texts, warps and states are drawn (drawing.py).
 """
 
 from typing import Any
@@ -16,8 +15,7 @@ import numpy as np
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.batched import take
 from specdec_jax.lossless.drawing import Drawing, Shape
-from specdec_jax.lossless.enumeration import Ends
-from specdec_jax.lossless.nodes import Branches, Nodes, Setting
+from specdec_jax.lossless.enumeration import Branches, Ends, Nodes, Setting
 from specdec_jax.lossless.results import Counterexample, Coverage, Result, shown_warp
 from specdec_jax.lossless.toys import drawn_pair
 from specdec_jax.types import Monitor, StoppingPolicy, Verifier
@@ -56,7 +54,7 @@ def prove_rounds(
     setting = enumeration.setting_of(chain, verifier, monitor, shape.longest, requests, toys, **size, seed=seed)
     prompts = rng.integers(0, shape.vocab_size, (count, 2)).astype(np.int32)
     result, neighbours = play(setting, rounds, prompts, np.arange(count)), setting.neighbours
-    return result, Result(np.nan, {"answers": neighbours.compared}, neighbours.wrong), setting.tally.coverage
+    return result, Result(np.nan, {"answers": neighbours.compared}, neighbours.wrong), setting.tally
 
 
 def play(setting: Setting, rounds: int, prompts: np.ndarray, request: np.ndarray) -> Result:
@@ -68,29 +66,23 @@ def play(setting: Setting, rounds: int, prompts: np.ndarray, request: np.ndarray
         worst, counterexample = round_error(setting, nodes, branches, ends)
         error, wrong = max(error, worst), wrong or counterexample
         played, drafts = played + len(nodes.emitted), drafts + len(branches.node)
-        nodes = ends.following(*_one_each(rng, branches, ends, len(nodes.emitted)))
+        # One end per node: by probability in even nodes, in odd ones biased to long texts. A node whose ends are not
+        # probabilities, because of a wrong verifier, has none.
+        index = np.flatnonzero(ends.chance > 0)  # some are slightly negative by rounding
+        node = branches.node[ends.branch[index]]
+        weight = np.log(ends.chance[index])
+        weight = np.where(node % 2 == 1, 2.0 * ends.length[index] + 0.2 * weight, weight)
+        order = weight + rng.gumbel(size=len(weight))
+        best = np.full(len(nodes.emitted), -np.inf)
+        np.maximum.at(best, node, order)
+        chosen = index[order == best[node]]
+        chosen = chosen[np.argsort(branches.node[ends.branch[chosen]], kind="stable")]
+        nodes = ends.following(chosen, ends.chance[chosen])
         nodes = take(nodes, nodes.emitted < setting.requests.limit[nodes.request])
         if len(nodes.emitted) == 0:
             break
         nodes = nodes._replace(chance=np.ones(len(nodes.emitted)))
     return Result(error, {"rounds": played, "drafts": drafts}, setting.neighbours.wrong, wrong)
-
-
-def _one_each(rng: np.random.Generator, branches: Branches, ends: Ends, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """(index of one end per node, its probability): by probability in even nodes, in odd ones biased to long texts.
-
-    A node whose ends are not probabilities, because of a wrong verifier, has none.
-    """
-    index = np.flatnonzero(ends.chance > 0)  # some are slightly negative by rounding
-    node = branches.node[ends.branch[index]]
-    weight = np.log(ends.chance[index])
-    weight = np.where(node % 2 == 1, 2.0 * ends.length[index] + 0.2 * weight, weight)
-    order = weight + rng.gumbel(size=len(weight))
-    best = np.full(nodes, -np.inf)
-    np.maximum.at(best, node, order)
-    chosen = index[order == best[node]]
-    chosen = chosen[np.argsort(branches.node[ends.branch[chosen]], kind="stable")]
-    return chosen, ends.chance[chosen]
 
 
 def round_error(setting: Setting, nodes: Nodes, branches: Branches, ends: Ends) -> tuple[float, Counterexample | None]:

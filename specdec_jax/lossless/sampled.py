@@ -171,16 +171,20 @@ def test_by_sampling(
         for text, times in zip(
             *np.unique(texts[:, len(prompt) : len(prompt) + joint], axis=0, return_counts=True), strict=True
         ):
-            observed[_cell_of(cells, text.tolist())] += int(times)
+            prefix = tuple(text.tolist())
+            while (prefix, False) not in cells and (prefix, True) not in cells:
+                prefix = prefix[:-1]
+            observed[prefix, (prefix, True) in cells] += int(times)
         if positions is not None:
             positions.add(texts, make_warp(count, **numbers))
         done += count
         progress(done)
     counts, expected = np.array(list(observed.values())), np.array(list(cells.values())) * done
-    report = _report(counts, expected, done, tokens)
+    statistic, degrees, p_value = chi_square(counts, expected)
     by_position = () if positions is None else positions.by_stretch(1)
-    report = report._replace(by_position=by_position, drafted=tuple(drafted.tolist()))
-    lossless = report.p_value >= FALSE_ALARM and report.least >= FALSE_ALARM
+    sizes = done, tokens, degrees + 1
+    report = SampledReport(statistic, degrees, p_value, *sizes, True, by_position, tuple(drafted.tolist()))
+    lossless = p_value >= FALSE_ALARM and report.least >= FALSE_ALARM
     wrong = None if lossless else _wrong_cell(cells, observed, tuple(prompt), numbers)
     return report._replace(lossless=lossless, counterexample=wrong)
 
@@ -194,21 +198,6 @@ def _cells(
     target: LanguageModel, params: Params, prompt: Sequence[int], warp: Mapping[str, Any], tokens: int, branching: int
 ) -> dict[Cell, float]:
     """A partition of all sequences of `tokens` tokens, with the target's exact probabilities."""
-    cells: dict[Cell, float] = {((), False): 1.0}
-    for depth in range(tokens):
-        open_cells = [cell for cell in cells if len(cell[0]) == depth and not cell[1]]
-        open_cells = sorted(open_cells, key=lambda cell: -cells[cell])[: branching**2]
-        prob = _conditionals(target, params, [[*prompt, *prefix] for prefix, _ in open_cells], warp)
-        for (prefix, _), row in zip(open_cells, prob, strict=True):
-            mass = cells.pop((prefix, False))
-            likeliest = np.argsort(-row, kind="stable")[:branching]
-            cells |= {((*prefix, int(token)), False): mass * row[token] for token in likeliest}
-            cells[prefix, True] = mass * max(0.0, 1.0 - row[likeliest].sum())
-    return cells
-
-
-def _conditionals(target: LanguageModel, params: Params, texts: list[list[int]], warp: Mapping[str, Any]) -> np.ndarray:
-    """The target's distribution [N, V] float64 after each text; all texts have the same length."""
 
     def last_distribution(params: Params, tokens: jax.Array) -> jax.Array:
         cache = target.init_cache(params, 1, tokens.shape[1])
@@ -216,17 +205,17 @@ def _conditionals(target: LanguageModel, params: Params, texts: list[list[int]],
         return distribution(logits[:, -1], make_warp(1, **warp)).log_prob[0]
 
     compiled = jax.jit(last_distribution)
-    rows = [np.exp(np.asarray(compiled(params, np.array([text], np.int32)), np.float64)) for text in texts]
-    return np.stack([row / row.sum() for row in rows])
-
-
-def _cell_of(cells: Mapping[Cell, float], text: Sequence[int]) -> Cell:
-    prefix = tuple(text)
-    if (prefix, False) in cells:
-        return prefix, False
-    while (prefix, False) not in cells and (prefix, True) not in cells:
-        prefix = prefix[:-1]
-    return prefix, (prefix, True) in cells
+    cells: dict[Cell, float] = {((), False): 1.0}
+    for depth in range(tokens):
+        open_cells = [cell for cell in cells if len(cell[0]) == depth and not cell[1]]
+        open_cells = sorted(open_cells, key=lambda cell: -cells[cell])[: branching**2]
+        for prefix, _ in open_cells:
+            row = np.exp(np.asarray(compiled(params, np.array([[*prompt, *prefix]], np.int32)), np.float64))
+            row, mass = row / row.sum(), cells.pop((prefix, False))
+            likeliest = np.argsort(-row, kind="stable")[:branching]
+            cells |= {((*prefix, int(token)), False): mass * row[token] for token in likeliest}
+            cells[prefix, True] = mass * max(0.0, 1.0 - row[likeliest].sum())
+    return cells
 
 
 def _wrong_cell(
@@ -250,11 +239,6 @@ def _wrong_cell(
         if wrong is not None:
             return Counterexample("samples", prompt, warp, *wrong, sampled=True)
     return None
-
-
-def _report(observed: np.ndarray, expected: np.ndarray, sequences: int, tokens: int) -> SampledReport:
-    statistic, degrees, p_value = chi_square(observed, expected)
-    return SampledReport(statistic, degrees, p_value, sequences, tokens, degrees + 1, p_value >= FALSE_ALARM)
 
 
 def chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int, float]:

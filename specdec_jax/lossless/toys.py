@@ -24,8 +24,6 @@ from specdec_jax.types import (
 )
 
 NEVER = -1e4  # a logit whose probability is exactly zero at every temperature here
-
-
 FADES = 0.5  # decay per draft of the target's influence on a reading drafter
 
 
@@ -87,14 +85,12 @@ def table_model(vocab_size: int, eos_ids: tuple[int, ...] = (), context: int = 4
     """The language model of a table; its parameters are the table [V, V, V]. Token 0 precedes a text."""
 
     def init_cache(params: Params, batch: int, slots: int) -> TokenCache:
-        del params
         return TokenCache(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def apply(
         params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None
     ) -> tuple[Array, TokenCache]:
         """The previous token of each token is in the last earlier slot of its mask."""
-        del positions
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0], dtype=jnp.int32)[:, None]
         text = cache.tokens.at[rows, slots].set(tokens, mode="drop", unique_indices=True)

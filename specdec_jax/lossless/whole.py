@@ -107,14 +107,11 @@ def _requests(drawing: Drawing, greedy_only: bool, rows: int, tokens: int, vocab
     prompts = np.stack([np.resize(rng.integers(0, vocab, rng.integers(1, PROMPT + 1)), PROMPT) for _ in range(rows)])
     limit = np.where(plain | (rng.uniform(size=rows) < 0.7), tokens, rng.integers(1, tokens + 1, rows))
     stop = np.where(plain | (rng.uniform(size=rows) < 0.6), -1, rng.integers(0, vocab, rows))
-    warp, simple = (
-        drawing.warps(rows, greedy_only, vocab),
-        make_warp(rows, rng.uniform(0.7, 1.3, rows) * (not greedy_only)),
-    )
+    warp = drawing.warps(rows, greedy_only, vocab)
+    simple = make_warp(rows, rng.uniform(0.7, 1.3, rows) * (not greedy_only))
     warp = jax.tree.map(lambda a, b: np.where(plain, a, b), simple, warp)
-    return _Requests(
-        prompts, np.where(plain, first_seed + np.arange(rows), rng.integers(2**31, 2**32, rows)), limit, stop, warp
-    )
+    seed = np.where(plain, first_seed + np.arange(rows), rng.integers(2**31, 2**32, rows))
+    return _Requests(prompts, seed, limit, stop, warp)
 
 
 def _decoded(decoder: Decoder, params: ModelParams, requests: _Requests, tokens: int) -> _Decoded:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
 from specdec_jax.types import Array, LanguageModel, Params
 
 PADDED = 64  # texts are padded to multiples of this, to compile few shapes
@@ -82,10 +83,8 @@ def changes_along(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _changes(models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array) -> Change:
-    first, other = (
-        model.apply(weights, tokens, model.init_cache(weights, 1, tokens.shape[1]))[0][0].astype(jnp.float32)
-        for model, weights in zip(models, params, strict=True)
-    )
+    *both, _ = feed_both(models, params, tokens, init_caches(models, params, *tokens.shape))
+    first, other = (logits[0].astype(jnp.float32) for logits in both)
     log_p, log_q = jax.nn.log_softmax(first), jax.nn.log_softmax(other)
     p, apart = jnp.exp(log_p), jnp.abs(first - other)
     divergence = jnp.sum(jnp.where(p > 0, p * (log_p - log_q), 0.0), axis=-1)

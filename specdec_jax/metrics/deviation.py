@@ -111,14 +111,10 @@ def deviations(
 ) -> Deviations:
     """`Deviations` of texts [B, T] with both models of a decoder, by passes of `chunk` tokens; T = 2 or more.
 
-    Args:
-        verifier: a name among `DISTRIBUTIONS`.
-        hyperparameters: keyword arguments of its distribution; numbers are traced, so that a sweep compiles once. With
-            arrays [N], N settings share the passes.
-        warp: warp of both distributions; default: temperature 1.
+    The `hyperparameters` of the verifier's distribution (`DISTRIBUTIONS`) are traced, so that a sweep compiles once;
+    with arrays [N], N settings share the passes. `warp` is that of both distributions, by default temperature 1.
 
-    Raises:
-        ValueError: an unknown verifier, another shape, or a drafter without a model.
+    Raises ValueError: an unknown verifier, another shape, or a drafter without a model.
     """
     if verifier not in DISTRIBUTIONS:
         raise ValueError(f"no emitted distribution of {verifier!r} is known (there are: {', '.join(DISTRIBUTIONS)})")

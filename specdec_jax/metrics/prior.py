@@ -93,10 +93,7 @@ def fit_prior(*traces: Trace) -> Prior:
     """The prior by maximum likelihood (logistic regression); all traces have equal weight.
 
     Traces are either greedy or sampled; the weight of the temperature needs several temperatures, otherwise it is that
-    of the default prior.
-
-    Raises:
-        ValueError: no traces, or traces in which nothing, or everything, was accepted.
+    of the default prior. Raises ValueError: no traces, or traces in which nothing, or everything, was accepted.
     """
     if not traces:
         raise ValueError("a prior needs at least one trace to learn from")

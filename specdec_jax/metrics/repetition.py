@@ -14,17 +14,9 @@ DEFAULT_N = 8
 
 
 def repeated_mask(tokens: Sequence[int] | np.ndarray, n: int = DEFAULT_N) -> np.ndarray:
-    """Which tokens of one text (without its prompt) are repeated.
+    """Which tokens [T] of one text (without its prompt) are repeated, [T] bool: at least `n` consecutive ones.
 
-    Args:
-        tokens: [T] token ids.
-        n: minimum number of consecutive tokens that count as a repeat.
-
-    Returns:
-        [T] bool.
-
-    Raises:
-        ValueError: `n` is below 1, or `tokens` is not one-dimensional.
+    Raises ValueError: `n` is below 1, or `tokens` is not one-dimensional.
     """
     ids = np.asarray(tokens, dtype=np.int64)
     if n < 1:

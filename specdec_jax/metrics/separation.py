@@ -49,8 +49,7 @@ def separate(values: np.ndarray, accepted: np.ndarray) -> Separation:
 
 def percentiles(values: np.ndarray) -> dict[str, float]:
     """The percentiles PERCENTILES, by number."""
-    values_at = np.percentile(values, PERCENTILES)
-    return {str(name): float(value) for name, value in zip(PERCENTILES, values_at, strict=True)}
+    return dict(zip(map(str, PERCENTILES), np.percentile(values, PERCENTILES).tolist(), strict=True))
 
 
 def acceptance_curve(values: np.ndarray, accepted: np.ndarray, bins: int = 12) -> Curve:

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models import attention, layers
-from specdec_jax.types import Cache, Hidden, LanguageModel, ModelSpec, Params
-
-Array = jax.Array
+from specdec_jax.types import Array, Cache, Hidden, LanguageModel, ModelSpec, Params
 
 
 class TokenCache(NamedTuple):

@@ -14,8 +14,7 @@ from specdec_jax import kernels
 from specdec_jax.models.layers import Projection, in_table, is_lone, out_table, soft_cap
 from specdec_jax.models.rope import rotate
 from specdec_jax.models.weights import Fused, Parameter
-
-Array = jax.Array
+from specdec_jax.types import Array
 
 LONG = 128  # passes of at least this many tokens (prompts) use `attend_by_blocks`
 KEY_BLOCK = 256  # keys per block
@@ -156,13 +155,7 @@ def _attend_by_xla(
 
 
 def attend_by_blocks(
-    query: Array,
-    keys: Array,
-    values: Array,
-    mask: Array,
-    start: Array,
-    scoring: Scoring = PLAIN,
-    block: int = KEY_BLOCK,
+    query: Array, keys: Array, values: Array, mask: Array, start: Array, scoring: Scoring, block: int = KEY_BLOCK
 ) -> Array:
     """`attend` for long prompts: keys block by block, up to the last slot that any row has filled.
 

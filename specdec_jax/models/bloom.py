@@ -24,10 +24,7 @@ NAMES = Names(
 
 @dataclass(frozen=True)
 class BloomConfig(LayerNorms, HFConfig):
-    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
-
-    Biases extend to any distance; the context is `seq_length`, the length of the training texts.
-    """
+    """Biases extend to any distance; the context is `seq_length`, the length of the training texts."""
 
     model_type: ClassVar[str] = "bloom"
     architecture: ClassVar[str] = "BloomForCausalLM"
@@ -60,6 +57,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> BloomConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     fields = {"tie_word_embeddings": False, "max_position_embeddings": 64}
     return BloomConfig(61, 24, 96, 2, 3, eos_token_ids=(2,), **fields)

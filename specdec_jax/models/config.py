@@ -122,7 +122,6 @@ class HFConfig:
     @classmethod
     def read_fields(cls, config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
         """The fields of this family, from those that config.json has by name."""
-        del config
         return values
 
     def to_hf(self) -> dict[str, Any]:
@@ -154,22 +153,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (int, float):
         return is_number(value, numbers.Integral if origin is int else numbers.Real)
     return isinstance(value, Mapping if origin is dict else origin) if origin in WORDS or origin is NoneType else True
-
-
-class UngroupedHeads:
-    """A mixin for configs: the heads divide the width, and each head has its own keys and values."""
-
-    hidden_size: int
-    num_attention_heads: int
-
-    @property
-    def head_dim(self) -> int:
-        """Width of a head."""
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"a width of {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
-        return self.hidden_size // self.num_attention_heads
-
-    num_key_value_heads = property(lambda self: self.num_attention_heads)  # there are no groups
 
 
 @dataclass(frozen=True)
@@ -206,6 +189,5 @@ class RopeConfig(HFConfig):
         return values | rope
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 both read; `from_hf` inverts it."""
         part = {"partial_rotary_factor": self.partial_rotary_factor} if self.rotates_parts else {}
         return super().to_hf() | {"rope_parameters": rope_to_hf(self.rope_theta, self.rope_scaling) | part}

@@ -17,9 +17,7 @@ from specdec_jax.models.attention import PLAIN, KVCache, causal_mask, init_kv_ca
 from specdec_jax.models.config import SLIDING
 from specdec_jax.models.int8 import Int8, as_float32, rows
 from specdec_jax.sharding import ANY, DATA, constrain
-from specdec_jax.types import Hidden, LanguageModel, ModelSpec
-
-Array = jax.Array
+from specdec_jax.types import Array, Hidden, LanguageModel, ModelSpec
 
 
 class Family(NamedTuple):
@@ -87,10 +85,7 @@ class Decoder(nn.Module):
 
 
 def run_block(stack: Any, block: type[nn.Module], name: str, kind: str, *inputs: Any) -> Any:
-    """Runs a stack's block of that name, in its compact method.
-
-    At initialisation it creates the parameters; otherwise it passes them to a function that is traced once.
-    """
+    """Runs a stack's block of that name, in its compact method; at initialisation it creates the parameters."""
     if stack.is_initializing():
         return block(stack.config, stack.dtype, kind, name=name)(*inputs)
     with jax.named_scope(name):
@@ -121,7 +116,6 @@ def language_model(family: Family, config: Any, dtype: Any = jnp.bfloat16) -> La
     module, c = Decoder(family, config, dtype), config
 
     def init_cache(params, batch, slots, source=None):
-        del params, source  # there is no encoder
         return init_kv_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, dtype)
 
     def apply(params, tokens, cache, positions=None, mask=None):

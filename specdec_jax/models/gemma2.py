@@ -18,8 +18,6 @@ CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 
 @dataclass(frozen=True)
 class Gemma2Config(AttentionBias, RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
     renamed: ClassVar[Mapping[str, str]] = {"hidden_act": "hidden_activation"}
@@ -76,6 +74,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> Gemma2Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "query_pre_attn_scalar": 6}
     return Gemma2Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

@@ -14,8 +14,6 @@ from specdec_jax.models.rope import rope, rope_to_hf
 
 @dataclass(frozen=True)
 class Gemma3TextConfig(Gemma2Config):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "gemma3_text"
     architecture: ClassVar[str] = "Gemma3ForCausalLM"
     qk_norm: ClassVar[bool] = True
@@ -65,6 +63,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> Gemma3TextConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "query_pre_attn_scalar": 6, "rope_theta": 300.0}
     return Gemma3TextConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

@@ -27,8 +27,6 @@ UNSERVED = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 @dataclass(frozen=True)
 class GPT2Config(LayerNorms, HFConfig):
-    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
     renamed: ClassVar[Mapping[str, str]] = {
@@ -65,5 +63,4 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> GPT2Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     return GPT2Config(61, 24, 40, 2, 3, max_position_embeddings=64, eos_token_ids=(2,))

@@ -23,8 +23,6 @@ NAMES = Names(
 
 @dataclass(frozen=True)
 class GPTNeoXConfig(LayerNorms, RopeConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "gpt_neox"
     architecture: ClassVar[str] = "GPTNeoXForCausalLM"
     rotates_parts: ClassVar[bool] = True
@@ -53,5 +51,4 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> GPTNeoXConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     return GPTNeoXConfig(61, 24, 40, 2, 3, partial_rotary_factor=0.5, max_position_embeddings=64, eos_token_ids=(2,))

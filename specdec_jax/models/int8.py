@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Array = jax.Array
+from specdec_jax.types import Array
 
 LARGEST = 127
 TOGETHER = 1 << 18  # number of weights rounded at a time in float32, to stay in the processor's cache
@@ -28,12 +28,10 @@ class Int8(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix."""
         return self.values.shape
 
     @property
     def size(self) -> int:
-        """Number of weights."""
         return self.values.size
 
 

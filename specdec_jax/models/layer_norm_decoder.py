@@ -9,17 +9,20 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.models import attention, layers
-from specdec_jax.models.config import UngroupedHeads
 from specdec_jax.models.decoder_only import Family
 from specdec_jax.models.layers import WEIGHT_INIT, mlp_table, norm_table
 from specdec_jax.models.weights import Parameter
+from specdec_jax.types import Array
 
-Array = jax.Array
 
+class LayerNorms:
+    """A mixin for configs: the defaults of a block, which a family may override.
 
-class LayerNorms(UngroupedHeads):
-    """The defaults of a block, which a family's config may override."""
+    The heads divide the width, and each has its own keys and values.
+    """
 
+    hidden_size: int
+    num_attention_heads: int
     layer_norm_eps: ClassVar[Any] = 1e-5
     attention_bias: ClassVar[Any] = True
     mlp_bias: ClassVar[Any] = True
@@ -31,6 +34,14 @@ class LayerNorms(UngroupedHeads):
     position_offset: ClassVar[int] = 0
     norm_of_embeddings: ClassVar[bool] = False
     last_norm: ClassVar[Any] = True
+
+    @property
+    def head_dim(self) -> int:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"a width of {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
+        return self.hidden_size // self.num_attention_heads
+
+    num_key_value_heads = property(lambda self: self.num_attention_heads)
 
 
 class Names(NamedTuple):

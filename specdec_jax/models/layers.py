@@ -16,8 +16,7 @@ from jax import lax
 from specdec_jax import kernels
 from specdec_jax.models.int8 import Int8, Matrix, by_sums, product
 from specdec_jax.models.weights import Fused, Parameter
-
-Array = jax.Array
+from specdec_jax.types import Array
 
 MOST_BLOCKS, NARROW, TILE = 16, 2048, 128  # `fused_gates`: blocks, and columns
 FEW = 16  # up to this many rows a CPU multiplies with an int8 kernel by sums

@@ -12,8 +12,6 @@ from specdec_jax.models.rotary_decoder import FAMILY, AttentionBias, RotaryConfi
 
 @dataclass(frozen=True)
 class LlamaConfig(AttentionBias, RotaryConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
 
@@ -30,7 +28,6 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> LlamaConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     scaling = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return LlamaConfig(
         vocab_size=61,

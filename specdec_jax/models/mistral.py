@@ -10,8 +10,6 @@ from specdec_jax.models.rotary_decoder import FAMILY, RotaryWindowedConfig
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
     window: ClassVar[int | None] = 4096  # default if config.json has no entry; null: no window
@@ -29,5 +27,4 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> MistralConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     return MistralConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, sliding_window=5, eos_token_ids=(2,))

@@ -10,8 +10,6 @@ from specdec_jax.models.mixture import FAMILY, Experts, check_experts
 
 @dataclass(frozen=True)
 class MixtralConfig(MistralConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     window: ClassVar[int | None] = None
@@ -32,7 +30,6 @@ class MixtralConfig(MistralConfig):
 
     @property
     def experts(self) -> Experts:
-        """The mixture of each layer."""
         return Experts(self.num_local_experts, self.num_experts_per_tok, self.intermediate_size, True)
 
 
@@ -40,6 +37,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> MixtralConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     windows: dict[str, Any] = {"sliding_window": 5, "max_position_embeddings": 64}
     return MixtralConfig(61, 24, 40, 2, 4, 2, 8, num_local_experts=16, eos_token_ids=(2,), **windows)

@@ -16,8 +16,7 @@ from specdec_jax.models import rotary_decoder
 from specdec_jax.models.int8 import Matrix, product
 from specdec_jax.models.layers import WEIGHT_INIT, Projection, fused_gates, gated, is_lone, project
 from specdec_jax.models.weights import Fused, Parameter
-
-Array = jax.Array
+from specdec_jax.types import Array
 
 CHOICES = 2  # average choices per expert from which a pass computes all experts at once (prompts)
 DENSE = " with one MLP"  # suffix of the kind of layers without a mixture
@@ -92,7 +91,6 @@ class MixtureBlock(rotary_decoder.RotaryBlock):
     """A block with a mixture of experts, or with a single MLP in layers whose kind ends with `DENSE`."""
 
     def mlp(self) -> nn.Module:
-        """The module after attention, named `mlp`."""
         if self.kind.endswith(DENSE):
             return super().mlp()
         experts: Experts = self.config.experts

@@ -23,8 +23,6 @@ NAMES = Names(
 
 @dataclass(frozen=True)
 class OPTConfig(LayerNorms, HFConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "opt"
     architecture: ClassVar[str] = "OPTForCausalLM"
     position_offset: ClassVar[int] = 2
@@ -68,5 +66,4 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> OPTConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     return OPTConfig(61, 24, 40, 2, 3, word_embed_proj_dim=16, max_position_embeddings=64, eos_token_ids=(2,))

@@ -13,10 +13,7 @@ OLD_NAMES = ("su", "yarn")  # older names of the rope type `longrope`
 
 @dataclass(frozen=True)
 class Phi3Config(RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
-
-    With `longrope` the context is that before the scaling (`rope.inverse_frequencies`).
-    """
+    """With `longrope` the context is that before the scaling (`rope.inverse_frequencies`)."""
 
     model_type: ClassVar[str] = "phi3"
     architecture: ClassVar[str] = "Phi3ForCausalLM"
@@ -51,7 +48,6 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> Phi3Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     scaling = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0], "factor": 2.0}
     more = {"rope_scaling": scaling | {"original_max_position_embeddings": 64}, "partial_rotary_factor": 0.75}
     more |= {"max_position_embeddings": 128, "original_max_position_embeddings": 64, "sliding_window": 5}

@@ -13,10 +13,7 @@ WINDOW, FULL_LAYERS = 4096, 28  # defaults if config.json has no entries
 
 @dataclass(frozen=True)
 class Qwen2Config(RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
-
-    Windows are used only with `use_sliding_window`, by default in layers from `max_window_layers`.
-    """
+    """Windows are used only with `use_sliding_window`, by default in layers from `max_window_layers`."""
 
     model_type: ClassVar[str] = "qwen2"
     architecture: ClassVar[str] = "Qwen2ForCausalLM"
@@ -42,6 +39,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> Qwen2Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     windows = {"sliding_window": 5, "layer_types": (FULL, SLIDING)}
     return Qwen2Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **windows)

@@ -14,8 +14,6 @@ HEAD_DIM = 128  # default if config.json has no entry, for any width
 
 @dataclass(frozen=True)
 class Qwen3Config(AttentionBias, Qwen2Config):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
     qk_norm: ClassVar[bool] = True
@@ -29,6 +27,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> Qwen3Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, FULL), "attention_bias": True}
     return Qwen3Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

@@ -12,10 +12,7 @@ from specdec_jax.models.qwen3 import Qwen3Config
 
 @dataclass(frozen=True)
 class Qwen3MoeConfig(Qwen3Config):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
-
-    Layers in `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have a single MLP of `intermediate_size`.
-    """
+    """Layers in `mlp_only_layers`, and all but every `decoder_sparse_step`-th, have one MLP of `intermediate_size`."""
 
     model_type: ClassVar[str] = "qwen3_moe"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
@@ -38,12 +35,10 @@ class Qwen3MoeConfig(Qwen3Config):
 
     @property
     def experts(self) -> Experts:
-        """The mixture of layers with experts."""
         return Experts(self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size, self.norm_topk_prob)
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         every, dense = self.decoder_sparse_step, self.mlp_only_layers
         kinds = enumerate(super().layer_kinds)
         return tuple(kind + DENSE * (i in dense or (i + 1) % every > 0) for i, kind in kinds)
@@ -64,7 +59,6 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> Qwen3MoeConfig:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "layer_types": (SLIDING, SLIDING), "mlp_only_layers": (1,), "attention_bias": True}
     more |= {"moe_intermediate_size": 12, "num_experts": 16, "num_experts_per_tok": 2}
     return Qwen3MoeConfig(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

@@ -8,12 +8,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-Array = jax.Array
+from specdec_jax.types import Array
 
 NEEDED = {
     "default": (),

@@ -13,8 +13,7 @@ from specdec_jax.models.config import FULL, SLIDING, RopeConfig
 from specdec_jax.models.decoder_only import Family
 from specdec_jax.models.rope import rope
 from specdec_jax.models.weights import Parameter
-
-Array = jax.Array
+from specdec_jax.types import Array
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ class RotaryWindowedConfig(RotaryConfig):
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         usual = FULL if self.sliding_window is None else SLIDING
         return self.layer_types or (usual,) * self.num_hidden_layers
 
@@ -132,7 +130,6 @@ class RotaryBlock(nn.Module):
 
 def mlp_table(config: Any, layer: int, prefix: str, path: tuple[str, ...]) -> dict[str, Parameter]:
     """Table of a layer's MLP: Hugging Face's names with the layer's `prefix`, and their places below `path`."""
-    del layer
     gates = ("gate_up_proj",) if config.fused_weights else ("gate_proj", "up_proj")
     names = (tuple(f"{prefix}mlp.{gate}" for gate in gates), f"{prefix}mlp.down_proj")
     return layers.gated_mlp_table(names, path, config.intermediate_size, config.hidden_size, config.mlp_bias)

@@ -15,10 +15,7 @@ INTERVAL = 4  # default interval of layers without positions
 
 @dataclass(frozen=True)
 class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
-    """Fields named as in Hugging Face's config.json, with its defaults. Raises ValueError for invalid values.
-
-    `no_rope_layers` has 1 for every layer with rotary positions and 0 for those without, as in Hugging Face's.
-    """
+    """`no_rope_layers` has 1 for every layer with rotary positions and 0 for those without, as in Hugging Face's."""
 
     model_type: ClassVar[str] = "smollm3"
     architecture: ClassVar[str] = "SmolLM3ForCausalLM"
@@ -37,7 +34,6 @@ class SmolLM3Config(AttentionBias, RotaryWindowedConfig):
 
     @property
     def layer_kinds(self) -> tuple[str, ...]:
-        """The kind of each layer."""
         both = zip(super().layer_kinds, self.no_rope_layers, strict=True)
         return tuple(kind if rotary else kind + WITHOUT for kind, rotary in both)
 
@@ -66,6 +62,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> SmolLM3Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     more = {"sliding_window": 5, "no_rope_layers": (1, 0), "layer_types": (FULL, SLIDING)}
     return SmolLM3Config(61, 24, 40, 2, 4, 2, 8, max_position_embeddings=64, eos_token_ids=(2,), **more)

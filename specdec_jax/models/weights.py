@@ -9,14 +9,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from specdec_jax.models.int8 import Int8, is_matrix, rounded
+from specdec_jax.models.int8 import Int8, rounded
 
 SHOWN = 5  # maximum number of names of each kind in an error
 CHECKED = 1 << 16  # numbers checked at a time, to stay in a core's cache
@@ -65,21 +65,10 @@ class Parameter(NamedTuple):
         return leaf if self.stacked is None else leaf[self.stacked[0]]
 
 
-class Tensor(Protocol):
-    """A checkpoint's tensor: an array, or a lazy one whose parts are read from a file on access."""
-
-    @property
-    def shape(self) -> Any: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
-
-
 Table = Mapping[str, Parameter]
 Ignored = Mapping[str, tuple[int, ...] | None]
-Named = Mapping[str, Any] | Iterable[tuple[str, Any]]  # name -> Tensor
+Tensor = Any  # an array, or a lazy one whose parts are read from a file when it is indexed
+Named = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 Read = Callable[[slice, slice], Any]  # rows and columns of a tensor, as [out, in]
 Part = tuple[str, "Parameter", Read]  # a tensor's name, its place in a leaf, and a function that reads it
 Place = Callable[[Parameter], jax.sharding.Sharding]  # the leaf's sharding
@@ -161,23 +150,21 @@ def placed_shapes(table: Table, shapes: Any, place: Place | None = None, *, int8
     def placed(parameter: Parameter, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place(parameter) if place else None)
 
-    def leaf_shape(path: Any, leaf: Any) -> Any:
-        parameter = by_path[tuple(key.key for key in path)]
+    def leaf_shape(path: tuple[str, ...], leaf: Any) -> Any:
+        parameter = by_path[path]
         if isinstance(leaf, Int8) or (int8 and parameter.is_matrix):
             values, scale = placed(parameter, leaf.shape, jnp.int8), parameter.scale
             return Int8(values, placed(scale, leaf.shape[:-1], jnp.float32))
         return placed(parameter, leaf.shape, leaf.dtype)
 
-    return jax.tree.map_with_path(leaf_shape, shapes, is_leaf=is_matrix)
+    return unflatten_dict({path: leaf_shape(path, leaf) for path, leaf in flatten_dict(shapes).items()})
 
 
 def named_from_params(table: Table, params: Any) -> dict[str, np.ndarray]:
     """Every tensor of the table as a host array in the parameters' dtype, with fused leaves split."""
-    named = {}
+    named, leaves = {}, flatten_dict(params)
     for name, parameter in table.items():
-        leaf = params
-        for key in parameter.path:
-            leaf = leaf[key]
+        leaf = leaves[parameter.path]
         if np.shape(leaf) != parameter.leaf_shape:
             wrong = f"has shape {np.shape(leaf)} instead of {parameter.leaf_shape}"
             raise ValueError(f"parameter {'/'.join(parameter.path)}, {name}, {wrong}")

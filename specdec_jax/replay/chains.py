@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.decoding import sampling
-from specdec_jax.decoding.teacher_forcing import PairCache, reads_at
+from specdec_jax.decoding.cache_feed import window
+from specdec_jax.decoding.teacher_forcing import PairCache
 from specdec_jax.drafters.model import FED, first_pass, with_token
 from specdec_jax.drafters.reading import last_pass
 from specdec_jax.replay.trace import FEATURES
@@ -130,11 +131,7 @@ def chains(
     def candidate_coin(at: Array, step: Array, candidate: int, role: int) -> Array:
         """Uniforms of acceptance belong to the position, those of draws to the chain, as for first candidates."""
         more = candidate * sampling.BY_CANDIDATE
-        return (
-            coin(at + step, more, sampling.ACCEPT)
-            if role == sampling.ACCEPT
-            else coin(at, more + step + 1, sampling.DRAFT)
-        )
+        return coin(*((at + step, more) if role == sampling.ACCEPT else (at, more + step + 1)), role)
 
     def one_pass(at: Array, step: Array, now: _Pass) -> _Pass:
         end = texts.prompt + at + step  # number of tokens of prompt, text and draft
@@ -181,7 +178,8 @@ def chains(
         cache, last = first_pass(drafter, params, cache, texts.tokens, texts.prompt + at)
         none = jnp.zeros((batch,), jnp.int32)
         no_features = jnp.zeros((batch, max_draft_length, len(FEATURES)), jnp.float32)
-        first = _Pass(cache, last, reads_at(reads, cache.length, FED), none, none > 0, none, no_features)
+        here = window(reads, cache.length, FED).astype(jnp.float32)
+        first = _Pass(cache, last, here, none, none > 0, none, no_features)
         end = lax.fori_loop(0, max_draft_length, functools.partial(one_pass, at), first)
         chain = Chains(end.features, end.run, end.candidate)
         put = lambda whole, column: lax.dynamic_update_slice_in_dim(whole, column[:, None], at, axis=1)  # noqa: E731

@@ -1,5 +1,6 @@
 """The loop of a replay: every row is a text with a setting, every step one drafter pass of all rows."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -62,6 +63,9 @@ class Unrecorded:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _refuse
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __neg__ = __pos__ = __abs__ = _refuse
+
+
+unrecorded: Callable[..., Array] = cast(Any, Unrecorded)  # typed as an array
 
 
 class Rows(NamedTuple):
@@ -146,7 +150,44 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
         fresh=jnp.zeros_like(going),
         policy=step.policy,
     )
-    return _end(policy, texts, longest, rows, counts, ~rows.done & ~step.going, context)
+    ends = ~rows.done & ~step.going  # of a round: the policy is updated, tokens are emitted and counted
+    size = rows.at.shape[0]
+    draft = Draft(
+        tokens=unrecorded("the drafted tokens", (size, longest)),
+        log_q=unrecorded("the distributions that drafts were drawn from (log_q)"),
+        one_hot=jnp.zeros((size, longest), bool),
+        length=rows.drafted,
+    )
+    result = VerificationResult(unrecorded("the emitted tokens", (size, longest + 1)), rows.accepted + 1)
+    verified, emitted, most_places = rows.drafted, result.length, counts.by_length.shape[1] - 1
+    if policy.tree_hooks is not None:
+        ended = policy.tree_hooks.end_round(policy, texts, rows, context, draft, most_places)
+        draft, result, verified, emitted = ended
+    state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
+    length = texts.length[texts.text]
+    emitted = jnp.minimum(emitted, length - rows.at)
+    accepted = jnp.minimum(rows.accepted, emitted)
+    added = (1, rows.drafted, accepted, rows.passes, rows.passes - rows.drafted)
+    sums = [total + jnp.where(ends, new, 0) for total, new in zip(counts[:5], added, strict=True)]
+    lengths = jnp.arange(most_places + 1, dtype=jnp.int32)[None, :] == verified[:, None]
+    record = counts.record
+    if record is not None:
+        index = jnp.where(ends, counts.rounds, record.shape[1])
+        line = jnp.stack([rows.drafted, accepted, emitted, rows.passes], axis=1).astype(jnp.int16)
+        record = record.at[jnp.arange(size), index].set(line, mode="drop")
+    by_length = counts.by_length + (lengths & ends[:, None]).astype(jnp.int32)
+    counts = Counts(*sums, by_length=by_length, record=record)
+    zero = lambda value: jnp.where(ends, 0, value)  # noqa: E731
+    at = jnp.where(ends, rows.at + emitted, rows.at)
+    return Rows(
+        at=at,
+        drafted=zero(rows.drafted),
+        accepted=zero(rows.accepted),
+        passes=zero(rows.passes),
+        fresh=ends,
+        done=rows.done | (at >= length),
+        policy=state,
+    ), counts
 
 
 def _context(texts: Texts, rows: Rows, longest: int) -> RoundContext:
@@ -199,51 +240,3 @@ def _distribution(texts: Texts, rows: Rows) -> tuple[Distribution, Array]:
         **fields,
     )
     return distribution, hit
-
-
-def unrecorded(name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """An Unrecorded, typed as an array."""
-    return cast(Array, Unrecorded(name, shape))
-
-
-def _end(
-    policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, counts: Counts, ends: Array, context: RoundContext
-) -> tuple[Rows, Counts]:
-    """Ends rounds: updates the policy, emits tokens and counts."""
-    size = rows.at.shape[0]
-    draft = Draft(
-        tokens=unrecorded("the drafted tokens", (size, longest)),
-        log_q=unrecorded("the distributions that drafts were drawn from (log_q)"),
-        one_hot=jnp.zeros((size, longest), bool),
-        length=rows.drafted,
-    )
-    result = VerificationResult(unrecorded("the emitted tokens", (size, longest + 1)), rows.accepted + 1)
-    verified, emitted, most_places = rows.drafted, result.length, counts.by_length.shape[1] - 1
-    if policy.tree_hooks is not None:
-        ended = policy.tree_hooks.end_round(policy, texts, rows, context, draft, most_places)
-        draft, result, verified, emitted = ended
-    state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
-    length = texts.length[texts.text]
-    emitted = jnp.minimum(emitted, length - rows.at)
-    accepted = jnp.minimum(rows.accepted, emitted)
-    added = (1, rows.drafted, accepted, rows.passes, rows.passes - rows.drafted)
-    sums = [total + jnp.where(ends, new, 0) for total, new in zip(counts[:5], added, strict=True)]
-    lengths = jnp.arange(most_places + 1, dtype=jnp.int32)[None, :] == verified[:, None]
-    record = counts.record
-    if record is not None:
-        index = jnp.where(ends, counts.rounds, record.shape[1])
-        line = jnp.stack([rows.drafted, accepted, emitted, rows.passes], axis=1).astype(jnp.int16)
-        record = record.at[jnp.arange(size), index].set(line, mode="drop")
-    by_length = counts.by_length + (lengths & ends[:, None]).astype(jnp.int32)
-    counts = Counts(*sums, by_length=by_length, record=record)
-    zero = lambda value: jnp.where(ends, 0, value)  # noqa: E731
-    at = jnp.where(ends, rows.at + emitted, rows.at)
-    return Rows(
-        at=at,
-        drafted=zero(rows.drafted),
-        accepted=zero(rows.accepted),
-        passes=zero(rows.passes),
-        fresh=ends,
-        done=rows.done | (at >= length),
-        policy=state,
-    ), counts

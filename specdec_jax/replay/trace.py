@@ -198,8 +198,17 @@ def check(trace: Trace) -> str:
             return f"{name} has shape {array.shape}, expected {shape}"
         if array is not None and array.dtype.kind not in kinds:
             return f"{name} holds {array.dtype}"
-    if problem := _check_about(trace):
-        return problem
+    if not isinstance(trace.about, dict):
+        return f"about must be an object, got {trace.about!r}"
+    for name in ("ids", "tasks"):
+        names = trace.about.get(name)
+        if name in trace.about and not (isinstance(names, list) and len(names) == trace.num_texts):
+            return f"about has {name} {names!r} for {trace.num_texts} texts"
+    if not isinstance(warp := trace.about.get("warp") or {}, dict):
+        return f"about has a warp that is no object: {warp!r}"
+    for name, off in TRUNCATIONS.items():
+        if not isinstance(number := warp.get(name, off), (int, float)):
+            return f"about has a warp whose {name} is no number: {number!r}"
     if (trace.chains is None) != (trace.run is None):
         return "it has one of chains and run without the other"
     at, length = np.arange(positions)[None, :], trace.length[:, None]
@@ -225,19 +234,3 @@ def check(trace: Trace) -> str:
         "a statistic of a chain is not a number": ~np.isfinite(chains),
     }
     return next((problem for problem, wrong in problems.items() if np.any(wrong)), "")
-
-
-def _check_about(trace: Trace) -> str:
-    if not isinstance(trace.about, dict):
-        return f"about must be an object, got {trace.about!r}"
-    for name in ("ids", "tasks"):
-        names = trace.about.get(name)
-        if name in trace.about and not (isinstance(names, list) and len(names) == trace.num_texts):
-            return f"about has {name} {names!r} for {trace.num_texts} texts"
-    if not isinstance(trace.about.get("warp") or {}, dict):
-        return f"about has a warp that is no object: {trace.about['warp']!r}"
-    for name, off in TRUNCATIONS.items():
-        number = (trace.about.get("warp") or {}).get(name, off)
-        if not isinstance(number, (int, float)):
-            return f"about has a warp whose {name} is no number: {number!r}"
-    return ""

@@ -174,24 +174,21 @@ def _programs(
         shape = text.shape
         flat_seeds = jnp.repeat(seeds, shape[1])
         flat_at = jnp.tile(emitted, shape[0])
-        coin = sampling.uniforms(flat_seeds, flat_at, jnp.int32(0), sampling.ACCEPT).reshape(shape)
+
+        def uniform(candidate: int, role: int) -> Array:
+            return sampling.uniforms(flat_seeds, flat_at, jnp.int32(candidate * sampling.BY_CANDIDATE), role)
+
+        coin = uniform(0, sampling.ACCEPT).reshape(shape)
         greedy = (warp.temperature <= 0)[:, None]
         accepted = jnp.where(greedy, q_distribution.top_token == text, coin * p_text < q_text)
         excess = jnp.maximum(q - p, 0.0)
         some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
         weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
-        rejected = sampling.draw(weights, sampling.uniforms(flat_seeds, flat_at, jnp.int32(0), sampling.DRAFT)).reshape(
-            shape
-        )
+        rejected = sampling.draw(weights, uniform(0, sampling.DRAFT)).reshape(shape)
         rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
         at_hand = Rejected(p_distribution.log_prob, q_distribution.log_prob, q_logits, rejected, text)
-        candidate = right_candidate(
-            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), at_hand),
-            jnp.repeat(~greedy[:, 0], shape[1]),
-            lambda candidate, role: sampling.uniforms(
-                flat_seeds, flat_at, jnp.int32(candidate * sampling.BY_CANDIDATE), role
-            ),
-        )
+        at_hand = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), at_hand)
+        candidate = right_candidate(at_hand, jnp.repeat(~greedy[:, 0], shape[1]), uniform)
         raw_p = jax.nn.log_softmax(p_logits)
         raw_q = jnp.where(greedy[..., None], jax.nn.softmax(q_logits), q)
         compared = dict(

@@ -36,7 +36,6 @@ def begin_algorithm_1(
     initial_acceptance: Share = None,
 ) -> Algorithm1State:
     """The state before the first round, for the `init` of a rule. `initial_acceptance` None: the target acceptance."""
-    del batch
     start = target_acceptance if initial_acceptance is None else initial_acceptance
     return Algorithm1State(threshold, start, target_acceptance, acceptance_decay, threshold_decay, step)
 

@@ -7,7 +7,10 @@ rejected token are not evaluated. Buffers are [B, P], P a static number of posit
 import jax.numpy as jnp
 
 from specdec_jax.decoding.sampling import log_prob_of
+from specdec_jax.stopping._thresholded import in_unit
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, VerificationResult
+
+show_probability = in_unit("probability", lambda state: state.threshold)  # of policies that compare one with it
 
 
 def token_probability(distribution: Distribution, token: Array, context: RoundContext) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Between, Count, Length, Share
-from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping.static import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 

@@ -46,7 +46,6 @@ def adaedl(keep_checked_token: bool = False, raw_entropy: bool = False) -> Stopp
         return AdaEDLState(begin_algorithm_1(batch, **control), failed, entropy_factor)
 
     def bound(state: AdaEDLState, distribution: Distribution, drafted: Array) -> tuple[Array, AdaEDLState]:
-        del drafted
         entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
         return entropy_bound(state.entropy_factor, entropy), state
 

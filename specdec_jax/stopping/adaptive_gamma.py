@@ -73,7 +73,9 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: Annotated[int, B
     ) -> tuple[Array, AdaptiveGammaState]:
         root = jnp.sqrt(jnp.maximum(distribution.entropy.astype(jnp.float32), 0.0))
         seen = state._replace(root_entropy=remember(state.root_entropy, drafted, root))
-        return 1.0 - jnp.sqrt(fitted_factor(state)) * root, seen
+        rejected = state.prior_weight * jnp.sqrt(state.entropy_factor) + state.rejected
+        factor = jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)
+        return 1.0 - jnp.sqrt(factor) * root, seen
 
     def fit(state: AdaptiveGammaState, draft: Draft, result: VerificationResult) -> AdaptiveGammaState:
         evaluated, accepted = evaluated_positions(draft, result, state.root_entropy.shape[1])
@@ -82,9 +84,3 @@ def adaptive_gamma(keep_checked_token: bool = False, positions: Annotated[int, B
         return state._replace(rejected=state.decay * state.rejected + rejected, roots=state.decay * state.roots + roots)
 
     return thresholded(init, bound, keep_checked_token=keep_checked_token, learn=fit)
-
-
-def fitted_factor(state: AdaptiveGammaState) -> Array:
-    """The current entropy factor [B] float32."""
-    rejected = state.prior_weight * jnp.sqrt(state.entropy_factor) + state.rejected
-    return jnp.clip(jnp.square(rejected / (state.prior_weight + state.roots)), *FACTOR_RANGE)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Share
-from specdec_jax.stopping._defaults import show_probability
-from specdec_jax.stopping._readings import token_probability
+from specdec_jax.stopping._readings import show_probability, token_probability
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
 
@@ -43,7 +42,6 @@ def cumulative_confidence() -> StoppingPolicy:
         drafted: Array,
         context: RoundContext,
     ) -> tuple[Array, CumulativeConfidenceState]:
-        del drafted
         confidence = state.confidence * token_probability(distribution, token, context)
         return confidence >= state.threshold, state._replace(confidence=confidence)
 

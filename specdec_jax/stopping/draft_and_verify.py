@@ -17,8 +17,7 @@ import functools
 
 from specdec_jax.ranges import Share
 from specdec_jax.stopping._algorithm_1 import Algorithm1State, Threshold, algorithm_1
-from specdec_jax.stopping._defaults import show_probability
-from specdec_jax.stopping._readings import token_probability
+from specdec_jax.stopping._readings import show_probability, token_probability
 from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext, StoppingPolicy
@@ -44,13 +43,11 @@ def draft_and_verify(adaptive: bool = True) -> StoppingPolicy:
         step: Share = 0.01,
         initial_match: Share = 0.0,
     ) -> Algorithm1State:
-        del batch
         return Algorithm1State(threshold, initial_match, target_match, match_decay, threshold_decay, step)
 
     def proceed(
         state: Algorithm1State, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, Algorithm1State]:
-        del drafted
         return ~(token_probability(distribution, token, context) < state.threshold), state
 
     policy = StoppingPolicy(init, proceed=proceed, threshold=show_probability)

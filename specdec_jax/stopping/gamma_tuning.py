@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.ranges import Length, Share
-from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping.static import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -41,7 +41,6 @@ def gamma_tuning() -> StoppingPolicy:
         decay: Share = 0.5,
         initial_acceptance: Share = 0.65,
     ) -> GammaTuningState:
-        del batch
         return GammaTuningState(draft_length, initial_acceptance, decay, high, low)
 
     def update(state: GammaTuningState, draft: Draft, result: VerificationResult) -> GammaTuningState:

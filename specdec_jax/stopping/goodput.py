@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from specdec_jax.hyperparameters import full
 from specdec_jax.ranges import Between, NotNegative, Positive, Share
-from specdec_jax.stopping._defaults import proceed_to_length, show_length
 from specdec_jax.stopping._readings import opening_cost, relative_drafter_cost
+from specdec_jax.stopping.static import proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import host
 from specdec_jax.ranges import Between, Count, NotNegative, Share
-from specdec_jax.stopping._defaults import show_probability
-from specdec_jax.stopping._readings import evaluated_positions, remember, token_probability
+from specdec_jax.stopping._readings import evaluated_positions, remember, show_probability, token_probability
 from specdec_jax.stopping._wrapped import threshold_only
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, RoundContext, StoppingPolicy, VerificationResult

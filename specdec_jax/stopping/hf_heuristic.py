@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from specdec_jax.ranges import Count, Length
-from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping.static import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, StoppingPolicy, VerificationResult
 
@@ -31,7 +31,6 @@ def hf_heuristic() -> StoppingPolicy:
     """
 
     def init(batch: int, draft_length: Length = 5, increase: Count = 2, decrease: Count = 1) -> HFHeuristicState:
-        del batch
         return HFHeuristicState(draft_length, increase, decrease)
 
     def update(state: HFHeuristicState, draft: Draft, result: VerificationResult) -> HFHeuristicState:

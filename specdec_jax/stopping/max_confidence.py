@@ -43,7 +43,6 @@ def max_confidence(keep_checked_token: bool = False, adaptive: bool = True, raw:
     def confidence(
         state: MaxConfidenceState, distribution: Distribution, drafted: Array
     ) -> tuple[Array, MaxConfidenceState]:
-        del drafted
         return (distribution.raw_max_prob if raw else distribution.max_prob).astype(jnp.float32), state
 
     policy = thresholded(init, confidence, keep_checked_token=keep_checked_token, adaptive=adaptive)

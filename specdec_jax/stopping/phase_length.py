@@ -6,6 +6,7 @@ rejected and short ones waste less. Without another policy this is a fixed lengt
 per phase, and the policy may stop sooner.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -13,9 +14,8 @@ import numpy as np
 
 from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.ranges import Count
-from specdec_jax.stopping._defaults import show_length
 from specdec_jax.stopping._wrapped import wrapped
-from specdec_jax.stopping.static import static
+from specdec_jax.stopping.static import show_length, static
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, PolicyState, RoundContext, StoppingPolicy
 
@@ -47,27 +47,24 @@ def phase_length(policy: StoppingPolicy | None = None) -> StoppingPolicy:
         policy = inner.init(batch, **hyperparameters)
         return PhaseLengthState(policy, routine_length, reasoning_length, routine_length)
 
+    def ask(name: str, state: PhaseLengthState, *arguments: Any) -> tuple[Array, PhaseLengthState]:
+        """The policy's answer for a budget of at most the phase's length, so that it does not plan beyond it."""
+        *seen, context = arguments
+        capped = context._replace(budget=jnp.minimum(context.budget, state.draft_length))
+        answer, after = getattr(inner, name)(state.policy, *seen, capped)
+        return answer, state._replace(policy=after)
+
     def begin(state: PhaseLengthState, context: RoundContext) -> tuple[Array, PhaseLengthState]:
         length = jnp.where(phase_of(context) == ROUTINE, state.routine_length, state.reasoning_length)
-        answer, after = inner.begin(state.policy, _capped(context, length))
-        return answer & (length > 0), state._replace(policy=after, draft_length=length)
-
-    def check(
-        state: PhaseLengthState, distribution: Distribution, drafted: Array, context: RoundContext
-    ) -> tuple[Array, PhaseLengthState]:
-        answer, after = inner.check(state.policy, distribution, drafted, _capped(context, state.draft_length))
-        return answer, state._replace(policy=after)
+        answer, state = ask("begin", state._replace(draft_length=length), context)
+        return answer & (length > 0), state
 
     def proceed(
         state: PhaseLengthState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, PhaseLengthState]:
-        answer, after = inner.proceed(state.policy, distribution, token, drafted, _capped(context, state.draft_length))
-        return answer & (drafted < state.draft_length), state._replace(policy=after)
+        answer, state = ask("proceed", state, distribution, token, drafted, context)
+        return answer & (drafted < state.draft_length), state
 
     shown = {"threshold": show_length} if policy is None else {}
-    return wrapped(inner, init=init, begin=begin, check=check, proceed=proceed, **shown, reads=inner.reads | {"phases"})
-
-
-def _capped(context: RoundContext, length: Array) -> RoundContext:
-    """The context for the wrapped policy, with the maximum length as a budget, so that it does not plan beyond it."""
-    return context._replace(budget=jnp.minimum(context.budget, length))
+    functions = {"init": init, "begin": begin, "check": partial(ask, "check"), "proceed": proceed, **shown}
+    return wrapped(inner, **functions, reads=inner.reads | {"phases"})

@@ -3,7 +3,7 @@
 In every round one of the policies drafts and updates its state; the others keep theirs. After each was tried once, UCB1
 plays the largest `mean + exploration * sqrt(2 ln(rounds) / pulls)`, Thompson sampling the largest draw from a Gaussian
 with that mean and the standard deviation `exploration / sqrt(pulls)`. Choices left open: the reward is tokens per time
-of the cost model in `_arms.py`, including discarded passes; the arms are the paper's max-confidence, SVIP and AdaEDL,
+of the cost model of `bandit`, including discarded passes; the arms are the paper's max-confidence, SVIP and AdaEDL,
 AdaEDL also with its checked token kept, and a static length; arms are chosen per round, not per token; a round without
 a drafter pass is not counted. Exploration has a scale, because rewards are not in [0, 1]: 0.1 for UCB1 (as `bandit`), 1
 for Thompson sampling, about the spread of one round's reward.
@@ -18,9 +18,9 @@ from jax.scipy.special import ndtri
 from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.hyperparameters import full, select_rows
 from specdec_jax.ranges import NotNegative
-from specdec_jax.stopping._arms import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping._thresholded import in_unit
 from specdec_jax.stopping.adaedl import adaedl
+from specdec_jax.stopping.bandit import Arms, begin_arms, best, learn, samples, upper_bounds
 from specdec_jax.stopping.max_confidence import max_confidence
 from specdec_jax.stopping.static import static
 from specdec_jax.stopping.svip import svip

@@ -33,13 +33,11 @@ def svip(raw_entropy: bool = True) -> StoppingPolicy:
     """
 
     def init(batch: int, entropy_factor: Positive = 0.15, threshold: NotNegative = 0.3) -> SVIPState:
-        del batch
         return SVIPState(entropy_factor, threshold)
 
     def proceed(
         state: SVIPState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SVIPState]:
-        del token, drafted, context
         entropy = distribution.raw_entropy if raw_entropy else distribution.entropy
         return ~(jnp.sqrt(state.entropy_factor * entropy.astype(jnp.float32)) > state.threshold), state
 

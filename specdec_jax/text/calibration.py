@@ -3,10 +3,8 @@
 `python -m experiments.calibrate` writes a calibration: a JSON file that identifies its pair. It is rejected for other
 pairs, by the size and scale of both models' weights, because thresholds in nats depend on the pair.
 
-A hyperparameter that was fitted with certain static options of a strategy, such as AdaEDL's threshold, applies to those
-options only: a file's `hyperparameters` are for strategies with default options, its `variants` for other options.
-Hyperparameters that hold for all options, such as the survival policy's prior, a property of the pair, are listed in
-`any_static_options`. A strategy that wraps others gets theirs.
+A file's `hyperparameters` are for strategies with default static options, its `variants` for other options. Those that
+hold for all options, such as the survival policy's prior, a property of the pair, are listed in `any_static_options`.
 """
 
 import json
@@ -46,16 +44,12 @@ class Calibration(NamedTuple):
     drafter: dict[str, Any]
     hyperparameters: dict[str, dict[str, dict[str, dict[str, Any]]]]
     figures: dict[str, Any]
-    variants: dict[str, list[dict[str, Any]]]
-    # by kind of decoding: kind, name, static options and hyperparameters of each
+    variants: dict[str, list[dict[str, Any]]]  # by kind of decoding; each has the entries of VARIANT
     any_static_options: dict[str, list[str]]  # by kind: names whose hyperparameters hold for all options
 
 
 def fingerprint(params: Params) -> dict[str, Any]:
-    """The number of parameters and the mean absolute value of the largest array.
-
-    A draft vocabulary changes neither, and is a third entry.
-    """
+    """The number of parameters, the mean absolute value of the largest array, and the size of any draft vocabulary."""
     reduced = isinstance(params, (ReducedParams, SharedParams))
     leaves = jax.tree.leaves(params.model if reduced else params, is_leaf=is_matrix)
     largest = max(leaves, key=lambda leaf: leaf.size)
@@ -72,12 +66,7 @@ _scales: dict[int, tuple[Any, float]] = {}  # mean sizes, which every request ne
 
 
 def read_calibration(path: str | Path) -> Calibration:
-    """A calibration from its file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: not a calibration, or another format.
-    """
+    """A calibration from its file. Raises FileNotFoundError, or ValueError: not a calibration, or another format."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no calibration at {path}; python -m experiments.calibrate writes one")
@@ -137,17 +126,12 @@ def hyperparameters_for(calibration: Calibration, kind: str, strategy: Any, temp
     were set explicitly, also in a wrapped strategy, are kept. `temperature` 0 in all rows selects the greedy
     hyperparameters, any other the sampled ones.
     """
-    decoding = KINDS[int(np.max(np.asarray(temperature)) > 0)]
-    return _learnt(calibration, decoding, kind, strategy)
-
-
-def _learnt(calibration: Calibration, decoding: str, kind: str, strategy: Strategy) -> dict[str, Any]:
     learnt: dict[str, Any] = {}
     for role, inner in strategy.options.items():
         if isinstance(inner, Strategy):
-            for key, value in _learnt(calibration, decoding, kind, inner).items():
+            for key, value in hyperparameters_for(calibration, kind, inner, temperature).items():
                 learnt[key if key in strategy.hyperparameters else f"{role}_{key}"] = value
-    name, call = strategy.name, strategy.call
+    decoding, name, call = KINDS[int(np.max(temperature) > 0)], strategy.name, strategy.call
     if call is not None and name in names(kind) and call.factory is find_factory(kind, name):
         if name in calibration.any_static_options.get(kind, []) or strategy.bare == build(kind, name, {}):
             learnt |= calibration.hyperparameters[decoding].get(kind, {}).get(name, {})

@@ -61,15 +61,11 @@ def complete(
     """Decode requests of one prompt each (`prepare`), `batch` at a time or as many as fit, in order of completion.
 
     A row's tokens depend on its request only, unless its policy reads other rows (it gets the costs of the pair, not of
-    the batch).
+    the batch). Requests are consumed as rows become free, at most `look_ahead` (16 times the batch) beyond the oldest
+    unfinished one.
 
-    Args:
-        requests: consumed as rows become free, at most `look_ahead` beyond the oldest unfinished one.
-        look_ahead: default 16 times the batch.
-
-    Raises:
-        ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state` refuses,
-            or not enough memory for the caches of a single row.
+    Raises ValueError: a number below 1, a batch that cannot be sharded on the mesh, a request that `fresh_state`
+    refuses, or not enough memory for the caches of a single row.
     """
     look_ahead = LOOK_AHEAD * batch if look_ahead is None else look_ahead
     for name, value in (("batch", batch), ("look_ahead", look_ahead)):
@@ -81,16 +77,11 @@ def complete(
         yield from _one_shape(pair, waiting, rows, size)
 
 
-def slots_of(pair: Pair, request: Request) -> int:
-    """Minimum number of cache slots of a row for the request: 128, 192, 256, 384, 512 ..."""
-    widest = max(pair.decoder.parts.widths)
-    return max(FEWEST_SLOTS, slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest))
-
-
 def size_of(pair: Pair, request: Request) -> Size:
-    """The minimum size of a row for the request."""
-    sources = request.options.get("sources")
-    return Size(slots_of(pair, request), 0 if sources is None else slots_for(max(map(len, sources)), 0, 0))
+    """The minimum size of a row for the request; its slots are 128, 192, 256, 384, 512 ..."""
+    widest, sources = max(pair.decoder.parts.widths), request.options.get("sources")
+    slots = slots_for(max(map(len, request.prompts)), request.options["max_new_tokens"], widest)
+    return Size(max(FEWEST_SLOTS, slots), 0 if sources is None else slots_for(max(map(len, sources)), 0, 0))
 
 
 def cache_bytes(pair: Pair, batch: int, slots: int, source_slots: int = 0) -> int:
@@ -130,8 +121,8 @@ class _Waiting:
         self._pair, self._look_ahead = pair, look_ahead
         self._source = enumerate(requests)
         self._queue: list[_Held] = []  # oldest first
-        self._running: set[int] = set()
-        self._next: int = 0  # index of the next request from the source
+        self._unfinished: set[int] = set()  # indices of requests in the queue or in a row
+        self._newest = -1  # index of the last request from the source
 
     def next_size(self) -> Size | None:
         """The size of the oldest request; None: no request is left."""
@@ -147,23 +138,20 @@ class _Waiting:
         if not fitting:
             return None
         self._queue.remove(fitting[0])
-        self._running.add(fitting[0].index)
         return fitting[0]
 
     def done(self, index: int) -> None:
-        self._running.discard(index)
+        self._unfinished.remove(index)
 
     def _look(self) -> None:
         """Fills the queue up to the look-ahead."""
-        while (
-            self._next < min([*self._running, *(held.index for held in self._queue[:1]), self._next]) + self._look_ahead
-        ):
+        while self._newest + 1 < min(self._unfinished, default=self._newest + 1) + self._look_ahead:
             taken = next(self._source, None)
             if taken is None:
                 return
-            index, request = taken
-            self._next = index + 1
-            self._queue.append(_Held(index, size_of(self._pair, request), request))
+            self._newest, request = taken
+            self._unfinished.add(self._newest)
+            self._queue.append(_Held(self._newest, size_of(self._pair, request), request))
 
 
 def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterator[Completed]:

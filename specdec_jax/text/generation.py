@@ -75,8 +75,7 @@ def generate(
     pair, options = split_options(pair, options)
     many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
     prompts: list[Any] = list(prompt) if many else [prompt]
-    request = prepare(pair, prompts, sampling, record=record, **options)
-    results = decode(pair, request).results
+    results = decode(pair, prepare(pair, prompts, sampling, record=record, **options)).results
     return results if many else results[0]
 
 
@@ -125,19 +124,19 @@ def prepare(
     costs of the pair.
     """
     ids = [encode(pair.target, prompt, chat=chat, system=system, parse_special=parse_special) for prompt in prompts]
-    tokenizer, ends, spec = pair.target.tokenizer, sampling.stop_ids, pair.target.model.spec
-    reads = spec.source
-    usual = sorted(token for token in {*spec.eos_ids, *tokenizer.eos_ids} if token < spec.vocab_size)
-    sources = {} if reads is None else {"sources": ids}
-    ids = ids if reads is None else [[reads.first_token]] * len(ids)
+    ends, spec, sources = sampling.stop_ids, pair.target.model.spec, {}
+    if ends is None:
+        ends = sorted(id_ for id_ in {*spec.eos_ids, *pair.target.tokenizer.eos_ids} if id_ < spec.vocab_size)
+    if spec.source is not None:
+        ids, sources = [[spec.source.first_token]] * len(ids), {"sources": ids}
     if slots is None:
         slots = slots_for(max(map(len, ids), default=0), sampling.max_new_tokens, max(pair.decoder.parts.widths))
     options = {
         "max_new_tokens": sampling.max_new_tokens,
         "warp": make_warp(len(ids), sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
         "seed": sampling.seed,
-        "stop_ids": usual if ends is None else ends,
-        **{kind: strategy for kind, strategy in _strategies(pair).items() if strategy is not None},
+        "stop_ids": ends,
+        **_strategies(pair),
         **learnt_hyperparameters(pair, calibration, sampling.temperature, slots),
         "slots": slots,
         "record_rounds": slots if record else 0,  # large enough, and the same shape for different max_new_tokens
@@ -146,8 +145,9 @@ def prepare(
     return Request(ids, options, sampling.stop_strings)
 
 
-def _strategies(pair: Pair) -> dict[str, Strategy | None]:
-    return {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
+def _strategies(pair: Pair) -> dict[str, Strategy]:
+    parts = {"policy": pair.policy, "verifier": pair.verifier, "monitor": pair.monitor}
+    return {kind: strategy for kind, strategy in parts.items() if strategy is not None}
 
 
 def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slots: int) -> dict[str, Any]:
@@ -161,11 +161,8 @@ def learnt_hyperparameters(pair: Pair, calibration: Any, temperature: float, slo
         check_calibration(calibration)
     elif calibration is not None:
         calibrated = calibration_of(calibration, pair)
-        learnt = {
-            kind: hyperparameters_for(calibrated, kind, strategy, temperature)
-            for kind, strategy in _strategies(pair).items()
-            if strategy is not None
-        }
+        strategies = _strategies(pair).items()
+        learnt = {kind: hyperparameters_for(calibrated, kind, rule, temperature) for kind, rule in strategies}
         if not same_pass(calibrated, pair.first_drafter):
             learnt["policy"].pop(COST, None)
     if pair.first_drafter is not None and COST in pair.policy.hyperparameters.keys() - pair.policy.fixed:
@@ -247,8 +244,7 @@ def finish(
 ) -> Generation:
     """Row `row` of a `readable` state as a Generation; stop tokens are in its tokens but not in its text."""
     length, limit, prompt_length = (int(leaf[row]) for leaf in (state.length, state.limit, state.prompt_length))
-    tokens = [int(token) for token in state.tokens[row, prompt_length:length]]
-    ends = set(state.stop_ids[row].tolist())
+    tokens, ends = state.tokens[row, prompt_length:length].tolist(), set(state.stop_ids[row].tolist())
     text = pair.target.tokenizer.decode([token for token in tokens if token not in ends])
     cut = find_stop(text, request.stop)
     reason = "interrupted"
@@ -259,8 +255,7 @@ def finish(
     elif length >= limit:
         reason = "length"
     counts = jax.tree.map(lambda leaf: leaf[row : row + 1], state.statistics)
-    rounds = None if state.record is None else recorded_rounds(state, row)
-    raw, warped, tempered = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor] or [None] * 3
+    log_probs = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor]
     return Generation(
         text=text,
         tokens=tokens,
@@ -270,10 +265,8 @@ def finish(
         seconds=seconds,
         prefill_seconds=prefilled.prefill_seconds,
         compile_seconds=prefilled.compile_seconds,
-        rounds=rounds,
-        log_probs=raw,
-        warped_log_probs=warped,
-        tempered_log_probs=tempered,
+        rounds=None if state.record is None else recorded_rounds(state, row),
+        **dict(zip(Generation._fields[-3:], log_probs, strict=False)),  # none unless they were gathered
     )
 
 
@@ -293,8 +286,7 @@ def split_options(pair: Pair | None, options: Mapping[str, Any]) -> tuple[Pair, 
     """
     builds = {*inspect.signature(build_pair).parameters, "batch"}
     asks = {*inspect.signature(prepare).parameters, "log_probs"} - {"pair", "prompts", "sampling", "record"}
-    changes = {"policy", "verifier", "monitor"}
-    names = asks | (builds if pair is None else changes)
+    names = asks | (builds if pair is None else {"policy", "verifier", "monitor"})
     samples = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in options:
         if name not in names:

@@ -35,6 +35,11 @@ def json_value(line: bytes) -> Any:
         raise ValueError(f"not JSON ({error})") from None
 
 
+def numbered(source: bytes) -> list[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 1."""
+    return [(number, line) for number, line in enumerate(source.split(b"\n"), 1) if line.strip()]
+
+
 def json_lines(path: str | Path, *, ended: bool = False) -> Iterator[tuple[int, Any]]:
     """(number, value) of every non-empty line; with `ended` only of lines that end in a newline.
 
@@ -42,10 +47,9 @@ def json_lines(path: str | Path, *, ended: bool = False) -> Iterator[tuple[int, 
         FileNotFoundError: no such file.
         ValueError: as `json_value`; the message says file:line.
     """
-    lines = Path(path).read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1] if ended else lines, start=1):
-        if line.strip():
-            try:
-                yield number, json_value(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
+    content = Path(path).read_bytes()
+    for number, line in numbered(content[: content.rfind(b"\n") + 1] if ended else content):
+        try:
+            yield number, json_value(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None

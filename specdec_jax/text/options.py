@@ -20,6 +20,7 @@ from specdec_jax.text.sampling_params import NewTokens, SamplingParams
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # repeated options, because a list would consume the prompt
 Maybe = tyro.conf.arg(metavar="TEXT", help_behavior_hint="")
+MaybeInt, MaybeFile = (tyro.conf.arg(metavar=word, help_behavior_hint="") for word in ("INT", "FILE"))
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" would be misleading
 
 LONGEST = 64  # maximum draft length; beyond it verification would be wider than a prefill chunk
@@ -66,7 +67,7 @@ class Models(ModelNames):
     costs: Annotated[str | None, Maybe] = None
     """What passes cost, for rules that weigh it: measured (once a pair and machine, the default), estimated (by the
     bytes read), or a cost_model.json of experiments.step_cost."""
-    calibration: Annotated[str | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    calibration: Annotated[str | None, MaybeFile] = None
     """Hyperparameters calibrated for this pair (python -m experiments.calibrate), or built-in; those given explicitly
     take precedence."""
 
@@ -84,9 +85,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Drafting:
-    max_draft_length: Annotated[
-        int | None, Between(1, LONGEST), tyro.conf.arg(metavar="INT", help_behavior_hint="")
-    ] = None
+    max_draft_length: Annotated[int | None, Between(1, LONGEST), MaybeInt] = None
     """Most tokens drafted per round, whatever the policy; by default what pays here on predictable text."""
 
 

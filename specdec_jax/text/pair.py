@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 from jax.sharding import Mesh
@@ -35,7 +34,7 @@ from specdec_jax.stopping.survival import survival
 from specdec_jax.strategy import nearest
 from specdec_jax.text.options import Drafting, Models
 from specdec_jax.text.strategies import choose, find_factory, name_in, names, parse_call
-from specdec_jax.types import Drafter, DraftModel, LanguageModel, Monitor, Params, StoppingPolicy, Verifier
+from specdec_jax.types import Drafter, DraftModel, Monitor, Params, StoppingPolicy, Verifier
 from specdec_jax.verification.rejection import rejection
 
 PHASES = phases()
@@ -46,6 +45,7 @@ EXAMPLE = "smollm2-drafter@8192"
 VOCABULARY = 1024  # tokens for the first check of a drafter, before the target is known
 
 OneDrafter = LoadedModel | Drafter | str
+_decoder = functools.lru_cache(maxsize=16)(build_decoder)  # equal parts share a decoder and are compiled once
 _answered: Callable[[Parts], set[bool]] = functools.lru_cache(maxsize=16)(lambda parts: set())
 
 
@@ -72,8 +72,7 @@ class Pair(NamedTuple):
         """
         if self.first_drafter is None:
             return None
-        ratio = None if self.costs is None else self.costs.ratio
-        return ratio or _relative_size(self.first_drafter, self.params.target)
+        return (self.costs and self.costs.ratio) or _relative_size(self.first_drafter, self.params.target)
 
     def using(
         self, policy: StoppingPolicy | None = None, verifier: Verifier | None = None, monitor: Monitor | None = None
@@ -82,12 +81,10 @@ class Pair(NamedTuple):
 
         Raises ValueError: an argument of the wrong type, or whose functions fail (`build_pair`).
         """
-        policy, verifier = policy or self.policy, verifier or self.verifier
-        parts = self.decoder.parts
+        policy, verifier, parts = policy or self.policy, verifier or self.verifier, self.decoder.parts
         monitor = _watching(policy, verifier, monitor or self.monitor)
-        decoder = _decoder(
-            parts.target, parts.drafter, policy.bare, verifier.bare, monitor and monitor.bare, parts.widths
-        )
+        rules, watched = (policy.bare, verifier.bare), monitor and monitor.bare
+        decoder = _decoder(parts.target, parts.drafter, *rules, monitor=watched, verification_widths=parts.widths)
         return _checked(self._replace(decoder=decoder, policy=policy, verifier=verifier, monitor=monitor))
 
     def with_log_probs(self) -> "Pair":
@@ -192,13 +189,8 @@ def measure_costs(pair: Pair, batch: int = 1, rule_cost: bool = False) -> Pair:
 def measured_pair(
     *models: Any, costs: CostModel | str | Path | None = None, batch: int = 1, rule_cost: bool = False, **options: Any
 ) -> Pair:
-    """`build_pair`, then `measure_costs` depending on `costs`: the pair of `generate` and of the commands.
-
-    Args:
-        costs: "measured", "estimated", a CostModel or its file. None: the environment variable SPECDEC_JAX_COSTS, else
-            measured.
-        batch, rule_cost: of `measure_costs`.
-        options: of `build_pair`.
+    """`build_pair` with its options, then `measure_costs` unless `costs` are given or "estimated": the pair of
+    `generate` and of the commands. Without `costs` the environment variable SPECDEC_JAX_COSTS decides (`costs_asked`).
     """
     origin = costs_asked(costs)
     pair = build_pair(*models, costs=ESTIMATED if origin == MEASURED else origin, **options)
@@ -215,7 +207,7 @@ def _join(
     verifier: Verifier,
     monitor: Monitor | None,
     costs: CostModel | None,
-    ratios: Mapping[int, float] = MappingProxyType({}),
+    ratios: Mapping[int, float] = {},
 ) -> Pair:
     """The pair of loaded models; `costs` determine what the `arguments` of `build_pair` leave open.
 
@@ -243,7 +235,8 @@ def _join(
     measured_drafts = 2 * longest + 1 if costs is None else costs.widths[-1] - 1
     widest = max(longest, min(policy.max_tokens(longest), measured_drafts))  # a tree may fill the widest pass
     widths = tuple(widths or (default_widths(widest) if costs is None else widths_for(costs, widest)))
-    decoder = _decoder(big.model, built, policy.bare, verifier.bare, monitor and monitor.bare, widths)
+    rules, watched = (policy.bare, verifier.bare), monitor and monitor.bare
+    decoder = _decoder(big.model, built, *rules, monitor=watched, verification_widths=widths)
     first_drafter = next((weight for part, weight in pairs if part.model is not None), None)
     models, priced = ModelParams(big.params, params), costs and between(costs, widths)
     pair = Pair(big, decoder, models, policy, verifier, monitor, first_drafter, priced, tuple(drafters), arguments)
@@ -271,22 +264,16 @@ def without_model(drafter: Any) -> TypeGuard[str]:
 
 
 def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
-    """Checks the call of a drafter without a model by its factory.
+    """Checks the call of a drafter without a model by its factory; `vocab_size` is the target's, if known already.
 
-    Args:
-        vocab_size: the target's; None: not known yet. A user's factory with a parameter `vocab_size` or
-            `max_draft_length` is not called here.
-
-    Raises:
-        ValueError: the factory refuses it, or a model is given options.
+    Raises ValueError: the factory refuses it, or a model is given options.
     """
     each: Sequence[Any] = [drafter] if drafter is None or _is_drafter(drafter) else drafter
     for part in each:
         if without_model(part):
-            own_file = name_in(part).endswith(".py")
-            parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters if own_file else {}
-            if {"vocab_size", "max_draft_length"} & parameters.keys():
-                continue  # called by `_drafter`, with the pair's values
+            parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters
+            if name_in(part).endswith(".py") and {"vocab_size", "max_draft_length"} & parameters.keys():
+                continue  # a user's factory is called by `_drafter`, with the pair's values
             choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or VOCABULARY)
         elif isinstance(part, str) and part.endswith(")"):
             name, _ = parse_call("drafter", part)
@@ -294,7 +281,7 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
 
 
 def check_pair(big: LoadedModel, small: LoadedModel) -> None:
-    """Checks that a drafter can draft for a target. Weights are not read: `loading.outline` is enough.
+    """Checks that a drafter can draft for a target; `loading.outline` of both is enough.
 
     Raises ValueError: different vocabularies that cannot be translated, hidden states that the target does not provide,
     or a drafter with an encoder for a target without one.
@@ -367,16 +354,3 @@ def _relative_size(params: Params, target: Params) -> float:
     if isinstance(params, (ReducedParams, SharedParams)):
         sizes[0] -= params.unread_bytes
     return sizes[0] / sizes[1]
-
-
-@functools.lru_cache(maxsize=16)
-def _decoder(
-    target: LanguageModel,
-    drafter: Drafter,
-    policy: StoppingPolicy,
-    verifier: Verifier,
-    monitor: Monitor | None,
-    widths: tuple[int, ...],
-) -> Decoder:
-    """A cached decoder: equal parts share it and are compiled once."""
-    return build_decoder(target, drafter, policy, verifier, monitor=monitor, verification_widths=widths)

@@ -20,11 +20,8 @@ class Prompt(NamedTuple):
 def read_prompts(path: str | Path, limit: int | None = None, split: str | None = None) -> list[Prompt]:
     """The prompts of a JSONL file in order: those of the given `split`, and the first `limit` of them.
 
-    Empty lines are skipped. A line without an id gets its line number; one without a category gets "none".
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: an invalid line, a duplicate id, no prompts, or none of that split; the message has file:line.
+    Empty lines are skipped. A line without an id gets its line number; one without a category gets "none". Raises
+    FileNotFoundError, or ValueError with file:line: an invalid line, a duplicate id, no prompts, none of that split.
     """
     path = Path(path)
     if not path.is_file():

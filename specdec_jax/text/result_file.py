@@ -10,20 +10,20 @@ from typing import Any
 
 from specdec_jax.loading.new_folder import write_text
 from specdec_jax.locks import exclusive
+from specdec_jax.text.json_lines import numbered
 
 ADVICE = "give another name, or --overwrite"
 SETTINGS, OLD = ".settings.json", ".old"
-DECIDED = "decided"  # choices of the machine that began the run, reused when it continues
 
 
 class ResultFile:
     """Appends whole lines; an incomplete line, also one of a killed run, is removed."""
 
-    def __init__(self, path: Path, source: bytes):
-        self.path = path
+    def __init__(self, path: Path, source: bytes, about: Mapping[str, Any]):
+        self.path, self._about = path, about
+        self.decided = about.get("decided")  # choices of the machine on which the run began, if it continues
         self.lines, self.refused, self._size = whole_lines(path, [number for number, _ in numbered(source)])
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        self.decided = read_settings(path).get(DECIDED)  # choices of the machine on which the run began
         os.ftruncate(self._descriptor, self._size)
 
     def append(self, line: bytes) -> None:
@@ -38,9 +38,10 @@ class ResultFile:
         self._size += len(line)
         self.lines += 1
 
-    def decide(self, facts: Mapping[str, Any]) -> None:
-        """Writes this machine's choices to the settings, for runs that continue."""
-        write_settings(self.path, {**read_settings(self.path), DECIDED: dict(facts)})
+    def write_settings(self, **facts: Any) -> None:
+        """Adds facts to the file of settings, which is replaced atomically."""
+        self._about = {**self._about, **facts}
+        write_text(self.path.with_name(self.path.name + SETTINGS), json.dumps(self._about, indent=2) + "\n")
 
     def close(self) -> None:
         """Flushes the file to disk and closes it."""
@@ -67,44 +68,28 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
     lock = path.with_name(f".{path.name}.lock")
     with exclusive(lock, f"{path} is being written by another process"):
         try:
-            settings_file = path.with_name(path.name + SETTINGS)
-            if overwrite:
-                if path.exists():
-                    os.replace(path, path.with_name(path.name + OLD))
-                settings_file.unlink(missing_ok=True)
+            about: dict[str, Any] = {}
+            if overwrite and path.exists():
+                os.replace(path, path.with_name(path.name + OLD))
             if path.exists() and path.stat().st_size:
-                _check_same(path, settings_file, settings, source)
+                about = _stored_settings(path, settings, source)
             else:
-                settings_file.unlink(missing_ok=True)
-            results = ResultFile(path, source)
-            with contextlib.closing(results):
-                write_settings(path, {**read_settings(path), "settings": settings, "input": digest(source)})
+                path.with_name(path.name + SETTINGS).unlink(missing_ok=True)
+            with contextlib.closing(ResultFile(path, source, about)) as results:
+                results.write_settings(settings=settings, input=digest(source))
                 yield results
         finally:
             with contextlib.suppress(OSError):  # another may have opened it: filelock locks no file without a name
                 lock.unlink()
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a file of results; {} if they cannot be read."""
-    try:
-        settings = json.loads(path.with_name(path.name + SETTINGS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
-
-
-def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings of a file of results atomically."""
-    write_text(path.with_name(path.name + SETTINGS), json.dumps(settings, indent=2) + "\n")
-
-
-def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], source: bytes) -> None:
-    stored = read_settings(path)
-    if not settings_file.is_file() or not all(isinstance(stored.get(name), dict) for name in ("settings", "input")):
-        raise ValueError(
-            f"{path} exists and is no unfinished output ({settings_file.name} does not say what it is): {ADVICE}"
-        )
+def _stored_settings(path: Path, settings: Mapping[str, Any], source: bytes) -> dict[str, Any]:
+    """The contents of the file of settings. Raises ValueError unless they are these settings and this input."""
+    file, stored = path.with_name(path.name + SETTINGS), None
+    with contextlib.suppress(OSError, ValueError):
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(stored, dict) or not all(isinstance(stored.get(key), dict) for key in ("settings", "input")):
+        raise ValueError(f"{path} exists and is no unfinished output ({file.name} does not say what it is): {ADVICE}")
     wanted = json.loads(json.dumps(settings))
     for name in wanted.keys() | stored["settings"].keys():
         before, now = stored["settings"].get(name), wanted.get(name)
@@ -114,16 +99,12 @@ def _check_same(path: Path, settings_file: Path, settings: Mapping[str, Any], so
     same = isinstance(before, int) and digest(source[:before]) == stored["input"]
     if not same or (source[before - 1 : before] != b"\n" and source[before : before + 1] not in (b"", b"\n", b"\r")):
         raise ValueError(f"{path} was written from another input: {ADVICE}")
+    return stored
 
 
 def digest(content: bytes) -> dict[str, Any]:
     """Length and SHA-256 of contents, for comparison between settings."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def numbered(source: bytes) -> list[tuple[int, bytes]]:
-    """The lines of an input that are not blank, with their numbers from 1."""
-    return [(number, line) for number, line in enumerate(source.split(b"\n"), 1) if line.strip()]
 
 
 def whole_lines(path: Path, numbers: Sequence[int]) -> tuple[int, int, int]:

@@ -73,12 +73,9 @@ def import_from_folder_of(path: Path) -> None:
 def choose(kind: str, words: str, **offered: Any) -> Any:
     """The strategy for a text such as `adaedl`, `static(draft_length=3)` or `my_rule.py`.
 
-    Args:
-        offered: default options, for the factory and those of strategies inside it, where they have such options.
-
-    Raises:
-        ValueError: invalid syntax, an unknown name, option or hyperparameter, a value of the wrong type or out of
-            range, or a factory that fails or returns another type. Errors of a user's file have its name and line.
+    `offered` are default options, for the factory and those of strategies inside it, where they have such options.
+    Raises ValueError: invalid syntax, an unknown name, option or hyperparameter, a value of the wrong type or out of
+    range, or a factory that fails or returns another type. Errors of a user's file have its name and line.
     """
     return build(kind, *parse_call(kind, words, offered), offered)
 
@@ -114,14 +111,13 @@ def parse_call(kind: str, words: str, offered: Mapping[str, Any] = {}) -> tuple[
     return name, named
 
 
-def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None) -> Any:
+def build(kind: str, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] = {}) -> Any:
     """Calls the factory `name` with `arguments`, and with those of `offered` that it accepts.
 
     A text argument where the factory expects a strategy is parsed as one. Raises ValueError: as `choose`.
     """
     factory = find_factory(kind, name)
     parameters = inspect.signature(factory).parameters
-    offered = offered or {}
     arguments = {key: value for key, value in offered.items() if key in parameters} | dict(arguments)
     for key in arguments.keys() & parameters.keys():
         if isinstance(arguments[key], str) and TYPES[kind].__name__ in str(parameters[key].annotation):
@@ -150,11 +146,8 @@ def _value(kind: str, tree: ast.expr, offered: Mapping[str, Any]) -> Any:
     if isinstance(tree, ast.Call):
         return choose(kind, ast.unparse(tree), **offered)
     if isinstance(tree, (ast.List, ast.Tuple)):
-        values = [_value(kind, entry, offered) for entry in tree.elts]
-        named = [isinstance(value, str) and value in names(kind) for value in values]
-        return [
-            choose(kind, value, **offered) if is_name else value for is_name, value in zip(named, values, strict=True)
-        ]
+        values, rules = [_value(kind, entry, offered) for entry in tree.elts], names(kind)
+        return [choose(kind, word, **offered) if isinstance(word, str) and word in rules else word for word in values]
     return ast.literal_eval(tree)
 
 

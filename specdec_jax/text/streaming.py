@@ -69,9 +69,9 @@ class Stream(Iterator[Chunk]):
         return generation.finish(self.pair, self.request, readable(self.state), 0, self._seconds, self._prefilled)
 
     def _play(self) -> Iterator[Chunk]:
-        text, played = _HeldText(self.pair.target.tokenizer, self.request.stop), 0
+        text, rounds, decoded = _HeldText(self.pair.target.tokenizer, self.request.stop), 0, 0  # so far
         state = readable(self.state)
-        ends = set(state.stop_ids[0].tolist())
+        ends, prompt = set(state.stop_ids[0].tolist()), int(state.prompt_length[0])
         while not state.done[0]:
             watch = time.perf_counter()
             with interrupts_held():
@@ -79,8 +79,13 @@ class Stream(Iterator[Chunk]):
                 self.state = jax.block_until_ready(state)
             self._seconds += time.perf_counter() - watch
             state = readable(self.state)
-            for chunk in _chunks(state, played):
-                played += 1
+            for round_ in recorded_rounds(state, skipped=rounds):
+                emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))
+                new = slice(decoded, decoded + emitted)
+                rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []
+                tokens, *log_probs = (leaf[0, new].tolist() for leaf in (state.tokens[:, prompt:], *state.monitor))
+                chunk = Chunk("", [], tokens, kinds_of(round_), rejected, float(round_["threshold"]), *log_probs)
+                rounds, decoded = rounds + 1, decoded + emitted
                 text.add(chunk, ends)
                 yield _filled(chunk, text.take())
                 if text.ended:
@@ -120,14 +125,11 @@ def resume(pair: Pair, request: Request, previous: DecodeState) -> Prefilled:
     watch = time.perf_counter()
     with interrupts_held():
         state = jax.block_until_ready(pair.decoder.extend(pair.params, previous, request.prompts, **request.options))
-    first = time.perf_counter()
-    with interrupts_held():
+        filled = time.perf_counter()
         state = jax.block_until_ready(pair.decoder.run(pair.params, state, rounds=0))
+    seconds = filled - watch, time.perf_counter() - filled
     compiled = [pair.decoder.num_programs(name) > programs[i] for i, name in enumerate(("extend", "run"))]
-    prefill, warm = first - watch, time.perf_counter() - first
-    return Prefilled(
-        state, 0.0 if compiled[0] else prefill, (prefill if compiled[0] else 0) + (warm if compiled[1] else 0)
-    )
+    return Prefilled(state, 0.0 if compiled[0] else seconds[0], float(np.dot(seconds, compiled)))
 
 
 def stream(
@@ -214,25 +216,6 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int
 
 def _filled(chunk: Chunk, pieces: list[Piece]) -> Chunk:
     return chunk._replace(text="".join(text for text, kind in pieces if kind != "rejected"), pieces=pieces)
-
-
-def _chunks(state: DecodeState, played: int) -> list[Chunk]:
-    """The rounds of row 0 of a `readable` state after the first `played` ones, with empty text."""
-    prompt, end = int(state.prompt_length[0]), int(state.length[0])
-    rounds = recorded_rounds(state, skipped=played)
-    begin = end - sum(int(round_["emitted"]) for round_ in rounds)
-    tokens = state.tokens[0].tolist()
-    chunks = []
-    for round_ in rounds:
-        emitted, accepted, drafted = (int(round_[name]) for name in ("emitted", "accepted", "drafted"))
-        kinds = kinds_of(round_)
-        rejected = round_["proposed"][accepted:drafted].tolist() if emitted > accepted else []
-        new = slice(begin - prompt, begin - prompt + emitted)
-        log_probs = [leaf[0, new].tolist() for leaf in state.monitor]
-        threshold = float(round_["threshold"])
-        chunks.append(Chunk("", [], tokens[begin : begin + emitted], kinds, rejected, threshold, *log_probs))
-        begin += emitted
-    return chunks
 
 
 @contextlib.contextmanager

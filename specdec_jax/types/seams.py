@@ -122,7 +122,6 @@ def always(state: PolicyState, *arguments: Any) -> tuple[Array, PolicyState]:
 
 def no_update(state: PolicyState, draft: Draft, result: VerificationResult) -> PolicyState:
     """Return the state unchanged."""
-    del draft, result
     return state
 
 
@@ -197,9 +196,8 @@ class Verifier(Strategy):
 class Observer(NamedTuple):
     """What a drafter observes of the target's passes; the result is passed to the drafter's `commit` and `prefill`."""
 
-    take: Callable[
-        [Params, Array], Any
-    ]  # (params, hidden states of `layers` [B, T, N, D] float32) -> leaves [B, T, ...]
+    take: Callable[[Params, Array], Any]
+    # (params, hidden states of `layers` [B, T, N, D] float32) -> leaves [B, T, ...]
     layers: tuple[int, ...]  # the N layers whose hidden states are read, numbered as in `StreamsForward`
     target_width: int  # D of the target
 

@@ -9,7 +9,6 @@ from specdec_jax.types import Array, Draft
 
 def no_hyperparameters(batch: int) -> tuple[()]:
     """A verifier without state or hyperparameters."""
-    del batch
     return ()
 
 

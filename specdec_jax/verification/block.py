@@ -1,12 +1,10 @@
 """Block verification: joint verification of the whole draft (Sun et al., arXiv 2403.10444, algorithm 2)."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, no_hyperparameters, positions
 from specdec_jax.verification._common import residual as plain_residual
 
@@ -23,8 +21,7 @@ def block() -> Verifier:
 
     def verify(
         state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del context
+    ) -> tuple[Array, NextDistribution, tuple[()]]:
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         weight = prefix_weights(log_p_token - log_q_token)  # [B, K+1]

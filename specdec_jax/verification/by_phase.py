@@ -1,6 +1,5 @@
 """A verifier per phase of the text: by default a lossy one in routine phases and an exact one in reasoning phases."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 from specdec_jax.decoding.phase import ROUTINE, phase_of
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier, VerifierState
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier, VerifierState
 from specdec_jax.verification.lenience import lenience
 from specdec_jax.verification.rejection import rejection
 
@@ -50,7 +49,7 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
 
     def verify(
         state: ByPhaseState, draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], ByPhaseState]:
+    ) -> tuple[Array, NextDistribution, ByPhaseState]:
         is_routine = phase_of(context) == ROUTINE
         lengths_a, next_a, state_a = routine.verify(state.routine, draft, distributions, context)
         lengths_b, next_b, state_b = reasoning.verify(state.reasoning, draft, distributions, context)

@@ -1,6 +1,5 @@
 """Entropy-aware speculative decoding, lossy: redraws where both models are uncertain (EASD, arXiv 2512.23765)."""
 
-from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ from jax import lax
 from specdec_jax.decoding.sampling import entropy, normalised, without
 from specdec_jax.ranges import Between, NotNegative, Share
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, draft_log_probabilities, residual, token_by_token
 
 
@@ -47,13 +46,11 @@ def easd(top_n: Annotated[int, Between(1)] = 8) -> Verifier:
     def init(
         batch: int, drafter_entropy: NotNegative = 1.0, target_entropy: NotNegative = 1.0, overlap: Share = 0.6
     ) -> EASDState:
-        del batch
         return EASDState(drafter_entropy, target_entropy, overlap)
 
     def verify(
         state: EASDState, draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], EASDState]:
-        del context
+    ) -> tuple[Array, NextDistribution, EASDState]:
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K]

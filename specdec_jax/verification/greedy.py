@@ -1,11 +1,9 @@
 """Greedy verification: a draft token is accepted iff it is the target's first choice. Temperature 0 only."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
 from specdec_jax.verification._common import no_hyperparameters, positions
 
 
@@ -19,8 +17,7 @@ def greedy() -> Verifier:
 
     def verify(
         state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del context
+    ) -> tuple[Array, NextDistribution, tuple[()]]:
         choice = distributions.top_token  # [B, K+1]
         width = draft.tokens.shape[1]
         right = (draft.tokens == choice[:, :-1]) & (positions(width)[None, :] < draft.length[:, None])

@@ -1,13 +1,12 @@
 """Lossy rejection sampling with a lenience factor (Leviathan et al., arXiv 2211.17192, appendix A.5)."""
 
-from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
 from specdec_jax.verification._common import bonus_or, draft_log_probabilities, residual, token_by_token
 
 
@@ -33,12 +32,11 @@ def lenience() -> Verifier:
     """
 
     def init(batch: int, lenience: Annotated[Any, Between(0, 1, open="low")] = 0.5) -> LenienceState:
-        del batch
         return LenienceState(lenience)
 
     def verify(
         state: LenienceState, draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], LenienceState]:
+    ) -> tuple[Array, NextDistribution, LenienceState]:
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         allowance = jnp.log(state.lenience)[:, None]  # [B, 1], log l <= 0

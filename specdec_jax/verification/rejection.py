@@ -1,11 +1,9 @@
 """Token-by-token rejection sampling (Leviathan et al., arXiv 2211.17192, alg. 1; Chen et al., arXiv 2302.01318)."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
 from specdec_jax.verification._common import (
     bonus_or,
     draft_log_probabilities,
@@ -24,8 +22,7 @@ def rejection() -> Verifier:
 
     def verify(
         state: tuple[()], draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], tuple[()]]:
-        del context
+    ) -> tuple[Array, NextDistribution, tuple[()]]:
         log_p = distributions.log_prob
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
         accept = jnp.minimum(0.0, log_p_token - log_q_token)  # [B, K], log of the acceptance probability

@@ -1,13 +1,12 @@
 """Typical acceptance: a probability threshold that depends on the target's entropy (Medusa, arXiv 2401.10774)."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from specdec_jax.ranges import NotNegative, Share
 from specdec_jax.strategy import strategy
-from specdec_jax.types import Array, Distribution, Draft, RoundContext, Verifier
+from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
 from specdec_jax.verification._common import at_position, token_by_token
 
 
@@ -34,13 +33,11 @@ def typical() -> Verifier:
     """
 
     def init(batch: int, epsilon: Share = 0.09, delta: NotNegative = 0.3) -> TypicalState:
-        del batch
         return TypicalState(epsilon, delta)
 
     def verify(
         state: TypicalState, draft: Draft, distributions: Distribution, context: RoundContext
-    ) -> tuple[Array, Callable[[Array], Array], TypicalState]:
-        del context
+    ) -> tuple[Array, NextDistribution, TypicalState]:
         log_p = distributions.log_prob
         chance = jnp.exp(jnp.take_along_axis(log_p[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0])  # [B, K]
         surprise = jnp.asarray(state.delta)[:, None] * jnp.exp(-distributions.entropy[:, :-1])

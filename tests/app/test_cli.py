@@ -14,7 +14,6 @@ from pathlib import Path
 import pexpect
 import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
-from tiny_pair import write_pair
 from tiny_weights import weights, write_folder
 
 from specdec_jax.app import cli
@@ -35,20 +34,9 @@ SEARCH = ["--beams", "3", *SHORT_SEARCH]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_pair(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def models(folders):
-    target, drafter = folders
-    return ["--target", target, "--drafter", drafter]
-
-
-@pytest.fixture(scope="module")
-def expected(folders):
+def expected(tiny_folders):
     """What the command below must print, from plain decoding in Python."""
-    plain = build_pair(folders[0], None, dtype="float32")
+    plain = build_pair(tiny_folders[0], None, dtype="float32")
     return generate("hello", SamplingParams(max_new_tokens=12), pair=plain, chat=False)
 
 
@@ -80,8 +68,8 @@ def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, 
 
 
 @pytest.mark.parametrize("more", [["--parse-special"], []])
-def test_special_tokens_of_a_prompt_are_control_tokens_on_request(capsys, folders, tmp_path, more):
-    options = ["--target", folders[0], "--drafter", "none", "--max-new-tokens", "2", "--dtype", "float32", *more]
+def test_special_tokens_of_a_prompt_are_control_tokens_on_request(capsys, tiny_folders, tmp_path, more):
+    options = ["--target", tiny_folders[0], "--drafter", "none", "--max-new-tokens", "2", "--dtype", "float32", *more]
     code, out, _ = run(capsys, "hi</s>", *options, "--json")
     ids = json.loads(out)["prompt_tokens"]
     assert code == 0 and ids.count(EOS) == 1 + len(more)
@@ -90,15 +78,17 @@ def test_special_tokens_of_a_prompt_are_control_tokens_on_request(capsys, folder
     assert json.loads((tmp_path / "out.jsonl").read_text())["num_prompt_tokens"] == len(ids)
 
 
-def test_drafters_without_a_model(capsys, folders):
+def test_drafters_without_a_model(capsys, tiny_folders):
     drafter = "prompt_lookup(longest=2, shortest=1), ngram"
-    code, out, _ = run(capsys, "hello hello", "--target", folders[0], "--drafter", drafter, *SHORT, *STATIC, "--json")
+    code, out, _ = run(
+        capsys, "hello hello", "--target", tiny_folders[0], "--drafter", drafter, *SHORT, *STATIC, "--json"
+    )
     figures = json.loads(out)["statistics"]
     assert code == 0 and figures["num_draft_tokens"] > 0 and figures["drafter_passes"] == 0
 
 
-def test_a_prompt_from_standard_input(capsys, folders, monkeypatch, expected):
-    arguments = ["--target", folders[0], "--drafter", "none", *SHORT, "--no-statistics"]
+def test_a_prompt_from_standard_input(capsys, tiny_folders, monkeypatch, expected):
+    arguments = ["--target", tiny_folders[0], "--drafter", "none", *SHORT, "--no-statistics"]
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
     assert run(capsys, "-", *arguments) == (0, expected.text + "\n", "")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
@@ -107,8 +97,7 @@ def test_a_prompt_from_standard_input(capsys, folders, monkeypatch, expected):
 
 
 @pytest.mark.parametrize("arguments", [["generate", "-"], ["chat"]])
-def test_a_closed_standard_input_is_one_line(folders, arguments):
-    models = ["--target", folders[0], "--drafter", folders[1]]
+def test_a_closed_standard_input_is_one_line(models, arguments):
     command = shlex.join([sys.executable, "-m", "specdec_jax", *arguments, *models]) + " <&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
@@ -128,15 +117,15 @@ def test_words_that_are_no_text_or_control_a_terminal_are_shown_safely(capsys, m
     assert err.startswith("error: ") and message in err and len(err) < 900, err
 
 
-def test_a_drafter_of_another_vocabulary_drafts_what_both_have(capsys, folders, tmp_path):
+def test_a_drafter_of_another_vocabulary_drafts_what_both_have(capsys, tiny_folders, tmp_path):
     other = write_folder(tmp_path / "other", weights())
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    code, out, err = run(capsys, "hello", "--target", folders[0], "--drafter", str(other), *SHORT)
+    code, out, err = run(capsys, "hello", "--target", tiny_folders[0], "--drafter", str(other), *SHORT)
     assert not code and "it drafts the 263 tokens that both" in err
-    assert out == run(capsys, "hello", "--target", folders[0], "--drafter", "none", *SHORT)[1]
+    assert out == run(capsys, "hello", "--target", tiny_folders[0], "--drafter", "none", *SHORT)[1]
 
 
 def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, monkeypatch):
@@ -220,8 +209,8 @@ def search(target, **options):
     return beam_search("hello", target=model, chat=False, **{"width": 3, "max_new_tokens": 10, **options})
 
 
-def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table(capsys, folders):
-    target = folders[0]
+def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table(capsys, tiny_folders):
+    target = tiny_folders[0]
     found, words = search(target), ["hello", "--target", target, *SEARCH]
     assert len({f"{beam.score:.4f}" for beam in found}) == 3
     code, out, err = run(capsys, *words)
@@ -234,8 +223,8 @@ def test_the_best_text_alone_is_on_standard_output_and_all_scores_are_in_a_table
     assert run(capsys, *words, *off.split()) == (0, out, ""), "what is off may be said"
 
 
-def test_options_of_beams_arrive(capsys, folders):
-    target = folders[0]
+def test_options_of_beams_arrive(capsys, tiny_folders):
+    target = tiny_folders[0]
     numbers = {"width": 2, "length_penalty": -2.0, "min_new_tokens": 4, "max_new_tokens": 6}
     found = search(target, **numbers)
     assert found != search(target, width=2, max_new_tokens=6)

@@ -7,14 +7,13 @@ import random
 
 import pytest
 from filelock import FileLock
-from tiny_pair import write_pair
 
 from specdec_jax import kernels
 from specdec_jax.app.cli import main
+from specdec_jax.app.file_command import read_line, request_of
 from specdec_jax.stopping import survival
 from specdec_jax.text import continuous_batching, result_file
 from specdec_jax.text.pair import build_pair
-from specdec_jax.text.request_file import read_line, request_of
 from specdec_jax.text.sampling_params import SamplingParams
 
 GOOD = [
@@ -28,9 +27,8 @@ BAD = [b"nonsense", b'{"prompt": "a", "temprature": 1}', b'{"prompt": "\xff"}', 
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    target, drafter = write_pair(tmp_path_factory.mktemp("pair"))
-    options = ["--target", target, "--drafter", drafter, "--dtype", "float32", "--costs", "estimated"]
+def models(models):
+    options = [*models, "--dtype", "float32", "--costs", "estimated"]
     return [*options, "--no-chat", "--max-draft-length", "3", "--max-new-tokens", "12", "--tokens"]
 
 

@@ -14,7 +14,6 @@ import pytest
 from browser import CHROMIUM, Browser
 from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
-from tiny_pair import write_pair
 
 from specdec_jax.app import cli
 from specdec_jax.app.chat.commands import Chat
@@ -26,7 +25,7 @@ from specdec_jax.app.views.printing import print_json, print_stream, summary
 from specdec_jax.contrib.beam_search import Hypothesis
 from specdec_jax.contrib.beam_search.command import print_beams
 from specdec_jax.decoding.statistics import no_counts
-from specdec_jax.decoding.summaries import kinds_of, summarise
+from specdec_jax.decoding.summaries import summarise
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import check_file
 from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row
@@ -128,10 +127,9 @@ def test_a_verdict_is_the_stored_one(name, capsys, monkeypatch, stored):
 
 @pytest.mark.seldom
 @pytest.mark.optimised
-def test_the_proof_runs_on_a_users_own_pair(capsys, tmp_path, monkeypatch):
-    target, drafter = write_pair(tmp_path)
-    models = ["--target", target, "--drafter", drafter, "--prompt", "hello", "--temperature", "0.3"]
-    code, out = verify(capsys, monkeypatch, "--policy", "static", *models, "--pair-sequences", "300", "--json")
+def test_the_proof_runs_on_a_users_own_pair(capsys, models, monkeypatch):
+    words = ["--policy", "static", *models, "--prompt", "hello", "--temperature", "0.3", "--pair-sequences", "300"]
+    code, out = verify(capsys, monkeypatch, *words, "--json")
     pair = json.loads(out)["pair"]
     assert code == 0 and pair["lossless"] and pair["sequences"] == 300 and pair["degrees"] > 3
     assert pair["tokens"] == 8 == len(pair["by_position"])  # drafts of 7, the length in use
@@ -234,10 +232,10 @@ def test_files_that_cannot_be_written_are_refused(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_the_pages_of_the_documentation_run(tmp_path, monkeypatch, capsys):
+def test_the_pages_of_the_documentation_run(tiny_folders, tmp_path, monkeypatch, capsys):
     """Its two blocks of Python, on a tiny pair."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "views.md").read_text(encoding="utf-8"), re.DOTALL)
-    target, drafter = write_pair(tmp_path)
+    target, drafter = tiny_folders
     monkeypatch.chdir(tmp_path)
     code = "".join(blocks).replace("build_pair()", f"build_pair({target!r}, {drafter!r})")
     code = re.sub(r"max_new_tokens=\d+", "max_new_tokens=10", code)
@@ -352,22 +350,7 @@ def test_in_a_browser_arrow_keys_walk_and_enter_chooses(browser, file):
     assert browser.value(TIP) == "" and browser.errors == []
 
 
-def test_a_branch_stands_for_a_rejected_draft():
-    rejected = {"accepted": 1, "drafted": 3}
-    assert kinds_of(rejected | {"emitted": 3}) == ["accepted", "branch", "bonus"]
-    assert kinds_of(rejected | {"emitted": 2}) == ["accepted", "recovered"]
-    assert kinds_of(rejected | {"emitted": 4}) == ["accepted", "branch", "branch", "bonus"]
-    assert kinds_of({"accepted": 2, "drafted": 3, "emitted": 2}) == ["accepted"] * 2
-    assert kinds_of({"accepted": 3, "drafted": 3, "emitted": 4}) == ["accepted"] * 3 + ["bonus"]
-
-
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
-    return ["--target", target, "--drafter", drafter]
 
 
 def test_a_page_compared_with_the_same_text(capsys, models, tmp_path):

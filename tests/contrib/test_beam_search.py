@@ -1,7 +1,6 @@
-"""Beam search against every sequence there is, and against beam search written as loops in Python."""
+"""Beam search against beam search written as loops in Python."""
 
 import functools
-import itertools
 import math
 
 import jax
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refusals
-from tiny_pair import write_pair
 
 import specdec_jax
 from specdec_jax.contrib.beam_search.search import Hypothesis, _Numbers, _program, beam_search
@@ -61,20 +59,6 @@ def distribution(table, path):
     return row - row.max() - math.log(np.exp(row - row.max()).sum())
 
 
-def every_sequence(table, ends, penalty, minimum, most, prompt=0):
-    """(tokens, score, log_prob) of all that can be written: up to `most` tokens, an end only as the last."""
-    vocab, found = table.shape[-1], []
-    for length in range(1, most + 1):
-        for tokens in itertools.product(range(vocab), repeat=length):
-            early = any(token in ends for token in tokens[:-1])
-            if early or (length < most and tokens[-1] not in ends) or (tokens[-1] in ends and length <= minimum):
-                continue
-            path = (prompt, *tokens)
-            total = sum(distribution(table, path[:i])[path[i]] for i in range(1, length + 1))
-            found.append((tokens, total / length**penalty, total))
-    return sorted(found, key=lambda entry: -entry[1])
-
-
 def looped_search(table, width, ends, penalty, minimum, most, prompt=0):
     """Beam search to the last step, in lists, with no early stop."""
     beams, kept = [((), 0.0)], []
@@ -99,18 +83,7 @@ def same(found, expected):
         np.testing.assert_allclose(one[1:], other[1:], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 0.0, 2.5, -1.0])
-@pytest.mark.parametrize(("minimum", "ends"), [(0, (1,)), (2, (1,)), (0, ())])
-def test_as_many_beams_as_sequences_find_all_of_them_in_order(penalty, minimum, ends):
-    table = random_table(3, seed=5)
-    found = small_search(table, 81, ends, penalty, minimum)
-    best = every_sequence(table, ends, penalty, minimum, 4)
-    same(found, best[: len(found)])
-    if penalty >= 0:  # a negative penalty stops no search early here either, but some hypotheses are never needed
-        assert len(found) == min(len(best), 81)
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (3, 4.0), (3, -1.5), (4, 0.0)])
 def test_few_beams_do_what_loops_do(seed, width, penalty):
     """With two ends, a minimum, and an early stop that must lose nothing."""
@@ -162,8 +135,8 @@ def test_numbers_compile_nothing_new():
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return specdec_jax.load_model(write_pair(tmp_path_factory.mktemp("tiny"))[0], dtype="float32")
+def tiny(tiny_folders):
+    return specdec_jax.load_model(tiny_folders[0], dtype="float32")
 
 
 def test_one_beam_is_greedy_decoding(tiny):
@@ -203,8 +176,6 @@ def test_a_beams_probability_is_that_of_its_text_read_anew(tiny):
 
 test_bad_numbers_are_refused_by_name = refusals(
     ({"width": 0}, "width must lie in .1, .*got 0"),
-    ({"length_penalty": 9}, "length_penalty must lie in .-8, 8., got 9"),
-    ({"min_new_tokens": 20}, "min_new_tokens must lie in .0, 8., got 20"),
     ({"max_new_tokens": 0}, "max_new_tokens must lie in .1, .*got 0"),
     ({"max_new_tokens": 4000}, "exceed the target's context, 128"),
     ({"prompt": ""}, "the prompt is empty"),

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_pair import write_pair
 
 from experiments.lib.smoke import tiny_pair
 from specdec_jax.costs import at_hand, choices, machine, step_cost
@@ -380,9 +379,9 @@ def test_a_pair_decodes_by_what_was_measured(measuring):
     assert len(measuring) == 1
 
 
-def test_building_a_pair_measures_prints_and_writes_nothing(measuring, monkeypatch, tmp_path, capfd):
+def test_building_a_pair_measures_prints_and_writes_nothing(measuring, tiny_folders, monkeypatch, tmp_path, capfd):
     """Until `measure_costs` is called: then the draft length and the widths are those that were measured."""
-    target, drafter = write_pair(tmp_path / "models")
+    target, drafter = tiny_folders
     monkeypatch.delenv("SPECDEC_JAX_COSTS")  # as users have it: costs are measured by default
     before = sorted(tmp_path.rglob("*"))
     pair = build_pair(target, drafter)

@@ -184,7 +184,7 @@ def test_every_command_refuses_a_file_before_models_are_read(tmp_path, monkeypat
     """With 2: 1 is verify-lossless's way to say that a rule is not lossless."""
     (tmp_path / "my_rule.py").write_text(text.format(answer=answer))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("specdec_jax.loading.load._assemble", lambda *arguments: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.load._opened", lambda *arguments: pytest.fail("weights were read"))
     for command in (["verify-lossless"], ["generate", "x"], ["chat"]):
         assert cli.main([*command, f"--{kind}", "my_rule.py"]) == 2
         captured = capsys.readouterr()

@@ -158,43 +158,35 @@ def test_nothing_is_transferred_inside_a_generation():
     assert int(state.statistics.num_emitted_tokens[0]) == 8
 
 
-@pytest.mark.parametrize("name", ["prefill", "run", "step", "extend"])
-def test_compiler_options_reach_every_program(name):
+def test_compiler_options_reach_every_program():
     """An option that no compiler knows is refused by each."""
     decoder, params = tiny_pair(static(), rejection())
     refused, _ = tiny_pair(static(), rejection(), compiler_options={"xla_no_such_option": "1"})
     state = decoder.prefill(params, [[1, 2]], max_new_tokens=2)
     most = {"max_new_tokens": 2}
-    calls = {
-        "prefill": lambda: refused.prefill(params, [[1, 2]], **most),
-        "run": lambda: refused.run(params, state),
-        "step": lambda: refused.step(params, state),
-        "extend": lambda: refused.extend(params, state, [[1, 2, 3]], **most),
-    }
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
-        calls[name]()
+    for call in (
+        lambda: refused.prefill(params, [[1, 2]], **most),
+        lambda: refused.run(params, state),
+        lambda: refused.step(params, state),
+        lambda: refused.extend(params, state, [[1, 2, 3]], **most),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+            call()
 
 
 PLATFORMS = ("tpu", "cuda", "cpu")
 
 
-@pytest.fixture(scope="module")
-def exported():
-    """Both programs, lowered once: name -> (Exported, the text of its module)."""
+def test_lowers_for_every_platform_without_callbacks_and_float64():
+    """A run: a loop over rounds, with the program of one inside."""
     tiny, params = model_and_params(dtype=jnp.bfloat16)
     decoder = build_decoder(tiny, model(tiny, 3), adaedl(), block())
     weights = ModelParams(params, params)
     state = decoder.prefill(weights, [[1, 2, 3]], max_new_tokens=8, warp=make_warp(1, 0.8, 5, 0.9, 0.01))
-    arguments = {"run": (weights, state, np.int32(4), np.int32(1)), "step": (weights, state)}
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in kernels.TARGETS]  # of the CPU's program
-    lower = lambda name: export.export(decoder.jitted[name], platforms=PLATFORMS, disabled_checks=checks)  # noqa: E731
-    lowered = {name: lower(name)(*given) for name, given in arguments.items()}
-    return {name: (program, str(program.mlir_module())) for name, program in lowered.items()}
-
-
-@pytest.mark.parametrize("name", ["run", "step"])
-def test_lowers_for_every_platform_without_callbacks_and_float64(exported, name):
-    program, text = exported[name]
+    lower = export.export(decoder.jitted["run"], platforms=PLATFORMS, disabled_checks=checks)
+    program = lower(weights, state, np.int32(4), np.int32(1))
+    text = str(program.mlir_module())
     assert program.platforms == PLATFORMS
     assert "stablehlo.while" in text and "xf32>" in text
     calls = set(re.findall(r"custom_call @(\w+)", text))

@@ -38,12 +38,14 @@ POLICIES = {
 VERIFIERS = {"rejection": rejection, "block": block, "greedy": greedy}
 
 
+def decoder_of(policy, verifier, vocab=5):
+    return built(POLICIES[policy][0], VERIFIERS[verifier], vocab)
+
+
 @functools.cache
-def decoder_of(policy, verifier, vocab=5, widths=None):
+def built(policy, verifier, vocab):
     small = table_model(vocab)
-    factory = POLICIES[policy][0]
-    drafter = model(small, K, catch_up=4)
-    return build_decoder(small, drafter, factory(), VERIFIERS[verifier](), verification_widths=widths, prefill_chunk=4)
+    return build_decoder(small, model(small, K, catch_up=4), policy(), verifier(), prefill_chunk=4)
 
 
 @functools.cache
@@ -61,16 +63,14 @@ def logits_of(table):
     return lambda text: table[text[-2] if len(text) > 1 else 0, text[-1]].astype(np.float64)
 
 
-def assert_as_twin(
-    policy, verifier, prompts, *, pair=None, numbers=None, new_tokens=NEW, seed=3, stop_ids=(), **options
-):
+def assert_as_twin(policy, verifier, prompts, *, pair=None, numbers=None, new_tokens=NEW, seed=3, stop_ids=()):
     """Runs the decoder and the twin and compares everything they both know; returns the final state.
 
     Each of `numbers` is one for all rows, or a list of one a row.
     """
     pair = toy_pair(5, 0, distance=0.9) if pair is None else pair
     numbers = {"temperature": 1.0} if numbers is None else numbers
-    decoder, params = decoder_of(policy, verifier, pair.target.shape[0], **options), ModelParams(*pair[:2])
+    decoder, params = decoder_of(policy, verifier, pair.target.shape[0]), ModelParams(*pair[:2])
     limits = np.broadcast_to(new_tokens, len(prompts)).tolist()
     state = decoder.prefill(
         params,
@@ -253,10 +253,10 @@ def test_a_static_length_of_0_is_plain_decoding():
 def test_a_shorter_length_runs_in_a_narrower_width():
     assert_as_twin("static_2", "block", RAGGED)
     decoder, params = decoder_of("static_2", "block"), ModelParams(*toy_pair(5, 0)[:2])
+    options = {"max_new_tokens": 8, "record_rounds": NEW, "slots": 64, "stop_ids": (), "warp": make_warp(4, 1.0)}
     for length, width in [(0, 2), (1, 2), (2, 4), (3, 4)]:
-        options = {"max_new_tokens": 8, "record_rounds": 1, "slots": 64}
-        state = decoder.prefill(params, [[1]], policy_hyperparameters={"draft_length": length}, **options)
-        assert int(decoder.step(params, state).record.width[0, 0]) == width
+        state = decoder.prefill(params, RAGGED, policy_hyperparameters={"draft_length": length}, **options)
+        assert int(decoder.run(params, state, rounds=1).record.width[0, 0]) == width
 
 
 def test_figures_of_a_known_generation():

@@ -24,9 +24,7 @@ from configs import distill_smollm2_reading as reading_config_file
 from configs.base import load_config
 from configs.base_distillation import VariantsConfig
 from experiments import distill
-from experiments.lib import distill_train
-from experiments.lib import distill_variants as compare_distillation
-from experiments.lib.token_ranking import main, rank
+from experiments.lib import distill_judge, distill_train
 from specdec_jax.distillation import training
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.shards import Shard, ShardFolder
@@ -215,15 +213,15 @@ def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, m
     path = place / "variants.py"
     path.write_text((place / "config.py").read_text() + VARIANTS)
     command = [str(path), "--data", str(whole / "data"), "--out", str(place / "variants")]
-    assert compare_distillation.main([*command, "--only", "hybrid"]) == 0
-    assert compare_distillation.main(command) == 0
+    assert distill_judge.compare_main([*command, "--only", "hybrid"]) == 0
+    assert distill_judge.compare_main(command) == 0
     rows = lines_of(place / "variants" / "results.jsonl")
     assert [row["variant"] for row in rows] == ["hybrid", "two", "three", "plain"]
     assert all(row["steps"] >= 10 for row in rows)
     assert [len(row.get("by_draft", ())) for row in rows] == [0, 3, 3, 0] and rows[1]["by_draft"][2]["acceptance"] > 0
     assert all(0 <= row["agreement"][0] <= 1 and 0 < row["acceptance_0.7"][0] <= 1 for row in rows)
     assert "| hybrid | 0.0 M |" in (place / "variants" / "table.md").read_text()
-    assert compare_distillation.main([*command, "--only", "revers"]) == 2
+    assert distill_judge.compare_main([*command, "--only", "revers"]) == 2
     assert "'revers'" in capsys.readouterr().err
 
 
@@ -399,18 +397,18 @@ def test_answers_count_first_and_other_tokens_break_ties(tmp_path, capsys):
     folder = ShardFolder(tmp_path / "data", {})
     folder.add("0", shard([7, 7, 7, 2, 5, 5, 9], [GIVEN] * 3 + [BY_ASSISTANT] * 4))
     folder.add("1", shard([9, 2, 4], [BY_ASSISTANT, GIVEN, GIVEN]))
-    assert main(["--data", str(tmp_path / "data"), "--out", str(tmp_path / "drafter")]) == 0
+    assert distill.main(["rank_tokens", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "drafter")]) == 0
     # answers: 5 and 9 twice, 2 once; anywhere: 7 three times, 2, 5, 9 twice, 4 once
     np.testing.assert_array_equal(np.load(tmp_path / "drafter" / RANKING), [5, 9, 2, 7, 4])
     assert "5 tokens cover 100.0%" in capsys.readouterr().out
-    assert main(["--data", str(tmp_path / "data"), "--out", str(tmp_path), "--most", "2"]) == 0
+    assert distill.main(["rank_tokens", "--data", str(tmp_path / "data"), "--out", str(tmp_path), "--most", "2"]) == 0
     np.testing.assert_array_equal(np.load(tmp_path / RANKING), [5, 9])
 
 
 def test_texts_of_a_file(tmp_path):
     texts = tmp_path / "mine.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n\n" for text in ("to be or not to be", " to")))
-    assert main(["--texts", str(texts), "--out", str(tmp_path)]) == 0
+    assert distill.main(["rank_tokens", "--texts", str(texts), "--out", str(tmp_path)]) == 0
     tokenizer = load_model("smollm2").tokenizer
     ids = [i for text in ("to be or not to be", " to") for i in [*tokenizer.encode(text), *tokenizer.eos_ids]]
     assert len(tokenizer.eos_ids) == 1, "the end of an answer can be proposed"
@@ -421,4 +419,4 @@ def test_texts_of_a_file(tmp_path):
 def test_large_vocabularies_keep_their_ids():
     counts = np.zeros((70_000, 2), np.int64)
     counts[69_999] = 3
-    assert rank(counts).tolist() == [69_999]
+    assert distill.rank(counts).tolist() == [69_999]

@@ -13,7 +13,6 @@ from specdec_jax import lossless
 from specdec_jax.contrib.gguf_writer import save_gguf
 from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.draft_models.reduced_head import LOCAL, reduce_params, with_reduced_head
@@ -24,7 +23,6 @@ from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, survival
 from specdec_jax.text.calibration import calibration_of
 from specdec_jax.text.generation import build_pair, generate
-from specdec_jax.text.pair import _relative_size
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Hidden
 from specdec_jax.verification import block, rejection
@@ -113,35 +111,6 @@ def test_a_padded_or_cut_vocabulary_spreads_alike(other):
     np.testing.assert_array_equal(heads[1].spread(few, cache, small), logits)
 
 
-@pytest.mark.seldom
-def test_drafting_from_few_rows_is_drafting_from_the_spread_logits():
-    """The drafter looks at N + M entries; a twin that looks at all V, -inf for the rest, does the same by round.
-
-    Greedily: where tokens are sampled, an order of its own gives another token for the same number.
-    """
-    source, params = model_and_params(seed=4)
-    _, _, reduced, few = tiny()
-    states = []
-    for drafting in (reduced, reduced.replace(head=None)):
-        decoder = build_decoder(source, model(drafting, 4, catch_up=8), survival(), rejection(), prefill_chunk=4)
-        state = decoder.prefill(
-            ModelParams(params, few), [[5, 6], [7, 8, 9]], warp=make_warp(2, temperature=0.0),
-            max_new_tokens=20, seed=1, stop_ids=(), record_rounds=20, policy_hyperparameters={"drafter_cost": 0.01},
-        )  # fmt: skip
-        states.append(jax.tree.map(np.asarray, decoder.run(ModelParams(params, few), state)))
-    np.testing.assert_array_equal(states[0].tokens, states[1].tokens)
-    for field in ("proposed", "drafted", "accepted"):
-        np.testing.assert_array_equal(getattr(states[0].record, field), getattr(states[1].record, field))
-    np.testing.assert_allclose(states[0].record.entropy, states[1].record.entropy, rtol=1e-4, atol=1e-5)
-    record, proposed = states[0].record, set()
-    for row, begun in enumerate((2, 3)):
-        for now in range(int(states[0].statistics.num_rounds[row])):
-            here = set(record.proposed[row, now, : record.drafted[row, now]].tolist())
-            assert here <= set(proposable(states[0].tokens[row, :begun].tolist())[-1])
-            proposed, begun = proposed | here, begun + int(record.emitted[row, now])
-    assert len(proposed - set(SOME.tolist())) > 1 and len(proposed & set(SOME.tolist())) > 1
-
-
 def headed_table(vocab):
     """The toy's table as a model with a head: hidden states are one-hot in the last two tokens."""
     table = table_model(vocab)
@@ -179,16 +148,14 @@ def test_the_source_of_a_reduced_drafter(tmp_path, monkeypatch):
 
 
 @pytest.mark.seldom
-def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2, smollm2_drafter):
-    """Same weights, same calibration, a cheaper pass, and greedily the target's text; ids from the file or by rank."""
+def test_the_built_in_drafter_with_a_draft_vocabulary(smollm2):
+    """Same weights, same calibration, and greedily the target's text; ids from the file or by rank."""
     reduced = load_model("smollm2-drafter@2048")
     assert reduced.name == "smollm2-drafter@2048" and reduced.params.kernel.shape[0] == 2048
     ranked = np.load(drafter_file("smollm2-drafter").parent / RANKING)
     np.testing.assert_array_equal(reduced.params.tokens, np.sort(ranked[:2048]))
     pair = build_pair(smollm2, reduced, policy=survival())
     assert calibration_of("built-in", pair).drafter["name"] == "smollm2-drafter"
-    sizes = [_relative_size(one.params, smollm2.params) for one in (reduced, smollm2_drafter)]
-    assert sizes[0] < 0.35 * sizes[1]
     request = SamplingParams(max_new_tokens=24)
     few = generate("List three fruits.", request, pair=pair)
     assert few.text == generate("List three fruits.", request, target=smollm2, drafter=None).text

@@ -110,8 +110,8 @@ LOSSLESS = {  # rules that read the drafted token's probability, or adapt to the
 def test_the_whole_decoder_is_lossless(name, verifier):
     """Chi-square of what is drawn."""
     drafter, policy = LOSSLESS[name]
-    decoder = build_decoder(table_model(3), drafter, policy, verifier, prefill_chunk=4)
-    params, prompt = ModelParams(toy_pair(3, 0).target), [0, 1, 2, 0, 1]
+    decoder, params = lossless.toy_decoder(policy, verifier, drafter=drafter)
+    prompt = [0, 1, 2, 0, 1]
     report = lossless.test_by_sampling(decoder, params, prompt, sequences=16_384)
     assert report.lossless and report.cells > 40, report
     state = decoder.prefill(params, [prompt] * 64, max_new_tokens=8, warp=make_warp(64, 1.0))

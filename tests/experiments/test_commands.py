@@ -16,6 +16,7 @@ from configs.base import CompareConfig, Method, config_hash
 from experiments.lib import run_folder
 from experiments.lib.commands import exit_codes, parsed
 from experiments.lib.run_folder import RunFolder, read_rows
+from specdec_jax.loading.new_folder import replacing
 
 
 def test_exit_codes(capsys):
@@ -139,7 +140,7 @@ def test_a_torn_line_is_dropped_and_a_broken_one_in_the_middle_is_an_error_with_
 
 def test_a_failed_replacement_leaves_the_old_file_and_no_rest(folder):
     (folder.path / "table.md").write_text("old")
-    with pytest.raises(RuntimeError), folder.replacing("table.md") as path:
+    with pytest.raises(RuntimeError), replacing(folder.path / "table.md") as path:
         path.write_text("half")
         raise RuntimeError
     assert (folder.path / "table.md").read_text() == "old"

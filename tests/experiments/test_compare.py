@@ -87,8 +87,8 @@ def test_a_stopped_run_goes_on_and_a_finished_one_is_only_reported_again(finishe
     lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
     (out / "results.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:40])  # killed inside a line
     warm_up, measure = compare._warm_up, compare._measure
-    monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[1].name}") or warm_up(*args))
-    monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[0].method.name) or measure(*args))
+    monkeypatch.setattr(compare, "_warm_up", lambda *args: events.append(f"+{args[0]}") or warm_up(*args))
+    monkeypatch.setattr(compare, "_measure", lambda *args: events.append(args[0][-1]) or measure(*args))
     assert main([str(config), "--out", str(out)]) == 0
     assert events == ["+static-2", "static-2", "+plain", "plain", "static-2"]
     again = rows(out)

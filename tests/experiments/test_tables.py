@@ -13,7 +13,6 @@ from tiny_pair import write_pair
 from configs.base import Contrast, EvidenceConfig, JudgedRule, PromptKind, RecordedPair, load_config
 from experiments import policies, record, tables
 from experiments.lib import archive as files
-from experiments.lib import archive_build, evidence
 from experiments.lib.smoke import made_up_trace
 from experiments.lib.trace_runs import half_of
 from specdec_jax.costs.cost_model import cost_model, save_cost_model
@@ -46,7 +45,7 @@ def test_a_contrast_names_rules_and_targets_that_are_there():
 
 
 def test_cells_are_recorded_seed_by_seed_and_prompts_are_evenly_spaced(tmp_path):
-    paths = [str(cell.path) for cell in evidence.cells(CONFIG)]
+    paths = [str(cell.path) for cell in record.cells(CONFIG)]
     first = [f"{pair}/128-seed0/trace-{t}.npz" for t in ("0", "0.7") for pair in "ab"]
     at_length = [path.replace("128", "512") for path in first]
     hot = [f"{pair}/128-seed0/trace-1.3.npz" for pair in "ab"]
@@ -56,7 +55,7 @@ def test_cells_are_recorded_seed_by_seed_and_prompts_are_evenly_spaced(tmp_path)
     lines = [{"question_id": i, "category": kind, "turns": [f"{i}"]} for i, kind in enumerate(kinds)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = dataclasses.replace(CONFIG, data=str(tmp_path))
-    chosen, at_length = evidence.prompts_of(config, PAIRS[0])
+    chosen, at_length = record.prompts_of(config, PAIRS[0])
     assert [prompt.id for prompt in chosen] == ["0", "3", "8", "11", "1", "4", "7", "10"]  # of 10 and of 5
     assert [prompt.category for prompt in chosen] == ["code"] * 4 + ["chat"] * 4
     assert [prompt.id for prompt in at_length] == ["0", "8", "1", "7"]
@@ -67,9 +66,9 @@ def group(target, seconds):
     pair, seconds = next(pair for pair in PAIRS if pair.target == target), np.asarray(seconds, float)
     prompts = seconds.shape[1] // 2
     traces = [made_up_trace(0.7, texts=prompts)._replace(length=np.full(prompts, 100, np.int32))] * 2
-    texts = archive_build.Texts([evidence.Cell(pair, 0.7, seed, 128) for seed in (0, 1000)], traces, COSTS)
+    texts = files.Texts([record.Cell(pair, 0.7, seed, 128) for seed in (0, 1000)], traces, COSTS)
     settings = [{}, *({"threshold": 0.1 * number} for number in range(1, len(seconds)))]
-    return texts, archive_build.Played(settings, seconds, *[np.zeros((*seconds.shape, 15))] * 4)
+    return texts, files.Played(settings, seconds, *[np.zeros((*seconds.shape, 15))] * 4)
 
 
 def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():
@@ -84,7 +83,7 @@ def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():
         played[key] = {"adaedl": each, "static": each}
 
     def chosen(choice, groups=groups):
-        return archive_build.choose(JudgedRule("mine", "adaedl", choice), keys[0], groups, played)
+        return files.choose(JudgedRule("mine", "adaedl", choice), keys[0], groups, played)
 
     assert chosen("default").tolist() == [0] * 8
     assert chosen("here").tolist() == np.tile(np.where(first, 2, 1), 2).tolist()
@@ -164,9 +163,9 @@ def recording(tmp_path_factory):
     for pair in config.pairs:
         (folder / "traces" / pair.name / "costs").mkdir()
         save_cost_model(folder / "traces" / pair.name / "costs" / "cost_model.json", COSTS)
-    (folder / "traces" / evidence.cells(config)[-1].path).unlink()  # not recorded yet
-    options = archive_build.Build(folder / "traces", config=str(folder / "small.py"), out=folder / "results")
-    archive_build.build(options, Console(quiet=True))
+    (folder / "traces" / record.cells(config)[-1].path).unlink()  # not recorded yet
+    options = files.Build(folder / "traces", config=str(folder / "small.py"), out=folder / "results")
+    files.build(options, Console(quiet=True))
     return folder
 
 
@@ -192,7 +191,7 @@ def test_an_archive_has_the_replays_of_its_traces_and_what_is_missing(recording)
 @pytest.mark.slow
 def test_a_recording_goes_on_and_every_table_is_made_of_the_archive_alone(recording, tmp_path, monkeypatch):
     config = load_config(recording / "small.py", ["--data", str(recording), "--out", str(recording / "traces")])
-    paths = [recording / "traces" / cell.path for cell in evidence.cells(config)]
+    paths = [recording / "traces" / cell.path for cell in record.cells(config)]
     before = [path.stat().st_mtime_ns for path in paths[:-1]]
     record.record_cells(config, Console(quiet=True))
     assert [path.stat().st_mtime_ns for path in paths[:-1]] == before and paths[-1].is_file()

@@ -87,9 +87,7 @@ def test_a_converted_file_is_the_folders_model(tmp_path, family):
     theirs, ours = (load_model(path, dtype="float32") for path in paths)
     assert ours.config == theirs.config == config
     assert_same_params(ours.params, theirs.params)
-    tokens = jnp.arange(3, 15)[None]  # longer than the windows
-    one, other = (np.asarray(jax.jit(m.model.apply)(m.params, tokens, None)[0]) for m in (ours, theirs))
-    np.testing.assert_array_equal(one, other)
+    assert ours.model == theirs.model
 
 
 @pytest.mark.parametrize("family", WRITTEN)
@@ -106,6 +104,13 @@ def test_what_is_written_is_the_converters_file_and_comes_back(tmp_path, family)
     again = load_model(tmp_path / "ours.gguf", dtype="float32")
     assert again.config == config
     assert_same_params(again.params, loaded.params)
+    before, after = loaded.tokenizer, again.tokenizer
+    assert (after.vocabulary(), after.special) == (before.vocabulary(), before.special)
+    assert (after.bos_id, after.eos_ids) == (1, (2,)) and after.chat(MESSAGES) == before.chat(MESSAGES)
+    for text in TEXTS:
+        ids = before.encode(text)
+        assert after.encode(text) == after.encode(text, add_special=True) == ids
+        assert after.decode(ids, skip_special=False) == before.decode(ids, skip_special=False)
 
 
 def test_an_untied_head_and_quantised_matrices(tmp_path):
@@ -385,19 +390,6 @@ def test_rows_that_do_not_divide_are_half_precision(tmp_path, loaded):
         llama.named_from_params(config, again.params)[name],
         llama.named_from_params(config, params)[name].astype(np.float16).astype(np.float32),
     )
-
-
-def test_the_tokenizer_comes_back(tmp_path, loaded):
-    write(tmp_path / "m.gguf", loaded)
-    again = load_model(tmp_path / "m.gguf").tokenizer
-    assert again.vocabulary() == loaded.tokenizer.vocabulary()
-    assert (again.special, again.bos_id, again.eos_ids) == (loaded.tokenizer.special, 1, (2,))
-    for text in TEXTS:
-        ids = loaded.tokenizer.encode(text)
-        assert again.encode(text) == again.encode(text, add_special=True) == ids
-        for skip in (True, False):
-            assert again.decode(ids, skip_special=skip) == loaded.tokenizer.decode(ids, skip_special=skip)
-    assert again.chat(MESSAGES) == loaded.tokenizer.chat(MESSAGES) == "user: hello</s>assistant: 12 lls</s>"
 
 
 def test_what_a_tokenizer_may_have(tmp_path, loaded):

@@ -11,7 +11,7 @@ import tiny_t5
 import tiny_weights as tiny
 from gguf import GGMLQuantizationType as Kind
 from refusals import assert_says, refusal
-from tiny_pair import ONE_LAYER, write_pair
+from tiny_pair import ONE_LAYER
 from tiny_weights import assert_same_params
 
 from specdec_jax import models
@@ -234,7 +234,7 @@ def source(request, tmp_path):
 def test_an_outline_has_everything_but_weights(source, monkeypatch):
     loaded = load_model(source, dtype="bfloat16")
     monkeypatch.setattr(llama, "params_from_named", lambda *_: pytest.fail("weights were read"))
-    monkeypatch.setattr("specdec_jax.loading.orbax_checkpoint._restore", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("specdec_jax.loading.load.restore_orbax", lambda *_: pytest.fail("weights were read"))
     outlined = outline(source)
     assert outlined.params is None and (outlined.config, outlined.name) == (loaded.config, loaded.name)
     assert outlined.model.spec == loaded.model.spec
@@ -334,9 +334,9 @@ def test_a_drafter_can_begin_from_an_int8_target(loaded, init):
 
 
 @pytest.mark.parametrize("drafter", ["int8", "bfloat16"])
-def test_a_pair_drafts_with_int8_weights(tmp_path, drafter):
+def test_a_pair_drafts_with_int8_weights(tiny_folders, drafter):
     """Its target, and its drafter, too, unless that is given loaded otherwise; drafts are accepted."""
-    target, small = write_pair(tmp_path)
+    target, small = tiny_folders
     given = small if drafter == "int8" else load_model(small, dtype=drafter)
     more = {"policy": static(draft_length=3), "costs": "estimated", "max_draft_length": 3}
     pair = build_pair(target, given, dtype="int8", **more)

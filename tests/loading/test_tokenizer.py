@@ -37,16 +37,16 @@ def smollm(request, tmp_path_factory) -> Tokenizer:
     return tokenizer_from_folder(folder)
 
 
-@pytest.mark.parametrize("row", REFERENCE["encodings"], ids=range(len(REFERENCE["encodings"])))
-def test_encodes_as_the_reference_and_decodes_what_it_encoded(smollm, row):
-    assert smollm.encode(row["text"]) == row["ids"]
-    assert smollm.fast.encode(row["text"], add_special_tokens=False) == row["ids"]
-    assert smollm.decode(row["ids"], skip_special=False) == row["text"]
+def test_encodes_as_the_reference_and_decodes_what_it_encoded(smollm):
+    for row in REFERENCE["encodings"]:
+        assert smollm.encode(row["text"]) == row["ids"], row
+        assert smollm.fast.encode(row["text"], add_special_tokens=False) == row["ids"], row
+        assert smollm.decode(row["ids"], skip_special=False) == row["text"]
 
 
-@pytest.mark.parametrize("chat", REFERENCE["chats"], ids=range(len(REFERENCE["chats"])))
-def test_chat_as_transformers_renders_it(smollm, chat):
-    assert smollm.chat(chat["messages"], add_generation_prompt=chat["open"]) == chat["text"]
+def test_chat_as_transformers_renders_it(smollm):
+    for chat in REFERENCE["chats"]:
+        assert smollm.chat(chat["messages"], add_generation_prompt=chat["open"]) == chat["text"]
 
 
 def test_special_tokens_in_messages_are_plain_text_as_transformers_splits_them(smollm):
@@ -84,12 +84,12 @@ def test_ids_that_matter(smollm):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("row", REFERENCE["encodings"][::3], ids=range(len(REFERENCE["encodings"][::3])))
-def test_stream_is_the_text_in_pieces(smollm, row, size):
-    decoder, ids = StreamDecoder(smollm, skip_special=False), row["ids"]
-    pieces = [decoder.push(ids[i : i + size]) for i in range(0, len(ids), size)]
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert "".join(pieces) + decoder.flush() == row["text"]
+def test_stream_is_the_text_in_pieces(smollm, size):
+    for row in REFERENCE["encodings"][::3]:
+        decoder, ids = StreamDecoder(smollm, skip_special=False), row["ids"]
+        pieces = [decoder.push(ids[i : i + size]) for i in range(0, len(ids), size)]
+        assert not any("\ufffd" in piece for piece in pieces), row
+        assert "".join(pieces) + decoder.flush() == row["text"]
 
 
 def test_stream_waits_for_the_rest_of_a_character_and_gives_up_only_at_the_end(smollm):

@@ -10,11 +10,8 @@ import plain_oracles as oracles
 import pytest
 from lossy_oracles import tables
 
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, make_warp
-from specdec_jax.drafters import model
-from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.lossless import toy_decoder
 from specdec_jax.metrics import deviation
 from specdec_jax.stopping import static
 from specdec_jax.verification import rejection
@@ -57,13 +54,12 @@ def test_the_distribution_of_one_token_in_closed_form(name, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_deviations_along_a_text(temperature):
-    toy, small = toy_pair(3, 1), table_model(3)
-    decoder = build_decoder(small, model(small, 2, catch_up=4), static(), rejection(), prefill_chunk=4)
+    decoder, params = toy_decoder(static(), rejection(), toy=1)
     text = np.random.default_rng(0).integers(0, 3, (2, 23)).astype(np.int32)
     options = {"verifier": "lenience", "hyperparameters": {"lenience": 0.3}, "warp": make_warp(2, temperature)}
-    found = deviation.deviations(decoder, ModelParams(*toy[:2]), text, chunk=4, **options)
-    p, q = tables(toy, {"temperature": temperature})
-    raw = tables(toy, {"temperature": 1.0})[0]
+    found = deviation.deviations(decoder, params, text, chunk=4, **options)
+    p, q = tables(params, {"temperature": temperature})
+    raw = tables(params, {"temperature": 1.0})[0]
     assert found.total_variation.shape == (2, 22)
     for row in range(2):
         for at in range(22):
@@ -80,14 +76,13 @@ def test_deviations_along_a_text(temperature):
 
 def test_settings_share_the_passes():
     """N settings at once give what each gives alone, and what does not depend on them once."""
-    toy, small = toy_pair(3, 1), table_model(3)
-    decoder = build_decoder(small, model(small, 2, catch_up=4), static(), rejection(), prefill_chunk=4)
+    decoder, params = toy_decoder(static(), rejection(), toy=1)
     text = np.random.default_rng(0).integers(0, 3, (2, 10)).astype(np.int32)
     lenience = np.array([0.3, 0.9, 0.6], np.float32)
 
     def found(value):
         given = {"verifier": "lenience", "hyperparameters": {"lenience": value}, "chunk": 4}
-        return deviation.deviations(decoder, ModelParams(*toy[:2]), text, **given)
+        return deviation.deviations(decoder, params, text, **given)
 
     together = found(lenience)
     for index, value in enumerate(lenience):
@@ -99,8 +94,7 @@ def test_settings_share_the_passes():
 
 
 def test_deviations_refuse_what_they_do_not_know():
-    small = table_model(3)
-    decoder, params = build_decoder(small, model(small, 2), static(), rejection()), ModelParams(*toy_pair(3, 0)[:2])
+    decoder, params = toy_decoder(static(), rejection())
     with pytest.raises(ValueError, match="no emitted distribution of 'block'"):
         deviation.deviations(decoder, params, [[0, 1]], verifier="block")
     with pytest.raises(ValueError, match="length >= 2"):

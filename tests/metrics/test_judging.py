@@ -7,7 +7,6 @@ import pytest
 from plain_oracles import warp
 from refusals import refusals
 from scripted import tokenizer
-from tiny_pair import write_pair
 from tiny_weights import CONFIG
 
 from specdec_jax.loading import LoadedModel, load_model
@@ -99,9 +98,9 @@ def test_what_a_drafter_lacks_has_probability_zero():
 
 
 @pytest.mark.parametrize("batch", [1, 3])  # a single row writes its cache another way
-def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path, batch):
+def test_llamas_are_judged_by_one_pass_over_the_whole_text(tiny_folders, batch):
     """Caches, prefill and rows that wait: each text alone, in one pass, gives the same distributions."""
-    target, drafter = (load_model(path, dtype="float32") for path in write_pair(tmp_path))
+    target, drafter = (load_model(path, dtype="float32") for path in tiny_folders)
     passes = [jax.jit(model.apply) for model in (target.model, drafter.model)]
     texts = [([1] * 66 + prompt, answer[: 30 - 4 * index]) for index, (prompt, answer) in enumerate(texts_of(5, 30))]
     found = judge(target, drafter, texts, temperatures=(0.7,), batch=batch, chunk=8)
@@ -119,8 +118,8 @@ def test_llamas_are_judged_by_one_pass_over_the_whole_text(tmp_path, batch):
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_answers_are_those_of_generate_whatever_the_batch(tmp_path, temperature):
-    target = load_model(write_pair(tmp_path)[0], dtype="float32")
+def test_answers_are_those_of_generate_whatever_the_batch(tiny_folders, temperature):
+    target = load_model(tiny_folders[0], dtype="float32")
     texts = ["hello", "hello hello and some more words" * 3, "a", "12"]
     prompts = [target.tokenizer.encode(text) for text in texts]
     pair = build_pair(target, None)

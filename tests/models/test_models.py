@@ -217,7 +217,8 @@ def test_positions_and_mask_serve_a_tree():
     assert np.abs(plain[0, 1] - both[0, 1]).max() > 1e-2
 
 
-OF_HEADS = [variant(num_attention_heads=heads, num_key_value_heads=heads, head_dim=8) for heads in (4, 1)]
+ONE_LAYER = {"num_hidden_layers": 1, "head_dim": 8}
+OF_HEADS = [variant(num_attention_heads=heads, num_key_value_heads=heads, **ONE_LAYER) for heads in (4, 1)]
 
 
 @pytest.mark.parametrize("config", [*OF_HEADS, tiny_t5.SMALL], ids=["4 heads", "1 head", "t5"])

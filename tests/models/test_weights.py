@@ -101,7 +101,7 @@ def test_a_given_mask_is_kept():
     mask[:, :, :9], mask[:, :, 20] = False, True
     mask = jnp.asarray(mask)
     start = jnp.array([22, 22], jnp.int32)
-    found = attend_by_blocks(query, keys, values, mask, start, block=8)
+    found = attend_by_blocks(query, keys, values, mask, start, Scoring(), block=8)
     np.testing.assert_allclose(found, attend(query, keys, values, mask, start), rtol=2e-5, atol=1e-6)
 
 

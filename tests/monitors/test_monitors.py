@@ -7,23 +7,22 @@ import plain_oracles as oracles
 import pytest
 from refusals import refusals
 from stopping_cases import play_rows, story
-from tiny_pair import write_pair
 from tiny_t5 import padded
 from tiny_t5 import write_pair as write_t5
 
+from specdec_jax.app.file_command import result_line
 from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.decoding.scoring import score
-from specdec_jax.drafters import model
-from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.drafters import no_drafter
+from specdec_jax.lossless import toy_decoder
+from specdec_jax.lossless.toys import table_model
 from specdec_jax.monitors import log_probs, phases
 from specdec_jax.monitors.phases import observe_token
-from specdec_jax.stopping import adaedl, phase_length, static, survival
+from specdec_jax.stopping import phase_length, static, survival
 from specdec_jax.text.continuous_batching import complete
 from specdec_jax.text.generation import build_pair, generate, prepare
-from specdec_jax.text.request_file import result_line
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 from specdec_jax.types import RoundContext, VerificationResult
@@ -37,12 +36,6 @@ CLOSE = 2e-4  # float32, passes of other widths
 def sampling(size, **more):
     """Of so many tokens, whichever they are."""
     return SamplingParams(max_new_tokens=size, stop_ids=(), **more)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folders = write_pair(tmp_path_factory.mktemp("tiny"))
-    return build_pair(*folders, policy=static(draft_length=3), max_draft_length=3, dtype="float32")
 
 
 def scores(pair, result, warp):
@@ -148,29 +141,20 @@ def phases_by_hand(entropies, enter, leave, minimum_length, decay):
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_detector_is_the_plain_loop(seed):
-    rng = np.random.default_rng(seed)
-    entropies = np.clip(np.repeat(rng.uniform(0, 2, 12), 5) + rng.normal(0, 0.2, 60), 0, None).astype(np.float32)
-    state, found = phases().init(1, **HYPERPARAMETERS), []
-    for entropy in entropies:
-        state = observe_token(state, jnp.array([entropy]))
-        found.append(int(state.phase[0]))
-    assert found == phases_by_hand(entropies, **HYPERPARAMETERS)
-    assert 0 < sum(found) < len(found), "both phases must occur, or nothing was tested"
-
-
 @pytest.mark.parametrize("raw", [True, False])
-def test_rounds_of_any_length_find_the_same_phases(raw):
+def test_rounds_of_any_length_find_the_phases_of_the_plain_loop(raw):
     """The state after some tokens does not depend on the rounds they came in, nor on what comes after them."""
     rng, monitor, temperatures = np.random.default_rng(0), phases(raw_entropy=raw), np.array([0.6, 1.7])
     logits = rng.normal(0, 1, (2, 40, 7)) * rng.uniform(0, 4, (2, 40, 1))
     prob = np.exp(logits if raw else logits / temperatures[:, None, None])
     prob /= prob.sum(axis=-1, keepdims=True)
     entropies = -np.sum(prob * np.log(prob), axis=-1)
-    whole = monitor.init(2, **HYPERPARAMETERS)
+    whole, found = monitor.init(2, **HYPERPARAMETERS), []
     for t in range(24):
         whole = observe_token(whole, jnp.asarray(entropies[:, t], jnp.float32))
+        found.append(np.asarray(whole.phase).tolist())
+    by_hand = [phases_by_hand(row[:24], **HYPERPARAMETERS) for row in entropies]
+    assert np.array(found).T.tolist() == by_hand and {*sum(by_hand, [])} == {0, 1}
     cut, at = monitor.init(2, **HYPERPARAMETERS), np.zeros(2, int)
     context = RoundContext(*[None] * len(RoundContext._fields))._replace(warp=make_warp(2, temperatures))
     observe = jax.jit(monitor.observe)
@@ -183,24 +167,22 @@ def test_rounds_of_any_length_find_the_same_phases(raw):
 
 
 def decode(policy, monitor=None, **hyperparameters):
-    """(the toy's tables, the final state) of two rows of 40 tokens at temperature 1."""
-    tables, small = toy_pair(5, 0, distance=0.9), table_model(5)
-    params, drafter = ModelParams(tables.target, tables.drafter), model(small, 3, catch_up=4)
-    decoder = build_decoder(small, drafter, policy, rejection(), monitor=monitor, prefill_chunk=4)
+    """(the target's table, the final state) of two rows of 40 tokens at temperature 1."""
+    decoder, params = toy_decoder(policy, rejection(), 3, 5, monitor=monitor, distance=0.9)
     options = {"max_new_tokens": 40, "seed": 3, "warp": make_warp(2, temperature=1.0), "stop_ids": ()}
     state = decoder.prefill(params, [(0, 1), (2, 3)], record_rounds=40, **options, **hyperparameters)
-    return tables, jax.tree.map(np.asarray, decoder.run(params, state))
+    return params.target, jax.tree.map(np.asarray, decoder.run(params, state))
 
 
 WATCH = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
 
 
 def test_the_record_says_which_phase_a_round_began_in():
-    tables, state = decode(static(), phases(), monitor_hyperparameters=WATCH)
+    table, state = decode(static(), phases(), monitor_hyperparameters=WATCH)
     seen = set()
     for row in range(2):
         start, text = int(state.prompt_length[row]), state.tokens[row, : int(state.length[row])]
-        logits = np.asarray(tables.target, np.float64)[text[start - 2 : -2], text[start - 1 : -1]]
+        logits = np.asarray(table, np.float64)[text[start - 2 : -2], text[start - 1 : -1]]
         after = [0, *phases_by_hand([oracles.entropy(oracles.softmax(each)) for each in logits], **WATCH)]
         emitted = state.record.emitted[row, : int(state.statistics.num_rounds[row])]
         wanted = [after[int(emitted[:i].sum())] for i in range(len(emitted))]
@@ -224,16 +206,6 @@ def test_lengths_follow_the_phase():
     assert state.record.drafted[0, 1:10].tolist() == [0] * 9 and state.record.drafted[0, 0] == 3
 
 
-def test_the_rule_inside_may_stop_sooner_and_is_taught():
-    wide = {"routine_length": 9, "reasoning_length": 9}
-    alone = {"entropy_factor": 0.1, "threshold": 0.6, "step": 0.5, "threshold_decay": 0.2}
-    _, inside = decode(phase_length(adaedl()), phases(), policy_hyperparameters={**alone, **wide})
-    _, outside = decode(adaedl(), policy_hyperparameters=alone)
-    np.testing.assert_array_equal(inside.tokens, outside.tokens)
-    np.testing.assert_array_equal(inside.record.drafted, outside.record.drafted)
-    np.testing.assert_allclose(inside.policy.policy.control.threshold, outside.policy.control.threshold)
-
-
 def test_the_rule_inside_plans_within_the_length_of_the_phase():
     within = lambda state, *arguments: (arguments[-1].budget <= 2, state)  # noqa: E731
     inner = static().replace(begin=within, check=within, proceed=within)
@@ -244,11 +216,11 @@ def test_the_rule_inside_plans_within_the_length_of_the_phase():
 test_what_is_refused = refusals(
     (lambda: phases().init(1, leave=2.0, enter=1.0), "leave must not exceed enter, got leave=2 and enter=1"),
     (lambda: phase_length(phase_length()), "without hyperparameters called reasoning_length and routine_length"),
-    (lambda: decode(phase_length()), "this policy reads phases"),
+    (lambda: build_decoder(table_model(5), no_drafter(), phase_length()), "this policy reads phases"),
 )
 
 
-def test_a_pair_gets_its_monitor(tmp_path):
-    pair = build_pair(*write_pair(tmp_path), policy=phase_length(), dtype="float32")
+def test_a_pair_gets_its_monitor(tiny_folders):
+    pair = build_pair(*tiny_folders, policy=phase_length(), dtype="float32")
     assert pair.decoder.parts.monitor.init(1).phase.tolist() == [0]
     assert phase_length().hyperparameters == {"routine_length": 5, "reasoning_length": 2}

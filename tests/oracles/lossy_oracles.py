@@ -13,14 +13,9 @@ import numpy as np
 import plain_oracles as oracles
 
 
-def residual(p, q):
-    rest = np.array([max(a - b, 0.0) for a, b in zip(p, q, strict=True)])
-    return rest / rest.sum() if rest.sum() > 0 else p
-
-
 def rejection(p, q, x, hyperparameters):
     accept = min(1.0, p[x] / q[x])
-    return [(accept, None), (1 - accept, residual(p, q))]
+    return [(accept, None), (1 - accept, oracles.residual(p, q))]
 
 
 def lenience(p, q, x, hyperparameters):
@@ -30,7 +25,7 @@ def lenience(p, q, x, hyperparameters):
         keep = x == int(np.argmax(raw)) or raw[x] > hyperparameters["lenience"] * max(raw)
         return [(1.0, None)] if keep else [(1.0, np.eye(len(raw))[int(np.argmax(raw))])]
     accept = min(1.0, p[x] / (hyperparameters["lenience"] * q[x]))
-    return [(accept, None), (1 - accept, residual(p, q))]
+    return [(accept, None), (1 - accept, oracles.residual(p, q))]
 
 
 def typical(p, q, x, hyperparameters):
@@ -51,9 +46,9 @@ def easd(p, q, x, hyperparameters):
     bounds = hyperparameters["drafter_entropy"], hyperparameters["target_entropy"]
     high_entropy = entropies[0] > bounds[0] and entropies[1] > bounds[1]
     if not (high_entropy and share >= hyperparameters["overlap"]):
-        return [(accept, None), (1 - accept, residual(p, q))]
+        return [(accept, None), (1 - accept, oracles.residual(p, q))]
     other = np.array([0.0 if token == x else chance for token, chance in enumerate(p)])
-    return [(accept, other / other.sum()), (1 - accept, residual(p, q))]
+    return [(accept, other / other.sum()), (1 - accept, oracles.residual(p, q))]
 
 
 def joint_distribution(verify, target, drafter, *, hyperparameters, drafts, tokens, limit, phases=None):

@@ -74,11 +74,13 @@ def rejection_distribution(drafts, q, p):
     return np.array([*distribution, chance])
 
 
+def residual(p, q, weight=1.0):
+    rest = np.maximum(weight * p - q, 0)
+    return rest / rest.sum() if rest.sum() > 0 else p
+
+
 def rejection_next(drafts, q, p, accepted):
-    if accepted == len(drafts):
-        return p[accepted]
-    residual = np.maximum(p[accepted] - q[accepted], 0)
-    return residual / residual.sum() if residual.sum() > 0 else p[accepted]
+    return p[accepted] if accepted == len(drafts) else residual(p[accepted], q[accepted])
 
 
 def block_weights(drafts, q, p):
@@ -101,10 +103,8 @@ def block_distribution(drafts, q, p):
 
 
 def block_next(drafts, q, p, accepted):
-    if accepted == len(drafts):
-        return p[accepted]
-    residual = np.maximum(block_weights(drafts, q, p)[accepted] * p[accepted] - q[accepted], 0)
-    return residual / residual.sum() if residual.sum() > 0 else p[accepted]
+    weights = block_weights(drafts, q, p)
+    return p[accepted] if accepted == len(drafts) else residual(p[accepted], q[accepted], weights[accepted])
 
 
 def traversal_outcomes(drafts, siblings, q, p):
@@ -115,17 +115,16 @@ def traversal_outcomes(drafts, siblings, q, p):
     """
     weights, ended, outcomes = block_weights(drafts, q, p), 1.0, {}
 
-    def residual(weight, target, drafter):
-        rest = np.maximum(weight * target - drafter, 0)
-        total = rest.sum()
+    def rejected(weight, target, drafter):
+        total = np.maximum(weight * target - drafter, 0).sum()
         lighter = 1.0 if total + 1 - weight == 0 else total / (total + 1 - weight)
-        return lighter, rest / total if total > 0 else target
+        return lighter, residual(target, drafter, weight)
 
     for depth in range(len(drafts), -1, -1):
         weight, target = weights[depth], p[depth]
         if depth < len(drafts):
             left = np.array(q[depth], float)
-            weight, target = residual(weight, target, left)
+            weight, target = rejected(weight, target, left)
             left[drafts[depth]] = 0
             for token in siblings[depth]:
                 if left.sum() <= 0:
@@ -134,7 +133,7 @@ def traversal_outcomes(drafts, siblings, q, p):
                 accept = min(1.0, weight * target[token] / drafter[token])
                 outcomes[depth, token] = (ended * accept, None)
                 ended *= 1 - accept
-                weight, target = residual(weight, target, drafter)
+                weight, target = rejected(weight, target, drafter)
                 left[token] = 0
         weight = weight if depth else 1.0
         outcomes[depth, None] = (ended * weight, target)

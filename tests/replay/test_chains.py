@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import replayed
-from replayed import answered, decoded, gap, recorded
+from replayed import answered, assert_same_rounds, decoded, gap
 from tiny_reading import reading_pair
 
 from specdec_jax.contrib.trees import comb, survival_tree
@@ -13,7 +13,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters.reading import reading
 from specdec_jax.lossless import toys
 from specdec_jax.replay.replay import oracle, replay
-from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
+from specdec_jax.replay.trace import FEATURES
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.stopping import adaedl, static, survival
 
@@ -59,11 +59,9 @@ def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_fir
     options = {"warp": {"temperature": 0.0}, "seed": [0] * 3, "max_draft_length": MOST, "chunk": 8}
     trace = trace_texts((target, model), (params, own), texts, limit=limit, **options)
     found = replay(trace, static(), {"draft_length": MOST}, record=True)
-    for row in range(len(prompts)):
-        its = recorded(state, row)
-        np.testing.assert_array_equal(found.record[0, row, : len(its)], its)
-        seen = np.asarray(state.record.entropy)[row, 0, :MOST]
-        np.testing.assert_allclose(trace.chains[row, 0, :, FEATURES.index("entropy")], seen, atol=1e-4)
+    assert_same_rounds(found, state)
+    seen = np.asarray(state.record.entropy)[:, 0, :MOST]
+    np.testing.assert_allclose(trace.chains[:, 0, :, FEATURES.index("entropy")], seen, atol=1e-4)
 
 
 @pytest.mark.often(3)
@@ -71,11 +69,7 @@ def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_fir
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]
     state = live(policy, PROMPTS, hyperparameters, stop_ids=STOPS)
-    found = replay(greedy_trace, policy, hyperparameters, record=True)
-    for row in range(len(PROMPTS)):
-        its = recorded(state, row)
-        np.testing.assert_array_equal(found.record[0, row, : len(its)], its)
-        assert found.rounds[0, row] == len(its)
+    assert_same_rounds(replay(greedy_trace, policy, hyperparameters, record=True), state)
 
 
 def test_where_a_round_began_matters_and_is_seen(greedy_trace):
@@ -118,18 +112,6 @@ def test_sampled_rounds_have_the_live_distribution(rule, sampled_trace):
     never = sampled_trace._replace(run=np.minimum(sampled_trace.run, 2))
     if rule == "static":
         assert gap(state, replay(never, policy, hyperparameters)) > 6.0
-
-
-def test_chains_are_kept_joined_and_selected(greedy_trace, tmp_path):
-    save_trace(tmp_path / "trace.npz", greedy_trace)
-    again = load_trace(tmp_path / "trace.npz")
-    np.testing.assert_array_equal(again.chains, greedy_trace.chains)
-    both = join([select(greedy_trace, [3, 1]), select(greedy_trace, [0])])
-    np.testing.assert_array_equal(both.run, greedy_trace.run[[3, 1, 0]])
-    torn = greedy_trace._replace(run=None)
-    save_trace(tmp_path / "torn.npz", torn)
-    with pytest.raises(ValueError, match="one of chains and run without the other"):
-        load_trace(tmp_path / "torn.npz")
 
 
 def test_the_oracle_reads_chains(greedy_trace):

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-from tiny_pair import write_pair
 
 from experiments import record
 from experiments.lib.rules import rule
@@ -25,12 +24,11 @@ TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(models, tmp_path_factory):
     path = tmp_path_factory.mktemp("record")
-    target, drafter = write_pair(path)
     lines = [json.dumps({"id": f"p{i}", "category": "code", "text": text}) for i, text in enumerate(TEXTS)]
     (path / "prompts.jsonl").write_text("\n".join(lines))
-    options = ["--target", str(target), "--drafter", str(drafter), "--prompts", str(path / "prompts.jsonl")]
+    options = [*models, "--prompts", str(path / "prompts.jsonl")]
     options += ["--dtype", "float32", "--no-chat", "--max-new-tokens", "20", "--max-draft-length", "5", "--batch", "2"]
     return path, options
 
@@ -55,9 +53,9 @@ def test_a_trace_a_temperature_in_the_order_of_the_prompts(recorded):
         assert trace.about["warp"]["temperature"] == temperature and trace.about["versions"]["jax"]
 
 
-def test_greedy_rounds_of_a_rule_that_weighs_costs_are_live_in_the_widths_of_its_costs(place, recorded):
+def test_greedy_rounds_of_a_rule_that_weighs_costs_are_live_in_the_widths_of_its_costs(tiny_folders, recorded):
     """What tables of replays say (`trace_runs.live_rounds`): here decoding would merge widths 1 and 2."""
-    models = [load_model(folder, dtype="float32") for folder in write_pair(place[0])]
+    models = [load_model(folder, dtype="float32") for folder in tiny_folders]
     trace, costs = load_trace(recorded / "trace-0.npz"), cost_model(0.5, {1: 1.0, 2: 1.03, 4: 1.4, 6: 1.8})
     merged = between(costs, widths_for(costs, 5))
     assert merged.widths == (2, 4, 6)

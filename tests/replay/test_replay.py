@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import replayed
 from refusals import refusals
-from replayed import decoded, gap, recorded
+from replayed import assert_same_rounds, decoded, gap
 from rules import FAST
 
 from specdec_jax.costs.cost_model import cost_model, flat
@@ -61,10 +61,7 @@ def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]
     state = live(policy, PROMPTS, hyperparameters, stop_ids=STOPS)
     found = replay(greedy_trace, policy, hyperparameters, record=True, phases=phase_path(greedy_trace, **WATCH))
-    for row in range(len(PROMPTS)):
-        mine, its = found.record[0, row], recorded(state, row)
-        np.testing.assert_array_equal(mine[: len(its)], its)
-        assert (mine[len(its) :] == -1).all() and found.rounds[0, row] == len(its)
+    assert_same_rounds(found, state)
     for field, name in (("passes", "drafter_passes"), ("discarded", "discarded_passes")):
         np.testing.assert_array_equal(getattr(found, field)[0], getattr(state.statistics, name))
     for field, name in (("drafted", "drafted_at"), ("accepted", "accepted_at")):  # of trees those of the chain

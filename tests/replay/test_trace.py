@@ -38,6 +38,9 @@ def some_trace(seed=0):
         target_entropy=rng.random(shape, np.float32),
         raw_target_entropy=rng.random(shape, np.float32),
         about={"target": "a", "ids": ["x", "y", "z"], "tasks": ["m", "n", "m"]},
+        chains=rng.random((*shape, MOST, len(FEATURES)), np.float32),
+        run=accepted * rng.integers(1, MOST, shape),
+        candidate=rng.integers(0, 4, shape, np.int8),
         prompt_hash=np.zeros(TEXTS, np.uint32),
     )
 
@@ -66,12 +69,16 @@ def test_joining_what_was_selected_gives_the_whole():
             if not trace.accepted[text, at]:
                 mine, its = (one.tails[one.tail_of[text, at]] for one in (whole, trace))
                 np.testing.assert_array_equal(mine, its)
+    for name in ("chains", "run", "candidate"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(trace, name))
     assert whole.about == trace.about and check(whole) == ""
     assert select(trace, [2, 0]).about["tasks"] == ["m", "m"]
     with pytest.raises(ValueError, match="at least one text"):
         select(trace, [])
     with pytest.raises(ValueError, match="one tail length"):
         join([trace, trace._replace(tails=trace.tails[:, :2])])
+    with pytest.raises(ValueError, match="the same fields can be joined"):
+        join([trace, trace._replace(candidate=None)])
 
 
 @pytest.mark.parametrize(
@@ -86,6 +93,8 @@ def test_joining_what_was_selected_gives_the_whole():
         (lambda t: t._replace(tails=np.full_like(t.tails, np.nan)), "not a number"),
         (lambda t: t._replace(tails=t.tails[..., :2]), "tails has shape"),
         (lambda t: t._replace(cross_entropy=t.cross_entropy[:, 1:]), "cross_entropy has shape"),
+        (lambda t: t._replace(candidate=t.candidate[:, 1:]), "candidate has shape"),
+        (lambda t: t._replace(run=None), "one of chains and run without the other"),
         (lambda t: t._replace(length=t.length.astype(np.float32)), "length holds float32"),
         (lambda t: t._replace(tokens=-t.tokens - 1), "a token is negative"),
         (lambda t: t._replace(temperature=t.temperature * np.nan), "a temperature is negative or not a number"),

@@ -66,10 +66,10 @@ CASES = {
         lambda: twins.AtLeast(2, twins.Static(0)),
     ),
     "update_every": (stopping.update_every(), LIVELY, lambda: Slow(twins.AdaEDL(**LED), 4)),
-    "update_every_keep": (
-        stopping.update_every(stopping.adaedl(keep_checked_token=True)),
-        LIVELY | {"rounds": 3},
-        lambda: Slow(twins.AdaEDL(keep=True, **LED), 3),
+    "phase_length": (
+        stopping.phase_length(stopping.adaedl(True)),  # of lengths that no draft has
+        LIVELY | {"routine_length": 9, "reasoning_length": 9},
+        lambda: twins.AdaEDL(keep=True, **LED),
     ),
     "max_confidence": (stopping.max_confidence(), {}, twins.MaxConfidence),
     "max_confidence_keep": (stopping.max_confidence(True), LIVELY, lambda: twins.MaxConfidence(keep=True, **LED)),

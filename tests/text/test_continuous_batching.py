@@ -3,12 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from tiny_pair import write_pair
 
 from specdec_jax.stopping import static, survival
 from specdec_jax.text import continuous_batching
-from specdec_jax.text.continuous_batching import FEWEST_SLOTS, cache_bytes, complete, slots_of
-from specdec_jax.text.generation import build_pair, generate, prepare
+from specdec_jax.text.continuous_batching import FEWEST_SLOTS, cache_bytes, complete, size_of
+from specdec_jax.text.generation import generate, prepare
 from specdec_jax.text.sampling_params import SamplingParams
 
 NEW = (5, 40, 1, 17, 9, 23, 12, 60, 3)
@@ -16,9 +15,8 @@ EVERY = range(len(NEW))
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    target, drafter = write_pair(tmp_path_factory.mktemp("tiny"))
-    return build_pair(target, drafter, policy=survival(), max_draft_length=3, verification_widths=(4,), dtype="float32")
+def tiny(tiny):
+    return tiny.using(policy=survival())
 
 
 def prompt_of(number):
@@ -83,13 +81,12 @@ def test_short_requests_overtake_a_long_one_by_so_many_at_most(tiny):
     assert 3 <= order.index(0) <= 5, "they pass it, but five requests are all that may be begun before it is done"
 
 
-def test_requests_of_one_size_share_a_program(tmp_path):
+def test_requests_of_one_size_share_a_program(tiny):
     """Two sizes of cache slots are two compiled generations, however many requests there are; small ones fill up."""
-    target, drafter = write_pair(tmp_path)
-    pair = build_pair(target, drafter, policy=static(), max_draft_length=3, verification_widths=(4,), dtype="float32")
+    pair = tiny.using(policy=static())
     long = [prepare(pair, ["a" * 118], SamplingParams(max_new_tokens=new), chat=False) for new in (8, 10, 9)]
     mixed = [long[0], *requests(pair, numbers=(0, 1, 2)), *long[1:], *requests(pair, numbers=(4, 5))]
-    assert {slots_of(pair, one) for one in mixed} == {FEWEST_SLOTS, 3 * FEWEST_SLOTS // 2}
+    assert {size_of(pair, one).slots for one in mixed} == {FEWEST_SLOTS, 3 * FEWEST_SLOTS // 2}
     before = pair.decoder.num_programs("run")  # of other tests' pairs, which share the decoder
     found = by_index(complete(pair, mixed, 2))
     assert sorted(found) == list(range(len(mixed)))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import stored_refusals
-from tiny_pair import write_pair
 
 import specdec_jax as sd
 from configs.base import CompareConfig
@@ -135,7 +134,7 @@ def sized(vocab_size, max_draft_length, inner: Drafter = None):
 """
 
 
-def test_a_users_drafter_always_knows_the_targets_vocabulary(tmp_path):
+def test_a_users_drafter_always_knows_the_targets_vocabulary(tiny_folders, tmp_path):
     """By itself, inside another's call, among several; checked before weights are read it is not called."""
     file = tmp_path / "sized.py"
     file.write_text(SIZED)
@@ -146,7 +145,7 @@ def test_a_users_drafter_always_knows_the_targets_vocabulary(tmp_path):
     sizes = find_factory("drafter", str(file)).__wrapped__.__globals__["SIZES"]
     assert set(sizes) == {5}
     sizes.clear()
-    target = load_model(write_pair(tmp_path)[0], dtype="float32")
+    target = load_model(tiny_folders[0], dtype="float32")
     pair = build_pair(target, words, costs="estimated")
     build_pair(target, (words, "ngram"), costs="estimated")
     size = target.model.spec.vocab_size

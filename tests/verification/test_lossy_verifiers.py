@@ -1,25 +1,22 @@
 """Lossy verifiers have the distribution documented: paths walked in plain Python against ours, summed and drawn."""
 
-import functools
 import itertools
 
-import jax
-import jax.numpy as jnp
 import lossy_oracles as plain
 import numpy as np
 import pytest
 from enumerated import enumerate_distribution
 from lossy_oracles import tables
 from refusals import refusals
+from verifier_cases import VOCAB, case, log, verified
 
 from specdec_jax import lossless
 from specdec_jax.decoding import LossyVerification, build_decoder, decoder
-from specdec_jax.decoding.sampling import distributions, make_warp
+from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.drafters import model
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import static
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import Draft, RoundContext
 from specdec_jax.verification import block, by_phase, easd, lenience, rejection, typical
 
 DRAFTS, TOKENS = 2, 3
@@ -73,58 +70,36 @@ def test_the_enumerated_distribution_is_that_of_the_paths(name):
         np.testing.assert_allclose(expected.sum(), 1.0)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def verify(verifier, state, draft, target, warp):
-    zeros = np.zeros(len(draft.length), np.int32)
-    context = RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(np.uint32), warp, ())
-    log_prob_accepted, next_distribution, _ = verifier.verify(state, draft, target, context)
-    return log_prob_accepted, jnp.stack([next_distribution(zeros + k) for k in range(4)])
-
-
-def verified(verifier, hyperparameters, draft, target, warp):
-    state = verifier.init(len(draft.length), **hyperparameters)
-    return [np.asarray(result) for result in verify(verifier, state, draft, target, warp)]
-
-
-WARPED = jax.jit(distributions)
-
-
-def random_case(rows, temperature, chosen=False, seed=0):
-    rng = np.random.default_rng(seed)
-    warp = make_warp(rows, temperature)
-    target, drafter = (WARPED(rng.normal(size=(rows, count, 12)).astype(np.float32), warp) for count in (4, 3))
-    tokens = rng.integers(0, 12, (rows, 3)).astype(np.int32) if temperature else np.asarray(drafter.top_token)
-    log_q = None if chosen else drafter.log_prob
-    length = rng.integers(0, 4, rows).astype(np.int32)
-    return Draft(tokens, log_q, np.full((rows, 3), chosen), length), target, warp
+def random_case(temperature, chosen=False):
+    """(draft, the target's distributions) of 200 rows; at temperature 0 every token is the drafter's certain choice."""
+    draft, target, _ = case(200, temperature=temperature, chosen=chosen)
+    return (draft if chosen or temperature else draft._replace(log_q=log(np.eye(VOCAB)[draft.tokens]))), target
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("chosen", [False, True])
 def test_lenience_1_is_rejection_to_the_last_bit(temperature, chosen):
-    case = random_case(200, temperature, chosen)
-    both = verified(lenience(), {"lenience": 1.0}, *case), verified(rejection(), {}, *case)
-    for one, other in zip(*both, strict=True):
+    given = *random_case(temperature, chosen), temperature
+    expected = verified(rejection(), *given)
+    for one, other in zip(verified(lenience(), *given, lenience=1.0), expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert not np.array_equal(verified(lenience(), {"lenience": 0.3}, *case)[0], verified(rejection(), {}, *case)[0])
+    assert not np.array_equal(verified(lenience(), *given, lenience=0.3)[0], expected[0])
 
 
 @pytest.mark.parametrize(("temperature", "chosen"), [(0.0, False), (0.8, True)])
 def test_easd_has_nothing_to_say_of_chosen_tokens(temperature, chosen):
-    case = random_case(200, temperature, chosen)
-    zero = {"drafter_entropy": 0.0, "target_entropy": 0.0, "overlap": 0.0}
-    lengths, weights = verified(easd(), zero, *case)
-    expected, others = verified(rejection(), {}, *case)
+    given = *random_case(temperature, chosen), temperature
+    lengths, weights = verified(easd(), *given, drafter_entropy=0.0, target_entropy=0.0, overlap=0.0)
+    expected, others = verified(rejection(), *given)
     np.testing.assert_array_equal(lengths, expected)
-    reached = np.isfinite(expected).T  # [K+1, B]
+    reached = np.isfinite(expected)
     found, wanted = (values[reached] / values[reached].sum(-1, keepdims=True) for values in (weights, others))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_typical_at_temperature_0_keeps_first_choices_only():
-    draft, target, warp = random_case(200, 0.0)
-    expected, _ = verified(rejection(), {}, draft, target, warp)
-    np.testing.assert_array_equal(verified(typical(), {}, draft, target, warp)[0], expected)
+    given = *random_case(0.0), 0.0
+    np.testing.assert_array_equal(verified(typical(), *given)[0], verified(rejection(), *given)[0])
 
 
 # Phases

@@ -7,58 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import plain_oracles as oracles
 import pytest
+from stopping_cases import context
+from verifier_cases import VOCAB, K, case, verified
 
 from specdec_jax.contrib.trees import TreeDraft, traversal
 from specdec_jax.contrib.trees.siblings import outcomes
 from specdec_jax.decoding.sampling import distributions, make_warp
-from specdec_jax.types import Draft, RoundContext
+from specdec_jax.types import Draft
 from specdec_jax.verification import block, by_phase, greedy, rejection
 
 FACTORIES = {"rejection": rejection, "block": block, "greedy": greedy}
-K, VOCAB = 4, 6
 MIXED = np.resize([1.0, 0.0, 0.7], 200)
-
-
-def log(prob):
-    with np.errstate(divide="ignore"):
-        return np.log(prob)
-
-
-def case(rows, seed=0, temperature=1.0, dtype=np.float32, same=False, chosen=False):
-    """Random drafts of all lengths and their distributions; every fourth row's are truncated: supports differ."""
-    rng = np.random.default_rng(seed)
-    logits = rng.normal(size=(rows, K + 1, VOCAB)) * 2
-    q = np.apply_along_axis(oracles.softmax, -1, logits[:, :K] if same else rng.normal(size=(rows, K, VOCAB)) * 2)
-    if not same:
-        q[::4] *= q[::4] > np.median(q[::4], axis=-1, keepdims=True)
-        q /= q.sum(-1, keepdims=True)
-        logits[::4][:, :, 0] = -np.inf
-    drafts = np.array([[rng.choice(VOCAB, p=distribution) for distribution in row] for row in q], np.int32)
-    length = rng.integers(0, K + 1, rows).astype(np.int32)
-    log_q = log(q)
-    for row in range(rows):  # what the loop leaves beyond a draft
-        log_q[row, length[row] :] = -np.inf if row % 2 else np.log(1 / VOCAB)
-        drafts[row, length[row] :] = VOCAB - 1
-    target = jax.jit(distributions)(logits.astype(dtype), make_warp(rows, temperature))
-    draft = Draft(drafts, None if chosen else log_q.astype(dtype), np.full((rows, K), chosen), length)
-    return draft, target, (drafts, length, np.eye(VOCAB)[drafts] if chosen else q)
-
-
-def context(rows):
-    zeros = np.zeros(rows, np.int32)
-    return RoundContext(zeros, zeros, zeros, zeros == 0, zeros.astype(np.uint32), make_warp(rows), ())
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def verify(verifier, draft, target):
-    rows = len(draft.length)
-    log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, context(rows))
-    each = jax.lax.map(lambda k: next_distribution(jnp.full(rows, k)), jnp.arange(K + 1, dtype=jnp.int32))
-    return log_prob_accepted, jnp.moveaxis(each, 0, 1)
-
-
-def verified(verifier, draft, target):
-    return [np.asarray(result) for result in verify(verifier, draft, target)]
 
 
 def compare(name, rows, tolerance, **options):
@@ -97,12 +56,6 @@ def test_a_chosen_draft_has_its_own_distribution_whatever_log_q_holds(name):
     for log_q in (left, np.full_like(left, -np.inf)):
         for mine, plain in zip(verified(FACTORIES[name](), draft._replace(log_q=log_q), target), expected, strict=True):
             np.testing.assert_array_equal(mine, plain)
-
-
-@pytest.mark.parametrize("name", ["rejection", "block"])
-def test_verifiers_are_their_papers_in_float64(name):
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        compare(name, 100, 1e-12, seed=1, dtype=np.float64)
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -168,8 +121,7 @@ def decide(verifier, draft, target, round_context):
 def decided(verifier, draft, target, temperature=1.0):
     """Chances of every number of accepted drafts [B, K+1], then of each sibling [B, K+1, M+1], the rest [B, K+1, V]."""
     rows = len(draft.length)
-    round_context = context(rows)._replace(warp=make_warp(rows, temperature))
-    return [np.asarray(result) for result in decide(verifier, draft, target, round_context)]
+    return [np.asarray(result) for result in decide(verifier, draft, target, context(rows, temperature))]
 
 
 @pytest.mark.parametrize("same", [False, True])

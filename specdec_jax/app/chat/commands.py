@@ -30,8 +30,6 @@ class Chat:
 
 
 TOKENS = ("all", "on", "off")  # coloured with rejected drafts, coloured without, not coloured
-
-
 LOADING = "Loading"  # status of commands that load models
 
 
@@ -59,6 +57,8 @@ def _set(field: str, kind: Callable[[str], Any], usage: str, about: str, slow: s
     def change(chat: Chat, text: str) -> RenderableType:
         if text:
             chat.session.change(**{field: _number(field, text, kind)})
+        if field == "max_draft_length":  # perhaps as chosen for this machine
+            return Text(f"max-draft-length {chat.session.longest}")
         return _shown(chat, field)
 
     return Command(usage, about, change, slow)
@@ -124,12 +124,6 @@ def _target(chat: Chat, text: str) -> RenderableType:
     return _shown(chat, "target", "drafter")
 
 
-def _max_draft_length(chat: Chat, text: str) -> RenderableType:
-    if text:
-        chat.session.change(max_draft_length=_number("max_draft_length", text, int))
-    return Text(f"max-draft-length {chat.session.longest}")
-
-
 def _compare(chat: Chat, text: str) -> RenderableType:
     session = chat.session
     length = _number("the static length", text, int) if text else min(3, session.longest)
@@ -179,7 +173,7 @@ _LIST = [
     Command("/gamma N", "static drafts of N tokens", _gamma),
     Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
     Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
-    Command("/max-draft-length N", "most tokens drafted per round, whatever the policy", _max_draft_length),
+    _set("max_draft_length", int, "/max-draft-length N", "most tokens drafted per round, whatever the policy"),
     _set("drafter", str, "/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", LOADING),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, LOADING),
     Command("/verifier NAME(key=value)", "how drafts are verified", _rule("verifier")),

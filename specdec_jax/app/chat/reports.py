@@ -9,10 +9,8 @@ from rich.text import Text
 
 from specdec_jax.app.chat.session import Session, Turn
 from specdec_jax.app.settings import Settings
-from specdec_jax.app.views.page import save_drawing
+from specdec_jax.app.views.page import PHASES, save_drawing
 from specdec_jax.text.escapes import shown
-
-PHASES = {0: "routine", 1: "reasoning"}
 
 
 def describe(settings: Settings) -> str:
@@ -39,7 +37,7 @@ def stats(session: Session) -> RenderableType:
     turn, context = session.last, session.pair.target.model.spec.context
     result, figures = turn.result, turn.result.statistics
     read = f"{turn.prefilled} ({turn.why})" if turn.prefilled > 1 else str(turn.prefilled)
-    used = len(turn.result.prompt_tokens) + len(result.tokens)
+    used = len(result.prompt_tokens) + len(result.tokens)
     rows = [
         ("answered by", describe(turn.settings)),
         ("answer", f"{len(result.tokens)} tokens in {result.seconds:.2f} s, {result.finish_reason}"),
@@ -76,7 +74,8 @@ def phases(session: Session) -> RenderableType:
         return Text("No phases are being watched: /phases on, then ask.")
     runs = groupby(rounds, key=lambda round_: int(round_["phase"]))
     lengths = ((phase, sum(int(round_["emitted"]) for round_ in part)) for phase, part in runs)
-    return Text(", ".join(f"{PHASES.get(phase, phase)} {tokens}" for phase, tokens in lengths) + " (tokens, in order)")
+    named = dict(enumerate(PHASES))
+    return Text(", ".join(f"{named.get(phase, phase)} {tokens}" for phase, tokens in lengths) + " (tokens, in order)")
 
 
 def save(session: Session, name: str) -> RenderableType:

@@ -36,14 +36,7 @@ class Session:
     """Messages, settings and the state of the last turn.
 
     `answer` decodes a turn, `change` sets settings, `reset` deletes the messages. After an error nothing has changed.
-
-        >>> session = Session(Settings(policy="static"))
-        >>> for chunk in session.answer("Why is the sky blue?"):
-        ...     print(chunk.text, end="", flush=True)
-        >>> session.last.result.statistics
-
-    Raises:
-        ValueError, OSError: invalid settings, models that cannot be loaded, a target without a chat template.
+    Raises ValueError, OSError: invalid settings, models that cannot be loaded, a target without a chat template.
     """
 
     def __init__(self, settings: Settings):
@@ -60,9 +53,8 @@ class Session:
         return self.settings.max_draft_length or self.pair.decoder.parts.drafter.max_draft_length or DRAFTS
 
     def methods(self, length: int) -> list[tuple[str, Pair, Request]]:
-        """The last prompt by plain decoding, static drafts of `length` and the session's own policy: name, models and
-        request of each. Plain decoding has no verifier. Raises ValueError: there is no answer yet, or the length is out
-        of range.
+        """Name, models and request of plain decoding, static drafts of `length` and the session's own policy, for the
+        last prompt. Raises ValueError: there is no answer yet, or the length is out of range.
         """
         if self.last is None or not self.last.ids:
             raise ValueError("there is no prompt to compare on yet: ask something first")
@@ -130,15 +122,8 @@ class Session:
         slots = present  # or more than needed, because every size needs compilation
         if slots_for(len(ids), new_tokens, widest) > present:
             slots = max(slots_for(len(ids), SPARE * new_tokens, widest), LEAST_SLOTS)
-        request = prepare(
-            pair,
-            ["-"],
-            dataclasses.replace(settings, max_new_tokens=new_tokens),
-            chat=False,
-            calibration=settings.calibration,
-            slots=slots,
-            record=True,
-        )
+        sampling, calibration = dataclasses.replace(settings, max_new_tokens=new_tokens), settings.calibration
+        request = prepare(pair, ["-"], sampling, chat=False, calibration=calibration, slots=slots, record=True)
         return request._replace(prompts=[ids])
 
     def _play(self, messages: list[dict[str, str]], rendered: str, request: Request) -> Iterator[Chunk]:
@@ -169,8 +154,7 @@ class Session:
                         self.last = Turn(ids, rendered, result, *sizes, why, self.settings, tokenizer)
 
     def _models(self) -> tuple[Any, ...]:
-        settings = self.settings
-        return settings.target, settings.drafter, settings.dtype
+        return self.settings.target, self.settings.drafter, self.settings.dtype
 
 
 def _built(settings: Settings) -> Pair:

@@ -59,9 +59,9 @@ def talk(settings: Settings, cite: bool = False) -> int:
             chat = Chat(Session(settings))
     if cite:
         print(citations(chat.session.pair), file=sys.stderr)
-    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
-        return Terminal(chat, describe_cache(folder)).by_hand()
-    return Terminal(chat, describe_cache(folder)).from_script(sys.stdin)
+    terminal = Terminal(chat, describe_cache(folder))
+    by_hand = sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
+    return terminal.by_hand() if by_hand else terminal.from_script(sys.stdin)
 
 
 class Terminal:
@@ -80,10 +80,10 @@ class Terminal:
             self._console.print(legend(self._chat.session.pair.policy.tree_hooks is not None))
         self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
         prompts = prompt_session(lambda: describe(self._chat.session.settings))
-        pressed = False
+        pressed = False  # Ctrl-C, just before
         while not self._chat.ended:
             try:
-                line = prompts.prompt("> ")
+                line, pressed = prompts.prompt("> "), False
             except KeyboardInterrupt:
                 if pressed:
                     break
@@ -92,7 +92,6 @@ class Terminal:
                 continue
             except EOFError:
                 break
-            pressed = False
             before = termios.tcgetattr(sys.stdin)  # the terminal does not show keys now; the next prompt reads them
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
             try:
@@ -157,8 +156,7 @@ class Terminal:
 
     def _print(self, pieces: list[Piece], text: str) -> None:
         tokens = self._chat.tokens or "all"
-        if tokens != "all":
-            pieces = [piece for piece in pieces if piece.kind != "rejected"]
+        pieces = [piece for piece in pieces if tokens == "all" or piece.kind != "rejected"]
         print(streamed(pieces, text, self._colours and tokens != "off"), end="", flush=True)
 
     def _note(self, text: str) -> None:

@@ -69,25 +69,45 @@ def tokens_of(generation: Generation, tokenizer: Tokenizer) -> list[Token]:
     emitted = sum(int(round_["emitted"]) for round_ in generation.rounds)
     if emitted != len(generation.tokens):
         raise ValueError(f"the rounds emitted {emitted} tokens, the generation has {len(generation.tokens)}")
-    # the part of Generation.text by each token; empty for the end of sequence and after a stop string
-    decoder, texts, remaining = StreamDecoder(tokenizer), [], len(generation.text)
-    silent = 1 if generation.finish_reason == "stop" else 0
-    spoken = generation.tokens[: len(generation.tokens) - silent]
-    for index, token in enumerate(spoken):
-        text = decoder.push([token]) + (decoder.flush() if index == len(spoken) - 1 else "")
-        texts.append(text[:remaining])
-        remaining -= len(texts[-1])
-    texts += [""] * silent
     tokens: list[Token] = []
-    begin = 0
+    decoder, text_left = StreamDecoder(tokenizer), len(generation.text)  # a stop string ends the text earlier
+    spoken = emitted - (generation.finish_reason == "stop")  # tokens with text: an end of sequence has none
     for index, round_ in enumerate(generation.rounds):
-        count = int(round_["emitted"])
-        before = generation.tokens[max(begin - CONTEXT, 0) : begin]
-        tokens += _round(index, round_, generation.tokens[begin : begin + count], before, tokenizer)
-        begin += count
-    if tokens and generation.finish_reason == "stop":
-        tokens[-1] = tokens[-1]._replace(ends=True)
-    return [token._replace(text=text) for token, text in zip(tokens, texts, strict=True)]
+        begin, accepted, drafted = len(tokens), int(round_["accepted"]), int(round_["drafted"])
+        new, kinds = generation.tokens[begin : begin + int(round_["emitted"])], kinds_of(round_)
+        # None, the JSON form of NaN, becomes NaN again
+        entropy, max_prob = (
+            np.pad(np.asarray(round_[name], np.float32), (0, drafted + emitted), constant_values=np.nan).tolist()
+            for name in ("entropy", "max_prob")
+        )
+        before, rejected = [*generation.tokens[max(begin - CONTEXT, 0) : begin], *new[:accepted]], []
+        # A round that ended within its accepted drafts has no token of the target, and its further drafts are wasted.
+        for place in range(accepted, drafted) if len(new) > accepted else ():
+            token = int(round_["proposed"][place])
+            text = text_after(tokenizer, before, [token], skip_special=False)  # shows an end of sequence, too
+            rejected.append(Rejected(token, text, entropy[place], max_prob[place]))
+            before.append(token)
+        for place, token in enumerate(new):
+            text = decoder.push([token]) if len(tokens) < spoken else ""
+            text = (text + (decoder.flush() if len(tokens) == spoken - 1 else ""))[:text_left]
+            text_left -= len(text)
+            tokens.append(
+                Token(
+                    id=int(token),
+                    text=text,
+                    kind=kinds[place],
+                    ends=len(tokens) == spoken,
+                    rejected=tuple(rejected) if place == accepted else (),
+                    entropy=entropy[place],
+                    max_prob=max_prob[place],
+                    threshold=float(np.asarray(round_["threshold"], np.float32)),
+                    round=index,
+                    first=place == 0,
+                    phase=int(round_["phase"]),
+                    drafter=int(round_["drafter_id"]),
+                )
+            )
+    return tokens
 
 
 def phases_of(tokens: Sequence[Token]) -> list[tuple[int, int]]:
@@ -101,53 +121,6 @@ def bound(entropy: float, entropy_factor: float) -> float:
     """AdaEDL's lower bound on the acceptance probability, 1 - sqrt(factor * entropy) (arXiv 2410.18351), which it
     compares with lambda; at least 0."""
     return max(1.0 - math.sqrt(entropy_factor * entropy), 0.0) if entropy >= 0 else math.nan
-
-
-def _round(
-    index: int, round_: Mapping[str, Any], emitted: Sequence[int], before: Sequence[int], tokenizer: Tokenizer
-) -> list[Token]:
-    accepted, drafted = int(round_["accepted"]), int(round_["drafted"])
-    kinds = kinds_of(round_)
-    # A round that ended within its accepted drafts has no token of the target, and its further drafts are wasted.
-    turned_down = range(accepted, drafted) if len(emitted) > accepted else range(0)
-    before = [*before, *emitted[:accepted]]
-    rejected = []
-    for place in turned_down:
-        token = int(round_["proposed"][place])
-        text = text_after(tokenizer, before, [token], skip_special=False)  # shows an end of sequence, too
-        rejected.append(Rejected(token, text, *_distribution(round_, place)))
-        before.append(token)
-    tokens = []
-    for place, token in enumerate(emitted):
-        entropy, max_prob = _distribution(round_, place)
-        tokens.append(
-            Token(
-                id=int(token),
-                text="",
-                kind=kinds[place],
-                ends=False,
-                rejected=tuple(rejected) if place == accepted else (),
-                entropy=entropy,
-                max_prob=max_prob,
-                threshold=_float(round_["threshold"]),
-                round=index,
-                first=place == 0,
-                phase=int(round_["phase"]),
-                drafter=int(round_["drafter_id"]),
-            )
-        )
-    return tokens
-
-
-def _distribution(round_: Mapping[str, Any], place: int) -> tuple[float, float]:
-    """Entropy and largest probability of the drafter's distribution at a place of its round."""
-    entropies, chances = round_["entropy"], round_["max_prob"]
-    return (_float(entropies[place]), _float(chances[place])) if place < len(entropies) else (math.nan, math.nan)
-
-
-def _float(value: Any) -> float:
-    """The value as float; None, the JSON form of NaN, as NaN."""
-    return math.nan if value is None else float(np.float32(value))
 
 
 def save_drawing(path: Path, result: Generation, tokenizer: Tokenizer, prompt: str, settings: Settings) -> None:
@@ -196,19 +169,10 @@ def page(
     loader = PackageLoader("specdec_jax.app.views")
     visible: Any = lambda value: shown(value) if type(value) is str else value  # noqa: E731 - not of marked-up text
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=visible)
-    drawn = [
-        {
-            **{name: getattr(token, name) for name in ("kind", "first", "phase", "text")},
-            "name": _name(token, tokenizer),
-            "shown": "" if token.text else ("■" if token.ends else "·"),  # for an end, or part of a character
-            "rejected": [draft.text.replace("\n", "↵") for draft in token.rejected],
-        }
-        for token in tokens
-    ]
-    tips = []
-    for token in tokens:
+    names, tips = [token.text or tokenizer.decode([token.id], skip_special=False) for token in tokens], []
+    for token, name in zip(tokens, names, strict=True):
         rows = [
-            ("token", f"{_name(token, tokenizer).replace(chr(10), '↵')!r} ({token.id})"),
+            ("token", f"{name.replace(chr(10), '↵')!r} ({token.id})"),
             ("kind", "end of sequence, " * token.ends + KINDS[token.kind]),
             ("entropy H", _figure(token.entropy, " nats")),
             ("max probability", _figure(token.max_prob)),
@@ -221,7 +185,8 @@ def page(
     return environment.get_template("page.html.jinja").render(
         title=title,
         line=f"{len(generation.tokens)} tokens, {accepted}, {ENDS[generation.finish_reason]}",
-        tokens=drawn,
+        tokens=tokens,
+        names=names,
         branches=any(token.kind == "branch" for token in tokens),
         phases=phases_of(tokens),
         chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
@@ -232,10 +197,6 @@ def page(
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _name(token: Token, tokenizer: Tokenizer) -> str:
-    return token.text or tokenizer.decode([token.id], skip_special=False)
 
 
 def _figure(value: float, unit: str = "") -> str:

@@ -65,9 +65,8 @@ def legend(branches: bool = False) -> Text:
 
 
 def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
-    """Prints the text to standard output while it is decoded, then a line of statistics to standard error.
-
-    Returns whether it finished; False after Ctrl-C, with the text so far printed.
+    """Prints the text to standard output while it is decoded, then a line of statistics to standard error; returns
+    whether it finished.
     """
     colours, finished = shows_colours(Console()), False
     with contextlib.suppress(KeyboardInterrupt):
@@ -84,10 +83,7 @@ def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
 
 
 def print_json(chunks: Stream, record: bool = False) -> bool:
-    """Decodes to the end and prints the Generation as one line of JSON, after Ctrl-C the part so far.
-
-    Returns whether it finished.
-    """
+    """Prints the Generation as one line of JSON, after Ctrl-C the part so far; returns whether it finished."""
     finished = False
     with contextlib.suppress(KeyboardInterrupt):
         for _ in chunks:

@@ -45,12 +45,10 @@ ESCAPES = (
 def verify(command: VerifyLossless) -> str:
     """Runs the proofs, prints them (optionally as one line of JSON), and returns the conclusion.
 
-    Raises:
-        ValueError: unknown rules and options, numbers out of range, or only one of target and drafter, except for a
-            drafter without a model.
+    Raises ValueError: unknown rules and options, numbers out of range, or only one of target and drafter, except for a
+    drafter without a model.
     """
-    policy, verifier = command.rules.policy, command.rules.verifier
-    target, drafter, seed = command.target, command.drafter, command.seed
+    policy, verifier, target, drafter = command.rules.policy, command.rules.verifier, command.target, command.drafter
     longest = LONGEST if command.max_draft_length is None else command.max_draft_length
     rules = choose("policy", policy), choose("verifier", verifier)
     watches = None if command.monitor is None else choose("monitor", command.monitor)
@@ -58,7 +56,7 @@ def verify(command: VerifyLossless) -> str:
         raise ValueError(f"a pair needs both models: --target is {target}, --drafter is {drafter}")
     if target is not None and rules[1].greedy_only and command.temperature > 0:
         raise ValueError(f"{rules[1].name} verification needs temperature 0 on the pair, got {command.temperature:g}")
-    seed, pair = secrets.randbelow(2**31) if seed is None else seed, None
+    seed, pair = secrets.randbelow(2**31) if command.seed is None else command.seed, None
     enable()
     with jax.default_matmul_precision("highest"):  # accelerators use lower precision for float32 by default
         with interrupts_end_here(), status("Checking shapes") as shown:
@@ -85,7 +83,7 @@ def verify(command: VerifyLossless) -> str:
         print(json_text(_by_name(fields | proof._asdict() | {"gaps": gaps, "pair": pair})))
     else:
         title = " and ".join(filter(None, [f"{policy} with {verifier} verification", users and drafter]))
-        show(proof, Console(highlight=False), title, conclusion, gaps, pair)
+        show(proof, title, conclusion, gaps, pair)
     return conclusion
 
 
@@ -111,10 +109,9 @@ def _sampled_on_pair(
         return test_by_sampling(pair.decoder, pair.params, prompt, source=source, **more)
 
 
-def show(
-    proof: Proof, console: Console, title: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None = None
-) -> None:
+def show(proof: Proof, title: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None) -> None:
     """Prints the properties as a table, the policy's decisions, and a verdict."""
+    console = Console(highlight=False)
     table = columns("property", "drawn", "worst", "bound", texts=2, title=f"{title}, seed {proof.seed}")
     for row in proof.rows:
         sign = "over" if row.bound == FALSE_ALARM else "under"
@@ -126,7 +123,13 @@ def show(
     pairs = ", ".join(f"{no}/{yes}" if yes else "-" for no, yes in zip(declined, decisions, strict=True))
     console.print(f"The rule said no to draft 1, 2, ... in {pairs} of its decisions.", soft_wrap=True)
     if pair is not None:
-        console.print(f"Sampled, the whole decoder on the pair: {_sentence(pair)}.", soft_wrap=True)
+        console.print(
+            f"Sampled, the whole decoder on the pair: chi-square {pair.statistic:.1f} on {pair.degrees} degrees of "
+            f"freedom, p = {pair.p_value:.2g}; by position p = {pair.least:.2g} (both must be over {FALSE_ALARM:g}), "
+            f"{pair.sequences} sequences of {pair.tokens} tokens; drafts of at least 1, 2, ... tokens: "
+            f"{_listed(pair.drafted)}.",
+            soft_wrap=True,
+        )
     for row in proof.rows:
         if row.wrong:
             console.print(f"{row.name}: {row.wrong}.", soft_wrap=True, markup=False)
@@ -175,11 +178,3 @@ def _by_name(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _by_name(entry) for name, entry in value.items()}
     return [_by_name(entry) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-def _sentence(report: SampledReport) -> str:
-    return (
-        f"chi-square {report.statistic:.1f} on {report.degrees} degrees of freedom, p = {report.p_value:.2g}; by "
-        f"position p = {report.least:.2g} (both must be over {FALSE_ALARM:g}), {report.sequences} sequences of "
-        f"{report.tokens} tokens; drafts of at least 1, 2, ... tokens: {_listed(report.drafted)}"
-    )

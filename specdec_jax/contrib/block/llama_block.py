@@ -96,7 +96,6 @@ def later_input(
     config: LlamaBlockConfig, params: Params, first: tuple[Array, Array], hidden: Array, step: int, dtype: Any
 ) -> tuple[Array, Array]:
     """As `llama_reading.later_input`: masks, which repeat the last token of the text and the features read with it."""
-    del config, hidden, dtype
     embedded, added = (jnp.pad(leaf, ((0, 0), (step, 0), (0, 0)))[:, : leaf.shape[1]] for leaf in first)
     return embedded, added + params[MASK][step - 1][None, None].astype(jnp.float32)
 

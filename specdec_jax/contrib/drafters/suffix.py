@@ -43,11 +43,9 @@ def suffix(
     """
 
     def init(params: Any, batch: int, slots: int, source: Any = None) -> SuffixState:
-        del params, source
         return SuffixState(jnp.zeros((batch, slots), jnp.int32), jnp.zeros((batch,), jnp.int32))
 
     def source(params: Any, state: SuffixState, tokens: Array, context: RoundContext) -> Source:
-        del params
         limit = jnp.ceil(factor * _best(state.matched, context.length).astype(jnp.float32)).astype(jnp.int32)
 
         def retrieve(matched: Array, drafted: Array) -> tuple[Array, Array, Array]:
@@ -60,7 +58,6 @@ def suffix(
         return lookup(state, retrieve, vocab_size, memory=state.matched, remember=remember)
 
     def commit(params: Any, state: SuffixState, tokens: Array, length: Array) -> SuffixState:
-        del params
         cut = length < state.counted  # the text was truncated: counted again
         state = SuffixState(jnp.where(cut[:, None], 0, state.matched), jnp.where(cut, 0, state.counted))
 

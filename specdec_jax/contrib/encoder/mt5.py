@@ -10,8 +10,6 @@ from specdec_jax.contrib.encoder.t5 import FAMILY, T5Config
 
 @dataclass(frozen=True)
 class MT5Config(T5Config):
-    """Fields of Hugging Face's config.json, with its defaults. Raises ValueError for invalid values."""
-
     model_type: ClassVar[str] = "mt5"
     architecture: ClassVar[str] = "MT5ForConditionalGeneration"
 
@@ -30,6 +28,5 @@ parameter_table, language_model, init_params, params_from_named, named_from_para
 
 
 def example_config() -> MT5Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     fields = {"eos_token_ids": (2,), "relative_attention_num_buckets": 12, "relative_attention_max_distance": 30}
     return MT5Config(61, 24, 40, 3, 3, num_encoder_layers=2, head_dim=6, max_position_embeddings=64, **fields)

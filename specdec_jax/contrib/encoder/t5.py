@@ -281,7 +281,6 @@ _, language_model, init_params, params_from_named, named_from_params = encoder_d
 
 
 def example_config() -> T5Config:
-    """The smallest configuration that uses every part; used by the tests of every family."""
     fields = {"eos_token_ids": (2,), "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
     gated = {"hidden_act": "gelu_new", "is_gated_act": True, "tie_word_embeddings": False}
     return T5Config(61, 24, 40, 2, 4, num_encoder_layers=3, head_dim=8, max_position_embeddings=64, **fields, **gated)

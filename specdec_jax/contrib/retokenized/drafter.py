@@ -84,7 +84,6 @@ def retokenized(
     extra_slots = max_draft_length + FED  # additional slots for drafts
 
     def init(params: Params, batch: int, slots: int, source: Any = None) -> RetokenizedState:
-        del source
         own_slots = ROOM * slots + extra_slots
         none, text = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, slots), jnp.int32)
         cache = own_model.init_cache(params, batch, own_slots)
@@ -114,7 +113,6 @@ def retokenized(
 
     def commit(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:
         """Roll back to the last common alignment. Missing tokens are spelled and fed when the row drafts again."""
-        del params
         return aligned(state, tokens, length)
 
     def prefill(params: Params, state: RetokenizedState, tokens: Array, length: Array) -> RetokenizedState:

@@ -78,7 +78,6 @@ def dspark() -> StoppingPolicy:
     def proceed(
         state: DSparkState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, DSparkState]:
-        del distribution, token
         survival = state.survival * state.confidence
         state = state._replace(survival=survival, tokens=state.tokens + survival)
         return _pays(state, drafted, context, paid=0), state

@@ -77,7 +77,6 @@ def hazard_cost(bins: Annotated[int, Between(1)] = 10, positions: Annotated[int,
     def proceed(
         state: HazardCostState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, HazardCostState]:
-        del token
         confidence = distribution.max_prob.astype(jnp.float32)
         worth = _chance(state, drafted - 1, confidence) * state.token_time
         go_on = (drafted <= state.least) | (worth > state.drafter_cost * relative_drafter_cost(context))

@@ -22,18 +22,22 @@ from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.hyperparameters import host
 from specdec_jax.lossless.batched import in_batches, joined, take
 from specdec_jax.lossless.drawing import Drawing, Shape
-from specdec_jax.lossless.enumeration import Ends, advance, emitted_tokens, scaled, setting_of
-from specdec_jax.lossless.nodes import (
+from specdec_jax.lossless.enumeration import (
     CHOSEN,
     DRAWN,
     Branches,
+    Ends,
     Nodes,
     Setting,
+    advance,
     context_of,
     draft_of,
     drafter_place,
     drawn_distribution,
+    emitted_tokens,
     pair,
+    scaled,
+    setting_of,
     verify_arguments,
 )
 from specdec_jax.lossless.results import Result, shortest
@@ -160,7 +164,7 @@ def ends_of_round(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         emitted = VerificationResult(result.tokens, result.emitted)
         return advance(setting, nodes, branches, branch[index], chance, learnt, result, emitted)
 
-    setting.tally.siblings += np.bincount(accepted, chance * extra, setting.longest + 1)
+    setting.siblings[:] += np.bincount(accepted, chance * extra, setting.longest + 1)
     return branches, Ends(branch, tokens, length + extra, chance, following_nodes)
 
 
@@ -185,7 +189,7 @@ def prove_siblings(
             setting = setting_of(rule, verifier, monitor, longest, requests, toys, **size)
             prompts = rng.integers(0, vocab, (REQUESTS, 2)).astype(np.int32)
             results.append(play(setting, ROUNDS, prompts, np.arange(REQUESTS)))
-            accepted[: longest + 1] += setting.tally.siblings
+            accepted[: longest + 1] += setting.siblings
     counts = {unit: sum(each.counts[unit] for each in results) for unit in ("rounds", "drafts")}
     error, wrong = max(each.measure for each in results), next(filter(None, [each.wrong for each in results]), "")
     return Result(error, counts, wrong, shortest([each.counterexample for each in results])), accepted[:DRAFTS]

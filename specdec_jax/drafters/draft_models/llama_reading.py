@@ -22,9 +22,7 @@ from jax import lax
 from specdec_jax.models import decoder_only, layers, llama, rotary_decoder
 from specdec_jax.models.llama import LlamaConfig
 from specdec_jax.models.weights import Parameter
-from specdec_jax.types import DraftModel, Params, Reading
-
-Array = jax.Array
+from specdec_jax.types import Array, DraftModel, Params, Reading
 
 READ, MERGE, OWN = "read", "merge", "own"
 """Names of the additional parameters: projection added to embeddings, gated block after the last layer, and projection
@@ -112,19 +110,16 @@ def later_input(
     Returns:
         Embeddings and features of the positions at which the tokens are known up to the draft before.
     """
-    del config, step
     return first[0], jnp.pad(stand_in(params, hidden, dtype), ((0, 0), (1, 0), (0, 0)))[:, :-1]
 
 
 def head_rows(params: Params, rows: Array, tokens: Array) -> Array:
     """The matrix by which training multiplies `head_input`, from the head's rows [C, D] of tokens [C]."""
-    del params, tokens
     return rows
 
 
 def head_input(params: Params, hidden: Array, tokens: Array, step: int) -> Array:
     """What training multiplies with `head_rows`: last hidden states [R, T, D] after tokens [R, T], in step `step`."""
-    del params, tokens, step
     return hidden
 
 
@@ -184,7 +179,6 @@ def with_reading(config: LlamaReadingConfig, params: Params, dtype: Any, seed: i
 
 
 def example_config() -> LlamaReadingConfig:
-    """The smallest configuration that uses every part; its target is llama's example."""
     target = llama.example_config()
     return reading_config(target, (0, 1, 2), target.hidden_size)
 

@@ -5,7 +5,6 @@ are derived and not stored.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +38,8 @@ class Architecture(NamedTuple):
     outside: dict[str, str]
     in_a_layer: dict[str, str]
     layers: str = "model.layers"
-    biases: Mapping[str, str] = MappingProxyType({})  # flag of the config -> the tensor whose presence sets it
-    constants: Mapping[str, Any] = MappingProxyType({})  # fields that are constant in llama.cpp
+    biases: Mapping[str, str] = {}  # flag of the config -> the tensor whose presence sets it
+    constants: Mapping[str, Any] = {}  # fields that are constant in llama.cpp
     interleaved: bool = False  # whether the halves of a head are interleaved in the rows of q and k
     norm_offset: float = 0.0  # difference of norms between file and checkpoint
     turned: tuple[str, ...] = ()  # matrices of a layer that are [in, out] in the checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.loading.families import config_class, family
+from specdec_jax.loading.families import config_class, config_of, family
 from specdec_jax.loading.gguf.architectures import (
     EVERY,
     GLOBAL_EVERY,
@@ -38,7 +38,8 @@ def open_gguf(path: str | Path) -> Checkpoint:
     unrecognised rope scaling, a tokenizer that cannot be rebuilt.
     """
     file = read_gguf(path)
-    return Checkpoint(str(path), config_from_gguf(file), tensors_from_gguf(file), _naming(tokenizer_from_gguf)(file))
+    fields, tokenizer = config_from_gguf(file), _naming(tokenizer_from_gguf)(file)
+    return Checkpoint(str(path), config_of(path, fields["model_type"], fields), tensors_from_gguf(file), tokenizer)
 
 
 def _naming(read: Callable[[GGUF], Any]) -> Callable[[GGUF], Any]:
@@ -61,22 +62,23 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
     name, architecture = architecture_name(file), architecture_of(file)
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight")
+    # ends of sequence, of turn and of message: each ends a generation, as in llama.cpp
+    ends = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     fields = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": eos_ids(file),
+        "eos_token_id": list(dict.fromkeys(int(i) for i in ends if i is not None)),
         **{entry.field: _value(file, entry) for entry in (*EVERY, *architecture.numbers)},
         **{flag: tensor in file.tensors for flag, tensor in architecture.biases.items()},
         **architecture.constants,
     }
     if "rope_theta" in fields:
-        heads, width = number(file, "attention.head_count"), number(file, "embedding_length")
-        fields["head_dim"] = head_dim = int(number(file, "attention.key_length", width // heads))
+        width = fields["hidden_size"] // fields["num_attention_heads"]
+        fields["head_dim"] = head_dim = int(number(file, "attention.key_length", width))
         for entry in ("attention.value_length", "rope.dimension_count"):
             if (other := int(number(file, entry, head_dim))) != head_dim:
-                full = f"{architecture_name(file)}.{entry}"
-                raise ValueError(f"{file.path}: {full} is {other} but a head has {head_dim} dimensions")
+                raise ValueError(f"{file.path}: {name}.{entry} is {other} but a head has {head_dim} dimensions")
         fields["rope_scaling"] = _rope_scaling(file, fields["head_dim"], fields["rope_theta"])
     if name in GLOBAL_EVERY:
         layers, pattern = fields["num_hidden_layers"], file.metadata.get(f"{name}.{PATTERN}", GLOBAL_EVERY[name])
@@ -88,12 +90,6 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
         fields["query_pre_attn_scalar"] = query_scale(name, fields)
     key = config_class(family(architecture.model_type)).key
     return {"model_type": architecture.model_type} | {key(name): value for name, value in fields.items()}
-
-
-def eos_ids(file: GGUF) -> list[int]:
-    """End of sequence, of turn and of message: each ends a generation, as in llama.cpp."""
-    ids = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(int(i) for i in ids if i is not None))
 
 
 def tensors_from_gguf(file: GGUF) -> Iterator[tuple[str, np.ndarray]]:

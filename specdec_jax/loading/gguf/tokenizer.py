@@ -1,12 +1,11 @@
 """A tokenizer from GGUF metadata: byte-level BPE with the pre-tokenizer by its name, or SentencePiece's pieces.
 
 transformers is not usable: without torch it does not read GGUF, and with torch it builds every `gpt2` tokenizer with
-GPT-2's pre-tokenizer, so that two spaces before a digit get tokens that differ from training.
-The table of names follows llama.cpp's `llama-vocab.cpp`.
+GPT-2's pre-tokenizer, so that two spaces before a digit get tokens that differ from training. The table of names
+follows llama.cpp's `llama-vocab.cpp`.
 
-Files with a SentencePiece tokenizer (Llama 2's, Gemma's) hold pieces and their scores.
-SentencePiece's BPE merges the two neighbours whose union has the highest score, and so does llama.cpp
-(`llm_tokenizer_spm`). For `tokenizers` the merges are all splits of every piece in two, in order of its score.
+SentencePiece's BPE (Llama 2's, Gemma's) merges the two neighbours whose union has the highest score, and so does
+llama.cpp (`llm_tokenizer_spm`). For `tokenizers` the merges are all splits of every piece in two, by its score.
 """
 
 from typing import Any

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drafting import draft_once
+from drafting import with_source
 from stopping_cases import context
-from tiny_block import BLOCK, SIZE, block_pair, block_toy, logits_of_drafts, toy_log_q
+from tiny_block import BLOCK, SIZE, block_pair, block_toy, logits_of_drafts
 from tiny_reading import READING, check_passes, entropies, reading_pair
 
 from configs import distill_smollm2_block
@@ -20,7 +20,7 @@ from experiments.lib.distill_train import initial_state
 from specdec_jax import lossless, verification
 from specdec_jax.contrib.block import block, llama_block
 from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams, round_context
+from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, make_warp
 from specdec_jax.decoding.scoring import score
 from specdec_jax.distillation.batches import Batch
@@ -131,43 +131,6 @@ def toy_decoder(policy, verifier, size=3):
     return made, ModelParams(table, own)
 
 
-def test_drafts_are_drawn_from_the_reported_q_and_the_output_is_the_targets():
-    """All texts of two tokens, all blocks after them: q against its definition, shares of drawn tokens against q, and
-    the output of rejection summed over all drafts against the target."""
-    size, vocab, rows = 2, 3, 400
-    decoder, params = toy_decoder(static(draft_length=size), verification.rejection(), size)
-    own, steps = params.drafter, jnp.asarray((np.arange(rows) + 0.5) / rows, jnp.float32)
-    for before, last in np.ndindex(vocab, vocab):
-        log_q_of = []  # [size, V] after every first draft
-        state = decoder.prefill(params, [[before, last]] * rows, max_new_tokens=8, warp=make_warp(rows, 1.0))
-        now, policy = round_context(decoder.parts, state), decoder.parts.policy
-        for x in range(vocab):
-            # the uniform in the middle of the wanted token's share for the first draft, every step for the last
-            exact = np.exp(toy_log_q(own, before, last, [x, 0]))
-            middle = np.cumsum(exact[0])[x] - exact[0][x] / 2
-            uniforms = jnp.full((size, rows), middle, jnp.float32).at[-1].set(steps)
-            given = decoder.parts.drafter, own, state.drafter, state.tokens, now, policy, state.policy
-            found, *_ = draft_once(*given, uniforms=uniforms, vocab=vocab)
-            assert np.all(np.asarray(found.tokens)[:, 0] == x), "another path than the uniforms of q say"
-            np.testing.assert_allclose(found.log_q[0], np.log(exact), atol=1e-5)
-            share = np.bincount(np.asarray(found.tokens)[:, 1], minlength=vocab) / rows
-            np.testing.assert_allclose(share, exact[1], atol=2 / rows)
-            log_q_of.append(np.asarray(found.log_q[0]))
-        logits = [params.target[before, last], *(params.target[last, x] for x in range(vocab))]
-        p = np.exp(distribution(jnp.asarray(np.array(logits)), make_warp(vocab + 1, 1.0)).log_prob)
-        first, output = np.exp(log_q_of[0][0]), np.zeros((vocab, vocab))
-        for x, y in np.ndindex(vocab, vocab):
-            second = np.exp(log_q_of[x][1])
-            q = first[x] * second[y]
-            accepted = [min(1.0, p[0][x] / first[x]), min(1.0, p[1 + x][y] / second[y])]
-            rest = [np.maximum(p[0] - first, 0), np.maximum(p[1 + x] - second, 0)]
-            rest = [part / max(part.sum(), 1e-12) for part in rest]
-            output += q * (1 - accepted[0]) * rest[0][:, None] * p[1:]  # the token after it is the target's
-            output[x] += q * accepted[0] * (1 - accepted[1]) * rest[1]
-            output[x, y] += q * accepted[0] * accepted[1]
-        np.testing.assert_allclose(output, p[0][:, None] * p[1:], atol=1e-5)
-
-
 @pytest.mark.often(2)
 @pytest.mark.parametrize("verifier", [verification.rejection(), block_verification()], ids=["rejection", "block"])
 @pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
@@ -180,9 +143,7 @@ def test_the_whole_decoder_draws_from_the_target(rule, verifier):
 def test_q_without_the_low_rank_term_is_rejected():
     """A drafter that draws as an honest one, and tells the distribution without that term: a bug."""
 
-    def source(*arguments):
-        honest = decoder.parts.drafter.source(*arguments)
-
+    def changed(honest, *arguments):
         def predict(memory, drafted, uniform):
             following, after = honest.predict(memory, drafted, uniform)
             base = jnp.take_along_axis(memory.base, drafted[:, None, None], axis=1)[:, 0]
@@ -191,8 +152,7 @@ def test_q_without_the_low_rank_term_is_rejected():
         return honest._replace(predict=predict)
 
     decoder, params = toy_decoder(static(draft_length=3), verification.rejection())
-    target, drafter, *rest = decoder.parts.target, decoder.parts.drafter, decoder.parts.policy, decoder.parts.verifier
-    cheat = build_decoder(target, dataclasses.replace(drafter, source=source), *rest, prefill_chunk=4)
+    cheat = with_source(decoder, changed)
     assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
     assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
 

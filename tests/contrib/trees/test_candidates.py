@@ -8,13 +8,13 @@ import pytest
 import replayed
 from scipy import stats
 
-from specdec_jax.contrib.trees.replaying import candidates, chances, entropies, rejections, runs
+from specdec_jax.contrib.trees.replaying import chances, entropies, rejections, runs
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import ACCEPT, draw
 from specdec_jax.lossless import toys
 from specdec_jax.replay import chains
 from specdec_jax.replay.chains import CANDIDATES, Rejected, right_candidate
-from specdec_jax.replay.trace import FEATURES, join, load_trace, save_trace, select
+from specdec_jax.replay.trace import FEATURES
 
 VOCAB, DRAWS = 5, 120_000
 P = np.array([0.4, 0.3, 0.2, 0.1, 0.0])
@@ -147,20 +147,6 @@ def test_sampled_candidates_are_right_as_often_as_they_ought_to_be(drafter, para
         expected, spread = expected + chance, spread + chance * (1 - chance)
         seen[trace.candidate[text, at]] += 1
     assert np.all(np.abs(seen - expected) < 4 * np.sqrt(spread)), (seen, expected)
-
-
-def test_candidates_are_kept_joined_and_selected(greedy, tmp_path):
-    save_trace(tmp_path / "trace.npz", greedy)
-    np.testing.assert_array_equal(load_trace(tmp_path / "trace.npz").candidate, greedy.candidate)
-    both = join([select(greedy, [3, 1]), select(greedy, [0])])
-    np.testing.assert_array_equal(both.candidate, greedy.candidate[[3, 1, 0]])
-    with pytest.raises(ValueError, match="the same fields can be joined"):
-        join([greedy, greedy._replace(candidate=None)])
-    save_trace(tmp_path / "torn.npz", greedy._replace(candidate=greedy.candidate[:, 1:]))
-    with pytest.raises(ValueError, match="candidate has shape"):
-        load_trace(tmp_path / "torn.npz")
-    with pytest.raises(ValueError, match="does not say which candidate is right"):
-        candidates(greedy._replace(candidate=None))
 
 
 def test_a_candidate_is_tried_where_those_before_it_were_wrong():

@@ -273,7 +273,7 @@ def test_combs_are_exact(policy, verifier, monkeypatch):
 
     def noted(setting, *round_of):
         ends = real(setting, *round_of)
-        accepted.append(setting.tally.siblings.sum())
+        accepted.append(setting.siblings.sum())
         return ends
 
     monkeypatch.setattr(hooks, "ends_of_round", noted)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from specdec_jax.contrib.trees.seams import TreePolicy
 from specdec_jax.ranges import Between, Count
-from specdec_jax.stopping._defaults import begin_with_length, proceed_to_length, show_length
+from specdec_jax.stopping.static import begin_with_length, proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array
 
@@ -31,7 +31,6 @@ def comb(most: Annotated[int, Between(1)] = 3) -> TreePolicy:
     def init(
         batch: int, links: Count = 3, siblings: Annotated[Any, Between(0, most, whole=True, entries=0)] = (2, 1)
     ) -> CombState:
-        del batch
         return CombState(links, siblings)
 
     decisions = {"begin": begin_with_length, "proceed": proceed_to_length, "threshold": show_length}
