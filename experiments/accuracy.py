@@ -78,8 +78,8 @@ def is_right(text: str, row: Mapping[str, Any]) -> bool:
         code = max(blocks, key=len) if blocks else text
         return _passes(f"{row['prompt']}\n\n{code}\n\n{row['test']}\n\ncheck({row['entry_point']})\n")
     numbers = [NUMBER.findall(words) for words in (text, row["answer"].rpartition("####")[2])]
-    said, wanted = (float(found[-1].replace(",", "")) if found else None for found in numbers)
-    return said is not None and said == wanted
+    last, right = (float(each[-1].replace(",", "")) if each else None for each in numbers)
+    return last is not None and last == right
 
 
 def _passes(program: str) -> bool:
