@@ -255,7 +255,7 @@ def finish(
     elif length >= limit:
         reason = "length"
     counts = jax.tree.map(lambda leaf: leaf[row : row + 1], state.statistics)
-    log_probs = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor]
+    raw, warped, tempered = [leaf[row, : len(tokens)].tolist() for leaf in state.monitor] or [None] * 3
     return Generation(
         text=text,
         tokens=tokens,
@@ -266,7 +266,9 @@ def finish(
         prefill_seconds=prefilled.prefill_seconds,
         compile_seconds=prefilled.compile_seconds,
         rounds=None if state.record is None else recorded_rounds(state, row),
-        **dict(zip(Generation._fields[-3:], log_probs, strict=False)),  # none unless they were gathered
+        log_probs=raw,
+        warped_log_probs=warped,
+        tempered_log_probs=tempered,
     )
 
 
