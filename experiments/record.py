@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -138,7 +139,8 @@ def record_cells(config: EvidenceConfig, console: Console) -> None:
         options |= {"max_draft_length": config.max_draft_length, "max_new_tokens": cell.tokens, "seed": cell.seed}
         options = Record(prompts=config.name, **options)
         if pair.name not in loaded:
-            loaded.clear()  # one pair at a time fits into memory
+            loaded.clear()  # one pair at a time fits into memory, with its programs
+            jax.clear_caches()
             loaded[pair.name] = options.load(console)
         encoded = _encoded(options, loaded[pair.name], prompts[pair.name][cell.tokens == config.long_tokens])
         if before.exists():
