@@ -1,9 +1,9 @@
 """Does lossy verification keep a task's accuracy? Exact match on GSM8K and pass@1 on HumanEval, by verifier.
 
 Question:  How many answers are right with each verifier, and how many tokens does a verification give?
-Command:   python -m experiments.accuracy hub:gsm8k@test.jsonl:20 hub:openai_humaneval@HumanEval.jsonl:2
+Command:   python -m experiments.accuracy hub:gsm8k@test.jsonl:40 hub:openai_humaneval@HumanEval.jsonl:4
            --target runs/coder-1.5b.gguf --drafter runs/coder-0.5b.gguf [--verifiers rejection typical] ...
-Time:      about ten minutes a verifier on 2 cores, for 66 questions and 82 functions
+Time:      half an hour a verifier on 2 busy cores, for 33 questions and 41 functions
 Output:    runs/accuracy-<time>/, with table.md and results.jsonl: a line a verifier and question, with the text
 
 The files are those of the sets' repositories (or `hub:gsm8k`, which needs the package `datasets`). The last number of
@@ -21,14 +21,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 from scipy.stats import binomtest
 from tyro.conf import Positional
 
 from experiments.lib.commands import Output, Served, bar, command
-from experiments.lib.prompts import every_nth, load_prompts, rows_of
+from experiments.lib.prompts import entries, every_nth
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import at_temperature, interval, markdown, publish
+from specdec_jax.metrics.judging import alike
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import build_pair, decode, encode, prepare
@@ -36,6 +38,7 @@ from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Seed, Te
 from specdec_jax.text.strategies import choose
 
 KEY = "verifier", "task", "id"
+ANSWERS = {"math_reasoning": ("answer",), "code": ("prompt", "test", "entry_point")}  # columns that say what is right
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 SECONDS = 10  # of a processor, for a function's tests
@@ -73,17 +76,13 @@ class Question(NamedTuple):
 
 def is_right(text: str, row: Mapping[str, Any]) -> bool:
     """Whether an answer is right: by the row's tests where it has some, else by its last number."""
-    if "test" in row:
-        blocks = CODE.findall(text)
-        code = max(blocks, key=len) if blocks else text
-        return _passes(f"{row['prompt']}\n\n{code}\n\n{row['test']}\n\ncheck({row['entry_point']})\n")
-    numbers = [NUMBER.findall(words) for words in (text, row["answer"].rpartition("####")[2])]
-    last, right = (float(each[-1].replace(",", "")) if each else None for each in numbers)
-    return last is not None and last == right
-
-
-def _passes(program: str) -> bool:
-    options: Any = {"input": (LIMITS + program).encode(), "capture_output": True, "timeout": 2 * SECONDS}
+    if "test" not in row:
+        numbers = [NUMBER.findall(words) for words in (text, row["answer"].rpartition("####")[2])]
+        last, right = (float(each[-1].replace(",", "")) if each else None for each in numbers)
+        return last is not None and last == right
+    code = max(CODE.findall(text), key=len, default=text)
+    program = f"{LIMITS}{row['prompt']}\n\n{code}\n\n{row['test']}\n\ncheck({row['entry_point']})\n"
+    options: Any = {"input": program.encode(), "capture_output": True, "timeout": 2 * SECONDS}
     with tempfile.TemporaryDirectory() as folder:
         try:
             return subprocess.run([sys.executable, "-I", "-"], cwd=folder, **options).returncode == 0
@@ -95,15 +94,22 @@ def accuracy(config: Accuracy, console: Console) -> None:
     """Answers what is missing and writes the table. Raises ValueError, FileNotFoundError for invalid input."""
     if not config.tasks:
         raise ValueError("name a task: hub:gsm8k or hub:openai_humaneval")
-    verifiers, tasks = {words: choose("verifier", words) for words in config.verifiers}, {}
+    verifiers = {words: choose("verifier", words) for words in config.verifiers}
+    tasks: dict[str, list[Question]] = {}
     for source in config.tasks:
-        dataset, rows = rows_of(every_nth(source)[0])
-        if dataset.category not in ("math_reasoning", "code"):
-            raise ValueError(f"{source}: {dataset.hub_id} has no answers to compare with")
-        named = {row.get(dataset.id_key or "", str(number)): row for number, row in enumerate(rows)}
-        tasks[dataset.category] = [
-            Question(prompt.id, prompt.turns[0], config.seed + number, named[prompt.id])
-            for number, prompt in enumerate(load_prompts(source))
+        name, every = every_nth(source)
+        lines = entries(name)[::every]
+        task = lines[0][0]["category"]
+        if task in tasks:
+            raise ValueError(f"{source} is a second set of {task}")
+        if task not in ANSWERS:
+            raise ValueError(f"{source} has no answers to compare with")
+        for line, row in lines:
+            if lacking := [column for column in ANSWERS[task] if not isinstance(row.get(column), str)]:
+                raise ValueError(f"{source}: row {line['id']} has no text {lacking[0]!r}")
+        tasks[task] = [
+            Question(line["id"], line["turns"][0], (config.seed + number) % 2**32, row)
+            for number, (line, row) in enumerate(lines)
         ]
     folder = RunFolder.create("accuracy", config, config.out)
     target, drafter = config.load(console)
@@ -113,10 +119,10 @@ def accuracy(config: Accuracy, console: Console) -> None:
         for task, questions in tasks.items():
             wanted = {(words, task, question.id): question for question in questions}
             missing = [wanted[key] for key in folder.missing(KEY, wanted)]
-            missing.sort(key=lambda question: len(encode(target, question.text)))  # similar lengths form a batch
-            with bar(console, f"{words}, {task}", len(questions), len(questions) - len(missing), "answers") as update:
-                for first in range(0, len(missing), config.batch):
-                    some = missing[first : first + config.batch]
+            done = len(questions) - len(missing)
+            with bar(console, f"{words}, {task}", len(questions), done, "answers") as update:
+                for members in alike([len(encode(target, question.text)) for question in missing], config.batch):
+                    some = [missing[member] for member in members]
                     sampling = SamplingParams(config.max_new_tokens, config.temperature)
                     request = prepare(using, [each.text for each in some], sampling)
                     request.options["seed"] = [question.seed for question in some]
@@ -125,7 +131,8 @@ def accuracy(config: Accuracy, console: Console) -> None:
                         right = {"right": is_right(answer.text, question.row), "ended": answer.finish_reason}
                         key = dict(zip(KEY, (words, task, question.id), strict=True))
                         folder.append(key | right | counts | {"text": answer.text})
-                    update(len(questions) - len(missing) + first + len(some))
+                    done += len(some)
+                    update(done)
     about = f"{target.name} with {drafter.name}, {at_temperature(config.temperature)}, drafts of {config.draft_length}"
     publish(folder, f"{about}.\n\n{table(folder.rows(), config.verifiers)}\n", console)
 
@@ -141,17 +148,15 @@ def table(results: list[dict[str, Any]], verifiers: tuple[str, ...]) -> str:
         first = by[verifiers[0]]
         for words, rows in by.items():
             right = [row["right"] for row in rows.values()]
-            test = binomtest(sum(right), len(right))
-            share = (sum(right) / len(right), *test.proportion_ci(method="wilson"))
-            won, lost = (
-                sum(row["right"] is is_won and first[name]["right"] is not is_won for name, row in rows.items())
-                for is_won in (True, False)
-            )
-            against = f"+{won} -{lost}, p = {binomtest(won, won + lost).pvalue:.2f}" if won + lost else "the same"
+            share = (np.mean(right), *binomtest(sum(right), len(right)).proportion_ci(method="wilson"))
+            changed = [row["right"] for name, row in rows.items() if row["right"] is not first[name]["right"]]
+            won, against = sum(changed), "–" if rows is first else "the same"
+            if changed:
+                p_value = binomtest(won, len(changed)).pvalue
+                against = f"+{won} -{len(changed) - won}, p = {p_value:.2f}"
             cut = sum(row["ended"] == "length" for row in rows.values())
             tokens, rounds = (sum(row[name] for row in rows.values()) for name in ("num_emitted_tokens", "num_rounds"))
-            named = "–" if rows is first else against
-            lines.append([task, words, interval(share), named, str(cut), f"{tokens / rounds:.2f}"])
+            lines.append([task, words, interval(share), against, str(cut), f"{tokens / rounds:.2f}"])
     heads = ("task", "verifier", "right", f"against {verifiers[0]}", "cut off", "tokens a round")
     return markdown(heads, lines)
 

@@ -12,6 +12,7 @@ answers are the target's own, decoded plainly.
 """
 
 import hashlib
+import itertools
 import shutil
 import sys
 import time
@@ -31,7 +32,7 @@ from experiments.lib.run_folder import RunFolder, git_state, package_versions
 from specdec_jax.costs.machine import processor
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
-from specdec_jax.metrics.judging import answers
+from specdec_jax.metrics.judging import alike, answers
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
@@ -163,9 +164,7 @@ def _trace(
     """Writes the batches that are missing, and the trace when none is; its path."""
     tokens = [each for _, each, _ in encoded]
     path, where, files = folder / f"trace-{temperature:g}.npz", folder / f"parts-{temperature:g}", {}
-    order = sorted(range(len(encoded)), key=lambda index: len(tokens[index]))  # similar lengths form a batch
-    for first in range(0, len(encoded), config.batch):
-        members = order[first : first + config.batch]
+    for members in alike([len(each) for each in tokens], config.batch):
         digest = hashlib.sha256(repr([(member, tokens[member]) for member in members]).encode()).hexdigest()[:12]
         files[f"{digest}.npz"] = members
 
@@ -177,6 +176,7 @@ def _trace(
     with bar(console, f"Temperature {temperature:g}", len(encoded), 0, unit="prompts") as update:
         for name in claimed(where, missing):
             if name == path.name:
+                order = [*itertools.chain(*files.values())]
                 save_trace(path, select(join([load_trace(where / part) for part in files]), np.argsort(order)))
             else:
                 here = {member: encoded[member] for member in files[name]}

@@ -30,7 +30,7 @@ def load_prompts(source: str | Path, limit: int | None = None, split: str | None
     check_limit(limit)
     name, every = every_nth(str(source))
     if name.startswith(PREFIX):
-        lines = enumerate(entries(name))
+        lines = enumerate(line for line, _ in entries(name))
         prompts = [prompt_of(entry, f"{name}, row {row}: ", default_id=str(row)) for row, entry in lines]
     else:
         prompts = read_prompts(name)
@@ -101,8 +101,10 @@ ASK: dict[str, Callable[[Row], str]] = {  # the user's turn by category, "" for 
 }
 
 
-def rows_of(source: str) -> tuple[HubDataset, list[dict[str, Any]]]:
-    """The set that `hub:NAME` or `hub:NAME@FILE` names, and its rows. Raises as `entries`."""
+def entries(source: str) -> list[tuple[dict[str, Any], Row]]:
+    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns; each with the
+    row it is of. Raises FileNotFoundError for no such file, and ValueError for an unknown name, a package that is
+    missing, a set that cannot be loaded, or a row of another shape."""
     name, _, file = source.removeprefix(PREFIX).partition("@")
     names = {alias: entry for short, entry in DATASETS.items() for alias in (short, entry.hub_id)}
     names |= {f"{entry.hub_id}/{entry.config}": entry for entry in DATASETS.values()}
@@ -112,21 +114,15 @@ def rows_of(source: str) -> tuple[HubDataset, list[dict[str, Any]]]:
     if not file:
         datasets = _optional("datasets", f"{source} (or a local copy: {source}@FILE)")
         try:
-            return dataset, list(datasets.load_dataset(dataset.hub_id, dataset.config, split=dataset.split))
+            rows = datasets.load_dataset(dataset.hub_id, dataset.config, split=dataset.split)
         except Exception as error:  # the package raises dozens of types, from requests' to its own
             raise ValueError(f"cannot load {dataset.hub_id} from the hub: {error}") from error
-    if not path.is_file():
+    elif not path.is_file():
         raise FileNotFoundError(f"no file {file!r} of the split {dataset.split!r} of {dataset.hub_id}")
-    if path.suffix == ".parquet":
-        return dataset, _optional("pyarrow.parquet", file).read_table(path).to_pylist()
-    return dataset, [row for _, row in json_lines(path)]
-
-
-def entries(source: str) -> list[dict[str, Any]]:
-    """The lines that `hub:NAME` or `hub:NAME@FILE` would have as a prompt file: id, category and turns. Raises
-    FileNotFoundError for no such file, and ValueError for an unknown name, a package that is missing, a set that cannot
-    be loaded, or a row of another shape."""
-    dataset, rows = rows_of(source)
+    elif path.suffix == ".parquet":
+        rows = _optional("pyarrow.parquet", file).read_table(path).to_pylist()
+    else:
+        rows = [row for _, row in json_lines(path)]
     lines = []
     for number, row in enumerate(rows):
         try:
@@ -137,7 +133,7 @@ def entries(source: str) -> list[dict[str, Any]]:
             there = ", ".join(row) if isinstance(row, Mapping) else repr(row)
             raise ValueError(f"{dataset.hub_id}: row {number} {problem} (it has: {there})") from None
         if text:
-            lines.append({"id": str(prompt_id), "category": dataset.category, "turns": [text]})
+            lines.append(({"id": str(prompt_id), "category": dataset.category, "turns": [text]}, row))
     if not lines:
         raise ValueError(f"{dataset.hub_id}: no row to make a prompt of")
     return lines

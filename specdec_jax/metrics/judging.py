@@ -63,7 +63,7 @@ def answers(
     }
     seeds = [(seed + index) % 2**32 for index in range(len(prompts))] if isinstance(seed, int) else list(seed)
     by_row: dict[int, list[int]] = {}
-    for members in _alike([len(prompt) for prompt in prompts], batch):
+    for members in alike([len(prompt) for prompt in prompts], batch):
         rows = [members[0]] * (batch - len(members)) + members  # the last batch is padded with rows that end at once
         state = pair.decoder.prefill(
             pair.params,
@@ -113,7 +113,7 @@ def judge(
     (fill, compare), weights = _programs(target.model, drafter.model, chunk), (target.params, drafter.params)
     agreement, mass = np.zeros(len(texts)), np.zeros((len(texts), len(warps)))
     sizes, done = np.array([len(answer) for _, answer in texts], np.int64), 0
-    for members in _alike([len(prompt) + len(answer) for prompt, answer in texts], batch):
+    for members in alike([len(prompt) + len(answer) for prompt, answer in texts], batch):
         rows = [texts[member] for member in members]
         longest, lengths = max(len(prompt) + len(answer) for prompt, answer in rows), sizes[members]
         slots = slots_for(longest, max(chunk, PREFILL), 0)  # room for whole passes at any position of a row
@@ -162,7 +162,7 @@ def _programs(
     return jax.jit(functools.partial(filled_caches, models)), jax.jit(compare, donate_argnums=2)
 
 
-def _alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
+def alike(lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
     """Batches of indices in order of length, to minimise padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return (order[begin : begin + batch] for begin in range(0, len(order), batch))

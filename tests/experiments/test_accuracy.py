@@ -60,5 +60,12 @@ def test_a_run_goes_on_and_compares_with_the_first_verifier(tmp_path, capsys):
     assert sorted(results.read_text().splitlines(keepends=True)) == sorted(lines)
     assert "| math_reasoning | rejection | 0.00 " in (tmp_path / "out" / "table.md").read_text()
     capsys.readouterr()
-    assert accuracy.main(["hub:databricks-dolly-15k@" + str(file), *options]) == 2
+    dolly = tmp_path / "dolly.jsonl"
+    dolly.write_text('{"instruction": "abc", "context": "", "category": "creative_writing"}\n')
+    assert accuracy.main([f"hub:databricks-dolly-15k@{dolly}", *options]) == 2
     assert "has no answers to compare with" in capsys.readouterr().err
+    assert accuracy.main([f"hub:gsm8k@{file}", f"hub:gsm8k@{file}:2", *options]) == 2
+    assert "is a second set of math_reasoning" in capsys.readouterr().err
+    file.write_text('{"question": "abc"}\n')
+    assert accuracy.main([f"hub:gsm8k@{file}", *options]) == 2
+    assert "row 0 has no text 'answer'" in capsys.readouterr().err
