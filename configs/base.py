@@ -31,8 +31,7 @@ from specdec_jax.types import StoppingPolicy, Verifier
 from specdec_jax.verification import rejection
 
 T = TypeVar("T")
-TAKES = {"CompareConfig": "compare", "DistillConfig": "distill", "VariantsConfig": "distill compare"}  # experiments
-TAKES |= {"EvidenceConfig": "record"}
+TAKES = {"CompareConfig": "compare", "DistillConfig": "distill", "EvidenceConfig": "record"}  # experiments
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,37 +141,3 @@ def small(config: DistillConfig) -> DistillConfig:
         judge_tokens=16,
         judge_temperatures=(0.0,),
     )
-
-
-@dataclass(frozen=True)
-class VariantsConfig:
-    """Ways to train, from the same data for the same time. Raises ValueError for a variant of a field there is not."""
-
-    base: tyro.conf.Suppress[tyro.conf.Fixed[DistillConfig]]
-    """Set in the file: what the variants have in common."""
-    variants: tyro.conf.Suppress[tyro.conf.Fixed[Mapping[str, Mapping[str, Any]]]]
-    """Set in the file: what each of them changes."""
-    seconds: float = 150.0
-    """Training time of each, compilation left out; the schedule is stretched to what fits."""
-    texts: int = 60
-    """Conversations of the shards held out that each is judged along."""
-    only: tuple[str, ...] = ()
-    """Names of variants to run; none: all."""
-    data: str = "runs/distill-smollm2/data"
-    """Shards, as the base's config writes them."""
-    out: str = "runs/distill-variants"
-    """Run folder; what it holds already is not run again."""
-
-    def __post_init__(self) -> None:
-        fields = list(DistillConfig.__dataclass_fields__)
-        for name, changes in self.variants.items():
-            for key in changes:
-                if key not in fields:
-                    raise ValueError(f"variant {name!r} changes {key!r}, which is no field{nearest(key, fields)}")
-                if key in ("validation", "target"):
-                    raise ValueError(f"variant {name!r} changes {key!r}: all are judged along the same text")
-        for name in self.only:
-            if name not in self.variants:
-                raise ValueError(f"no variant {name!r} in this config{nearest(name, list(self.variants))}")
-        if not self.seconds > 0 or self.texts < 1:
-            raise ValueError(f"seconds and texts must be positive, got {self.seconds!r} and {self.texts!r}")

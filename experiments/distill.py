@@ -3,19 +3,18 @@
 Question:  How good a drafter does this much computing buy, for any target that can be loaded?
 Command:   python -m experiments.distill configs/distill_smollm2.py [--stage write|label|train|judge] ...
            python -m experiments.distill configs/distill_smollm2.py --smoke   (all stages on next to nothing)
-           python -m experiments.distill judge|compare|rank_tokens ...   (--help says what each is for)
+           python -m experiments.distill judge|rank_tokens ...   (--help says what each is for)
 Time:      the config says, three minutes with --smoke; every stage goes on where it was stopped, however it was stopped
 Output:    runs/<name>/ with data/ (token shards), train/ (checkpoints, metrics.jsonl, curve.png), judge/ (answers,
            judgement.json, table.md) and drafter/ (Hugging Face format, with its model card) and drafter-orbax/
 
 Stages run in this order, and one alone with --stage. --intervals.minutes ends a call of training after so long. `judge`
-judges any drafter along the target's answers, `compare` trains variants of a config for equal times, and `rank_tokens`
-writes the ranking that a draft vocabulary is read from. With --distributed the processes of a launch (docs/scaling.md)
-share the work: each writes and labels blocks of its own, all train together, and the first judges.
+judges any drafter along the target's answers, `rank_tokens` writes the ranking that a draft vocabulary is read from.
+With --distributed the processes of a launch (docs/scaling.md) share the work: each writes and labels blocks of its own,
+all train together, and the first judges.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ def _config(path: str, arguments: list[str]) -> DistillConfig:
     """The config, made small by --smoke, with the other arguments over it."""
     config, rest = load_config(path, (), "distill"), [word for word in arguments if word not in (SMOKE, DISTRIBUTED)]
     config = small(config) if SMOKE in arguments else config
-    return override(config, rest, f"python -m experiments.distill {path}") if rest else config
+    return override(config, rest, f"python -m experiments.distill {path}")
 
 
 RANK_TOKENS = """Which tokens does text use most? The ranking that `DRAFTER@8192` reads its draft vocabulary from.
@@ -177,7 +176,7 @@ def rank(counts: np.ndarray) -> np.ndarray:
 
 
 ranks = command(RankTokens, rank_tokens, RANK_TOKENS, "python -m experiments.distill rank_tokens")
-main = with_studies(main, judge=distill_judge.main, compare=distill_judge.compare_main, rank_tokens=ranks)
+main = with_studies(main, judge=distill_judge.main, rank_tokens=ranks)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

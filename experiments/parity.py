@@ -1,8 +1,7 @@
 """Do the families give the logits that transformers gives on torch?
 
 Question:  Of small random models of every family, written as the hub has them, and of any model by --models: how far
-           are the logits from those of transformers on torch, both in float32? And do traces of record_torch.py
-           (docs/examples) agree with this package's along the same texts?
+           are the logits from those of transformers on torch, both in float32?
 Command:   python -m experiments.parity [--models HuggingFaceTB/SmolLM2-135M ./folder]    (make parity)
 Time:      six minutes on 2 cores, and some more to make the environment with torch, once
 Expected:  every row under 1e-4 of the largest logit; exit code 1 where one is not
@@ -14,9 +13,7 @@ compares with where there is no torch.
 """
 
 import json
-import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,32 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from safetensors.numpy import load_file, save_file
 
 from experiments.lib.commands import Output, command
 from experiments.lib.engines import Failed, python_of, run
 from experiments.lib.parity_side.cases import CASES, POSITIONS, TOKENS, slug
 from experiments.lib.run_folder import RunFolder
-from experiments.lib.tables import Whole, markdown, publish
+from experiments.lib.tables import markdown, publish
 from specdec_jax.loading import load_model
 from specdec_jax.loading.new_folder import write_text
-from specdec_jax.replay.trace import Trace, load_trace
-from specdec_jax.replay.tracing import trace_texts
 
 SIDE = Path(__file__).parent / "lib" / "parity_side" / "logits.py"
-NEAR = 1e-4  # tolerance relative to the largest logit; also for statistics in nats and probabilities
-RECORDED = "llama float32"  # the small model that is traced, with its own weights and noise as the drafter
-LIKELY = 4  # standard deviations
+NEAR = 1e-4  # tolerance relative to the largest logit
 SLOTS = 32
 MOST_SECONDS = 3600  # for a script in the environment with torch
-SCRIPT = Path(__file__).parents[1] / "docs" / "examples" / "record_torch.py"
-WARPS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 0.8},
-    {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
-)
-CHOICES = ("accepted", "candidate")  # differ by 0 or 1
-SHARED = ("path", "overlap", "cross_entropy", "target_entropy", "raw_target_entropy")
 
 
 @dataclass(frozen=True)
@@ -60,13 +44,10 @@ class Parity(Output):
     models: tuple[str, ...] = ()  # Hub ids or folders; none: small random models of every family.
     reference: str | None = None
     """Also write the logits of the small models to this file, as tests/data/family_logits.json has them."""
-    recorder: bool = False  # Compare traces of --models TARGET DRAFTER instead of logits.
     environments: str = "runs/environments"  # Folder of the environment with torch.
     install_seconds: float = 3600.0  # Most time for making it.
 
     def __post_init__(self) -> None:
-        if self.recorder and len(self.models) != 2:
-            raise ValueError(f"--recorder compares traces of --models TARGET DRAFTER, got {self.models}")
         if self.models and self.reference:
             raise ValueError(f"--reference is of the small models, and --models asks for {self.models[0]!r}")
 
@@ -81,8 +62,6 @@ def parity(config: Parity, console: Console) -> int:
         console.print(f"Nothing is compared: {error}", style="yellow")
         return 0
     folder = RunFolder.create("parity", config, config.out)
-    if config.recorder:
-        return _report_traces(folder, python, (config.models[0], config.models[1]), console)
     out = folder.path / "models"
     with console.status("Logits by transformers on torch"):
         run([str(python), str(SIDE), str(out), *config.models], SIDE.name, MOST_SECONDS)
@@ -115,31 +94,6 @@ def parity(config: Parity, console: Console) -> int:
     far = [row["model"] for row in rows if not max(row["pass"], row["cached"]) < NEAR]
     for name in far:
         console.print(f"{name} differs by more than {NEAR} of its largest logit", style="red")
-    if config.models:
-        return 1 if far else 0
-    target, drafter = out / slug(RECORDED), folder.path / "drafter"
-    # Weights with noise of 0.15 of their spread: most drafts are right.
-    shutil.copytree(target, drafter, dirs_exist_ok=True)
-    named, rng = load_file(target / "model.safetensors"), np.random.default_rng(0)
-    noisy = {n: a + rng.normal(0, 0.15 * a.std() + 1e-9, a.shape).astype(a.dtype) for n, a in named.items()}
-    save_file(noisy, drafter / "model.safetensors", metadata={"format": "pt"})
-    return max(_report_traces(folder, python, (str(target), str(drafter)), console), int(bool(far)))
-
-
-def _report_traces(folder: RunFolder, python: Path, models: tuple[str, str], console: Console) -> int:
-    """Compares the recorder's traces with ours, prints a table; 1 where they differ."""
-    with console.status("Traces by torch"):
-        rows = recorded_apart(python, models, TOKENS, folder.path / "recorder")
-    names = list(dict.fromkeys(name for row in rows for name in row if name != "model"))
-    cells = [[row["model"], *(f"{row[name]:.1e}" if name in row else "–" for name in names)] for row in rows]
-    text = "Largest differences between traces of docs/examples/record_torch.py and ours along the same texts.\n\n"
-    text += markdown(["", *names], cells) + "\n"
-    write_text(folder.path / "traces.md", text)
-    console.print(Whole(text))
-    limits = {name: LIKELY if name == "bits" else NEAR for name in names}
-    far = [row["model"] for row in rows if not all(row.get(name, 0) < limits[name] for name in names)]
-    for name in far:
-        console.print(f"{name}: traces differ", style="red")
     return 1 if far else 0
 
 
@@ -162,57 +116,7 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
     }
 
 
-def recorded_apart(python: Path, models: tuple[str, str], prompts: list[list[int]], out: Path) -> list[dict[str, Any]]:
-    """Records the pair with torch, and with this package along those texts: a row of `apart` a warp. Raises Failed."""
-    loaded = [load_model(source, dtype="float32") for source in models]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "prompts.jsonl").write_text("".join(json.dumps({"tokens": prompt}) + "\n" for prompt in prompts))
-    rows = []
-    for number, warp in enumerate(WARPS):
-        folder = out / str(number)
-        words = ["--target", models[0], "--drafter", models[1], "--prompts", str(out / "prompts.jsonl")]
-        words += ["--out", str(folder), "--max-new-tokens", "24", "--max-draft-length", "6", "--device", "cpu"]
-        words += ["--temperatures", f"{warp['temperature']:g}"]
-        for name in warp.keys() - {"temperature"}:
-            words += [f"--{name.replace('_', '-')}", f"{warp[name]:g}"]
-        path = folder / f"trace-{warp['temperature']:g}.npz"
-        if not path.exists():
-            run([str(python), str(SCRIPT), *words], SCRIPT.name, MOST_SECONDS)
-        trace = load_trace(path)
-        answers = [row[:length].tolist() for row, length in zip(trace.tokens, trace.length, strict=True)]
-        models_of, params = zip(*((each.model, each.params) for each in loaded), strict=True)
-        texts = list(zip(prompts, answers, strict=True))
-        ours = trace_texts(models_of, params, texts, limit=24, warp=warp, max_draft_length=6)
-        name = "recorder, " + ", ".join(f"{key} {value:g}" for key, value in warp.items())
-        rows.append({"model": name} | apart(trace, ours))
-    return rows
-
-
-def apart(first: Trace, other: Trace) -> dict[str, float]:
-    """Largest differences of two traces along the same texts, of what does not depend on random numbers. Of sampled
-    ones "bits" is the distance of the number accepted from its mean, the sum of overlaps, in standard deviations."""
-    worst = {name: _largest(getattr(first, name), getattr(other, name)) for name in SHARED}
-    here = np.nonzero(~first.accepted & (np.arange(first.accepted.shape[1]) <= first.length[:, None]))
-    if float(first.temperature.max()) == 0:
-        worst |= {name: float(np.max(getattr(first, name) != getattr(other, name))) for name in CHOICES}
-        worst["tails"] = _largest(first.tails[first.tail_of[here]], other.tails[other.tail_of[here]])
-    else:
-        worst["tails"] = _largest(first.tails[first.tail_of[here], 0, :5], first.path[here][:, :5])
-        within = np.arange(first.accepted.shape[1]) < first.length[:, None]
-        chance = first.overlap[within].astype(float)
-        spread = np.sqrt((chance * (1 - chance)).sum())
-        worst["bits"] = float(abs(first.accepted[within].sum() - chance.sum()) / max(spread, 1e-9))
-    return worst
-
-
-def _largest(first: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference; infinite where only one is finite."""
-    same = (first == other) | (np.isnan(first) & np.isnan(other))
-    gap = np.where(same, 0.0, np.abs(np.where(same, 0.0, first) - np.where(same, 0.0, other)))
-    return float(np.nan_to_num(gap, nan=np.inf).max())
-
-
 main = command(Parity, parity, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -162,8 +162,7 @@ def test_the_trace_study_answers_and_goes_on(folder, tmp_path, capsys):
 
 
 NAMED = re.compile(r"experiments\.([a-z]\w*)")
-STUDIES = {"distill": "judge|compare|rank_tokens", "tables": "build|prior"}
-STUDIES |= {"step_cost": "precision", "policies": "headroom", "entropy": "siblings"}
+STUDIES = {"distill": "judge|rank_tokens", "tables": "build|prior", "policies": "headroom"}
 
 
 def test_every_command_that_documents_name_exists():

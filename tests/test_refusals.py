@@ -43,8 +43,6 @@ def folder(tmp_path_factory):
     texts |= {"compared/wrong.py": config.replace("max_new_tokens=", "max_new_token=")}
     texts |= {"a_t5/config.json": json.dumps(SMALL.to_hf())}  # of a model with an encoder, without its weights
     texts |= {"t5_config.py": ENCODER.format("distill_smollm2", TARGET)}
-    base = f"base=dataclasses.replace(usual.base, {TARGET})"
-    texts |= {"t5_variants.py": ENCODER.format("distill_variants", base)}
     for name, text in texts.items():
         (folder / name).write_text(text)
     return folder

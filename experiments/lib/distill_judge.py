@@ -7,11 +7,9 @@ Expected:  the built-in drafter on the demo: 0.67 greedy; docs/drafters.md has a
 Output:    runs/judge-<time>/ with manifest.json, results.jsonl (a line a file, temperature and task) and table.md
 """
 
-import dataclasses
 import itertools
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,32 +20,25 @@ import numpy as np
 from rich.console import Console
 
 from configs.base import describe
-from configs.base_distillation import DistillConfig, VariantsConfig
-from experiments.lib.commands import LoadedPair, Output, Served, bar, command, config_command
-from experiments.lib.distill_train import as_model, begin, by_draft, corpora, initial_state
+from configs.base_distillation import DistillConfig
+from experiments.lib.commands import LoadedPair, Output, Served, bar, command
+from experiments.lib.distill_train import as_model, by_draft, corpora, initial_state
 from experiments.lib.prompts import every_nth, load_prompts, task_of
 from experiments.lib.run_folder import RunFolder, write_text
 from experiments.lib.tables import WORDS, Whole, interval, markdown, publish
 from experiments.step_cost import StepCost, measure_passes
-from specdec_jax.compilation_cache import enable
-from specdec_jax.distillation.batches import Corpus
+from specdec_jax.decoding.teacher_forcing import Text
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.exporting import export, model_card
-from specdec_jax.distillation.shards import Shard, ShardFolder
+from specdec_jax.distillation.shards import ShardFolder
 from specdec_jax.distillation.unrolled import Unroll
-from specdec_jax.distillation.writing import BY_ASSISTANT
 from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
-from specdec_jax.loading import LoadedModel, load_model, refuse_encoders
-from specdec_jax.locks import locked
-from specdec_jax.meshes import use_mesh
+from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.metrics.judging import answers, judge
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.generation import encode
-from specdec_jax.text.json_lines import json_lines
 from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
-
-Text = tuple[list[int], list[int]]  # prompt and answer
 
 
 @dataclass(frozen=True)
@@ -198,130 +189,14 @@ def drafts_table(config: DistillConfig, folder: Path, target: LoadedModel, draft
     if config.start_from is not None:
         models[config.start_from] = load_model(config.start_from, dtype=config.dtype, share_from=math.inf)
     _, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
-    lines = []
+    lines, unroll = [], Unroll(config.unroll.steps, 1.0)
     for name, model in models.items():
         if isinstance(model.config, LlamaReadingConfig):
-            drafts = by_draft(config, target, model, held_out)
+            drafts = [] if held_out is None else by_draft(config, target, model.config, held_out, unroll)(model.params)
             for figure in ("agreement", "acceptance"):
                 lines.append([name, figure, *(f"{each[figure]:.3f}" for each in drafts)])
     heads = ["drafter", "held out, by draft", *map(str, range(1, config.unroll.steps + 1))]
     return "\n" + markdown(heads, lines) + "\n"
 
 
-VARIANTS = """Losses and initialisations of a drafter at equal cost: the same data, the same seconds of training.
-
-Question:  What is worth a user's hour: another loss, or another beginning?
-Command:   python -m experiments.distill compare configs/distill_variants.py [--data FOLDER] [--seconds 150] ...
-Time:      the config says; two and a half minutes of training a variant, and one of compiling and judging
-Output:    paces.json, results.jsonl (a line a variant) and table.md in --out; what is there is not run again
-
-Every variant's step is timed first, so that it is the timing alone that wants a quiet machine; a schedule then has as
-many steps as fit in the seconds, warm-up and decay scaled with them. Judged along conversations of the shards held out:
-greedy agreement and acceptance over the whole vocabulary.
-"""
-RESULTS = "results.jsonl"
-PACES = "paces.json"
-TIMED = 9  # steps whose time decides how many fit
-ANSWER, LEAST = 128, 8  # most and least tokens of an answer judged
-
-
-def compare(config: VariantsConfig, console: Console) -> list[dict[str, Any]]:
-    """Trains and judges what is missing, and prints the table."""
-    refuse_encoders("distill compare", config.base.target)
-    data, out, held = ShardFolder(config.data), Path(config.out), config.base.validation
-    every = {name: dataclasses.replace(config.base, **changes) for name, changes in config.variants.items()}
-    drafts = max((variant.unroll.steps for variant in every.values() if variant.shape.reads), default=0)
-    if len(data.entries) <= held:
-        raise ValueError(f"{data.path} holds {len(data.entries)} shards; {held} are held out and some must be left")
-    with locked(out):
-        enable()
-        use_mesh(config.base.mesh)
-        target = load_model(config.base.target, dtype=config.base.dtype)
-        texts, tasks = held_out_texts([data.load(index, hidden=False) for index in range(held)], config.texts)
-        path = out / RESULTS
-        rows = [row for _, row in json_lines(path)] if path.is_file() else []
-        done = {row["variant"] for row in rows}
-        variants = {name: every[name] for name in config.only or every if name not in done}
-        paces = json.loads((out / PACES).read_text()) if (out / PACES).is_file() else {}  # seconds per step
-        missing = [name for name in variants if name not in paces]
-        with bar(console, "timing", len(missing), 0, unit="variants") as update:
-            for at, name in enumerate(missing, 1):
-                paces[name] = pace(variants[name], data, target)
-                update(at)
-                write_text(out / PACES, json.dumps(paces, indent=1) + "\n")
-        for name, variant in variants.items():
-            steps = max(int(config.seconds / paces[name]), 10)
-            drafter, facts, held_out = train(name, variant, steps, data, target, console)
-            facts["seconds"] = round(steps * paces[name], 1)
-            figures = by_task(judge(target, drafter, texts), tasks)
-            facts["agreement"] = list(figures[MACRO].agreement)
-            for temperature, share in figures[MACRO].acceptance.items():
-                facts[f"acceptance_{temperature:g}"] = list(share)
-            facts["by_kind"] = {kind: entry.agreement.estimate for kind, entry in figures.items()}
-            if variant.shape.reads:
-                unroll = Unroll(min(drafts, getattr(drafter.config, "block_size", drafts)))
-                facts["by_draft"] = by_draft(dataclasses.replace(variant, unroll=unroll), target, drafter, held_out)
-            rows.append({"variant": name, **facts})
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
-    heads, cells = ["variant", "parameters", "steps", "greedy agreement", "acceptance at 0.7", "at 1.0", "by draft"], []
-    for row in rows:  # by draft: agreement of each draft of a round on the text of all writers, if it reads
-        shares = [interval(row[key], ".3f", WORDS) for key in ("agreement", "acceptance_0.7", "acceptance_1")]
-        shares.append(", ".join(f"{draft['agreement']:.3f}" for draft in row.get("by_draft", ())))
-        cells.append([row["variant"], f"{row['parameters'] / 1e6:.1f} M", str(row["steps"]), *shares])
-    table = markdown(heads, cells)
-    (out / "table.md").write_text(table + "\n", encoding="utf-8")
-    console.print(Whole(table))
-    return rows
-
-
-def pace(config: DistillConfig, data: ShardFolder, target: LoadedModel) -> float:
-    """The median of TIMED steps, seconds, without the first one of each row length, which compiles."""
-    (state, _, step, order, _), seconds, shapes = begin(config, target, data), [], set()
-    for index in itertools.count():
-        batch, began = order.at(index), time.monotonic()
-        state, metrics = step(state, batch)
-        jax.block_until_ready(metrics)
-        if batch.tokens.shape in shapes:
-            seconds.append(time.monotonic() - began)
-        shapes.add(batch.tokens.shape)
-        if len(seconds) == TIMED:
-            break
-    return float(np.median(seconds))
-
-
-def train(
-    name: str, config: DistillConfig, steps: int, data: ShardFolder, target: LoadedModel, console: Console
-) -> tuple[LoadedModel, dict[str, Any], Corpus | None]:
-    """Trains a variant for so many steps: the drafter, facts of its training, and the text held out."""
-    config = dataclasses.replace(config, schedule=dataclasses.replace(config.schedule, steps=steps, warmup=steps // 10))
-    state, drafter, step, order, held_out = begin(config, target, data)
-    with bar(console, name, steps, 0, unit="steps") as update:
-        for at in range(steps):
-            state, metrics = step(state, order.at(at))
-            jax.block_until_ready(metrics)
-            update(at + 1)
-    model = as_model(config, target, state, drafter, name)
-    facts = {"parameters": sum(leaf.size for leaf in jax.tree.leaves(model.params)), "steps": steps}
-    facts |= {"positions": steps * config.packing.tokens, "training_acceptance": float(metrics.acceptance)}
-    return model, facts, held_out
-
-
-def held_out_texts(shards: Sequence[Shard], count: int) -> tuple[list[Text], list[str]]:
-    """(prompt, answer) pairs and their kinds: first answers of conversations, kinds in turn."""
-    by_kind: dict[str, list[Text]] = {}
-    for shard in shards:
-        for at, (start, stop) in enumerate(zip(shard.offsets[:-1], shard.offsets[1:], strict=True)):
-            answered = np.flatnonzero(shard.writer[start:stop] == BY_ASSISTANT)
-            size = int(np.argmax(np.append(np.diff(answered), 2) > 1)) + 1  # the first answer, up to the next turn
-            if size >= LEAST:
-                first, tokens = int(answered[0]), shard.tokens[start:stop].tolist()
-                answer = tokens[first : first + min(size, ANSWER)]
-                by_kind.setdefault(shard.kinds[shard.kind[at]], []).append((tokens[:first], answer))
-    each = -(-count // len(by_kind))
-    picked = [(text, kind) for kind, texts in sorted(by_kind.items()) for text in texts[:each]]
-    return [text for text, _ in picked], [kind for _, kind in picked]
-
-
 main = command(Judge, judge_drafter, __doc__, "python -m experiments.distill judge")
-compare_main = config_command("distill compare", compare, VARIANTS)

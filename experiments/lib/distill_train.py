@@ -153,8 +153,12 @@ Figures = dict[str, float]
 
 def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Console) -> None:
     """Trains to the last step of the schedule, from the newest checkpoint there is."""
-    state, drafter, step, order, held_out = begin(config, target, ShardFolder(folder / "data"))
-    measure: Any = None if held_out is None else _by_draft(config, target, drafter, held_out, config.unroll)
+    corpus, held_out = corpora(config, ShardFolder(folder / "data"), target.model.spec.vocab_size)
+    state, drafter = initial_state(config, target, corpus.counts)
+    options, target_params = _settings(config, target)
+    step = build_step(drafter, config.schedule, config.loss, **options)
+    order = BatchOrder(corpus, config.packing, config.seed)
+    measure: Any = None if held_out is None else by_draft(config, target, drafter, held_out, config.unroll)
     where = folder / "train"
     where.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
@@ -186,7 +190,8 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
                     f"greedy agreement {means['validation_agreement']:.3f}"
                 )
 
-        loop.train(where, state, step, order, config.schedule.steps, config.intervals, report, measure and validate)
+        run = lambda state, batch: step(state, batch, target_params)  # noqa: E731
+        loop.train(where, state, run, order, config.schedule.steps, config.intervals, report, measure and validate)
     if jax.process_index() == 0:
         rows = [row for _, row in json_lines(where / loop.METRICS)]
         figure, ((losses, shares),) = panels(("", ""), width=5.0, sharex=True)
@@ -223,18 +228,6 @@ def corpora(config: DistillConfig, data: ShardFolder, vocab_size: int) -> tuple[
     shards = [data.load(index, hidden=bool(reads)) for index in range(len(data.entries))]
     held = min(config.validation, len(shards) - 1)
     return Corpus(shards[held:], vocab_size, places), Corpus(shards[:held], vocab_size, places) if held else None
-
-
-def begin(
-    config: DistillConfig, target: LoadedModel, data: ShardFolder
-) -> tuple[TrainState, Any, Callable[..., Any], BatchOrder, Corpus | None]:
-    """A training before its first step: state, the drafter's configuration, step, order, and the text held out."""
-    corpus, held_out = corpora(config, data, target.model.spec.vocab_size)
-    state, drafter = initial_state(config, target, corpus.counts)
-    settings, target_params = _settings(config, target)
-    step = build_step(drafter, config.schedule, config.loss, **settings)
-    order = BatchOrder(corpus, config.packing, config.seed)
-    return state, drafter, lambda state, batch: step(state, batch, target_params), order, held_out
 
 
 def _settings(config: DistillConfig, target: LoadedModel) -> tuple[dict[str, Any], Any]:
@@ -278,14 +271,11 @@ def initial_state(config: DistillConfig, target: LoadedModel, counts: Any) -> tu
     return init_state(params, config.schedule), drafter
 
 
-def by_draft(config: DistillConfig, target: LoadedModel, model: LoadedModel, held_out: Corpus | None) -> list[Figures]:
-    """Figures of each draft of a round along the text held out, if the drafts before it were accepted."""
-    if held_out is None:
-        return []
-    return _by_draft(config, target, model.config, held_out, Unroll(config.unroll.steps, 1.0))(model.params)
-
-
-def _by_draft(config: DistillConfig, target: LoadedModel, drafter: Any, held_out: Corpus, unroll: Unroll) -> Any:
+def by_draft(
+    config: DistillConfig, target: LoadedModel, drafter: Any, held_out: Corpus, unroll: Unroll
+) -> Callable[[Any], list[Figures]]:
+    """A function of parameters: figures of each draft of a round along the text held out, if the drafts before it were
+    accepted. `drafter` is its configuration."""
     order = BatchOrder(held_out, config.packing, 0)
     batches = [order.at(index) for index in range(VALIDATION_BATCHES)]
     settings, target_params = _settings(dataclasses.replace(config, unroll=unroll), target)

@@ -7,12 +7,12 @@ acceptance, hits that come in runs, and tasks that differ.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from specdec_jax.loading import LoadedModel
-from specdec_jax.loading.precision import precision
 from specdec_jax.loading.tokenizer import Tokenizer
 from specdec_jax.models import llama
 from specdec_jax.replay.chains import CANDIDATES
@@ -82,18 +82,16 @@ def _features(entropy: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def tiny_pair(dtype: str = "float32") -> tuple[LoadedModel, LoadedModel]:
-    """A random target of two layers and a random drafter of one, which spell in bytes."""
+def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
+    """A random target of two layers and a random drafter of one in float32, which spell in bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(backend, {}, chat_template=TEMPLATE)
-    pair, weights = [], precision(dtype)
+    pair = []
     for layers, name in ((2, "tiny target"), (1, "tiny drafter")):
         config = llama.LlamaConfig(len(letters), 32, 48, layers, 2, 2, 16, max_position_embeddings=1024)
-        params = llama.init_params(config, jax.random.key(layers), weights.dtype)
-        if weights.int8:
-            params = llama.params_from_named(config, llama.named_from_params(config, params), weights.dtype, int8=True)
-        pair.append(LoadedModel(llama.language_model(config, weights.dtype), params, tokenizer, name, config))
+        params = llama.init_params(config, jax.random.key(layers), jnp.float32)
+        pair.append(LoadedModel(llama.language_model(config, jnp.float32), params, tokenizer, name, config))
     return pair[0], pair[1]

@@ -22,9 +22,8 @@ from tiny_pair import change_json, write_pair
 
 from configs import distill_smollm2_reading as reading_config_file
 from configs.base import load_config
-from configs.base_distillation import VariantsConfig
 from experiments import distill
-from experiments.lib import distill_judge, distill_train
+from experiments.lib import distill_train
 from specdec_jax.distillation import training
 from specdec_jax.distillation.batches import Packing
 from specdec_jax.distillation.shards import Shard, ShardFolder
@@ -193,42 +192,6 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, arguments, said):
     error = capsys.readouterr().err
     assert said in error and error.startswith("error:") and error.count("\n") == 1
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-VARIANTS = """
-import dataclasses
-from configs.base_distillation import VariantsConfig
-from specdec_jax.distillation import losses
-from specdec_jax.distillation.unrolled import Unroll
-shape, whole = dataclasses.replace(config.shape, reads=(1, 2)), dataclasses.replace(config.packing, candidates=0)
-reading = {"labels": 0, "packing": whole, "shape": shape}
-variants = {"two": reading | {"unroll": Unroll(2)}, "three": reading}
-variants |= {"plain": {}, "hybrid": {"loss": losses.lk_hybrid()}}
-config = VariantsConfig(base=config, seconds=0.2, texts=4, variants=variants)
-"""
-
-
-@pytest.mark.seldom
-def test_variants_are_trained_for_the_same_time_and_once(place, whole, capsys, monkeypatch):
-    path = place / "variants.py"
-    path.write_text((place / "config.py").read_text() + VARIANTS)
-    command = [str(path), "--data", str(whole / "data"), "--out", str(place / "variants")]
-    assert distill_judge.compare_main([*command, "--only", "hybrid"]) == 0
-    assert distill_judge.compare_main(command) == 0
-    rows = lines_of(place / "variants" / "results.jsonl")
-    assert [row["variant"] for row in rows] == ["hybrid", "two", "three", "plain"]
-    assert all(row["steps"] >= 10 for row in rows)
-    assert [len(row.get("by_draft", ())) for row in rows] == [0, 3, 3, 0] and rows[1]["by_draft"][2]["acceptance"] > 0
-    assert all(0 <= row["agreement"][0] <= 1 and 0 < row["acceptance_0.7"][0] <= 1 for row in rows)
-    assert "| hybrid | 0.0 M |" in (place / "variants" / "table.md").read_text()
-    assert distill_judge.compare_main([*command, "--only", "revers"]) == 2
-    assert "'revers'" in capsys.readouterr().err
-
-
-def test_a_variant_of_a_field_that_is_unknown_or_that_judging_needs_is_named():
-    for key, message in (("shpe", "'shpe'.*did you mean 'shape'"), ("validation", "'x' changes 'validation'")):
-        with pytest.raises(ValueError, match=message):
-            VariantsConfig(base=None, variants={"x": {key: 1}})
 
 
 @pytest.mark.seldom

@@ -10,7 +10,6 @@ import tiny_weights
 
 from experiments import parity
 from experiments.lib.engines import Failed
-from experiments.lib.smoke import made_up_trace
 from specdec_jax.loading import load_model
 
 
@@ -45,26 +44,3 @@ def test_without_torch_nothing_is_compared(tmp_path, monkeypatch, capsys):
     assert parity.main(["--out", str(tmp_path / "run")]) == 0
     assert "Nothing is compared: requirements-peers.txt does not install: no space" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("temperature", (0.0, 1.0))
-def test_traces_that_differ_in_any_statistic_are_apart(temperature):
-    trace = made_up_trace(temperature)
-    same = parity.apart(trace, trace)
-    assert max(value for name, value in same.items() if name != "bits") == 0
-    for name in same.keys() - {"bits", "tails"}:
-        changed = getattr(trace, name).copy()
-        changed[0, 3] = ~changed[0, 3] if name == "accepted" else changed[0, 3] + 1
-        assert parity.apart(trace, trace._replace(**{name: changed}))[name] == pytest.approx(1), name
-    first = trace._replace(tails=trace.tails + np.float32([[[0.5]] * 16]))
-    assert parity.apart(first, trace)["tails"] >= 0.5
-    if temperature:
-        assert same["bits"] < 3 < parity.apart(trace._replace(accepted=trace.overlap > 0.5), trace)["bits"]
-
-
-@pytest.mark.parametrize(("row", "code"), [({"path": 1e-6, "bits": 2.0}, 0), ({"path": 2e-4}, 1), ({"bits": 5.0}, 1)])
-def test_a_recorder_that_disagrees_is_found(tmp_path, monkeypatch, capsys, row, code):
-    monkeypatch.setattr("experiments.parity.python_of", lambda *_, **__: sys.executable)
-    monkeypatch.setattr(parity, "recorded_apart", lambda *_: [{"model": "recorder"} | row])
-    assert parity.main(["--recorder", "--models", "a", "b", "--out", str(tmp_path / "run")]) == code
-    assert ("traces differ" in capsys.readouterr().out) == bool(code)
