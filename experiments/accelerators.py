@@ -18,7 +18,6 @@ compares with configs/chips/budgets.json: exit code 1 where a budget is exceeded
 import itertools
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,6 @@ from specdec_jax.ranges import Between, check_fields
 BUDGETS = TARGETS / "budgets.json"
 SMALL = {"chips": ("tpu-v5e", "h100"), "pairs": ("tiny",), "programs": ("run",)}
 KEYS = ("chip", "pair", "program", "batch")
-EXCEEDED = 1
 MOST_SECONDS = 1800  # for one program
 
 
@@ -114,7 +112,7 @@ def study(config: Accelerators, console: Console) -> int:
         console.print(f"over budget: {line}", style="bold red")
     if not exceeded:
         console.print(f"Within the budgets of {len(rows)} programs.")
-    return EXCEEDED if exceeded else 0
+    return int(bool(exceeded))
 
 
 def estimated_costs(row: Mapping[str, Any], max_draft_length: int) -> CostModel | None:
@@ -218,4 +216,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -164,4 +164,4 @@ def table(results: list[dict[str, Any]], verifiers: tuple[str, ...]) -> str:
 main = command(Accuracy, accuracy, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

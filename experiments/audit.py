@@ -21,7 +21,6 @@ method that cannot be installed or fails is a row that says so.
 
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -59,8 +58,7 @@ METHODS = {  # by engine, as its side calls them (experiments/lib/peer_sides)
 LETTERS, LENGTH, PROMPT = "abcd", 4, (1, 2, 1, 3, 1, 2)  # a lookup has (1, 2) in the prompt
 GREEDY_LENGTH = 32
 EXTRA = 28  # tokens, and tries: llama.cpp's programs may exit before all output is flushed
-SCALE = 3.0  # of the weights as initialised: tokens differ in probability, and none is rare
-NOISE = 1.0  # of the drafter's weights, relative to the target's: a quarter of its drafts is rejected
+SCALE = 3.0  # of the weights as initialised, and of noise in the drafter's: a quarter of its drafts is rejected
 LEVEL = 1e-4  # significance level of one test; a run has about twenty
 NEAR = {"float32": 1e-2, "bfloat16": 0.1, "served": 0.1}  # gaps that rounding may turn; llama.cpp caches float16
 KINDS = {"float32": "F32", "bfloat16": "BF16"}  # GGUF's names
@@ -177,7 +175,7 @@ def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
     keys = jax.random.split(jax.random.key(0), 2)
     params, noise = (llama.init_params(config, key, jnp.float32) for key in keys)
     params = jax.tree.map(lambda leaf: leaf * SCALE if leaf.ndim > 1 else leaf, params)
-    drafting = jax.tree.map(lambda leaf, other: leaf + SCALE * NOISE * other if leaf.ndim > 1 else leaf, params, noise)
+    drafting = jax.tree.map(lambda leaf, other: leaf + SCALE * other if leaf.ndim > 1 else leaf, params, noise)
     model = llama.language_model(config, jnp.float32)
     tokenizer = Tokenizer(backend, {})
     target, drafter = (LoadedModel(model, each, tokenizer, "tiny", config) for each in (params, drafting))
@@ -264,4 +262,4 @@ def verdict(row: dict[str, Any]) -> str:
 main = command(Audit, audit, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

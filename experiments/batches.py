@@ -13,7 +13,6 @@ all of them alike; a speed-up is over plain decoding of the same repeat, by the 
 for each batch and given to rules that weigh them; verification widths are those that the costs choose.
 """
 
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,8 +113,7 @@ def _report(config: Batches, folder: RunFolder, console: Console) -> None:
         panels[at_temperature(temperature)] = {name: (config.batches, values) for name, values in speedups.items()}
         heads = ["batch", "plain, tokens/s", *speedups]
         parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
-    options = {"ticks": config.batches, "log": True}
-    picture = lines_figure(panels, ("rows", "speed-up over plain decoding"), **options)
+    picture = lines_figure(panels, ("rows", "speed-up over plain decoding"), ticks=config.batches, log=True)
     publish(folder, "\n\n".join(parts) + "\n", console, speedup=picture)
 
 
@@ -156,4 +154,4 @@ def _take_turns(runs: list[_Run], slices: int) -> None:
 main = command(Batches, batches, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -14,7 +14,6 @@ calibrate the other half of each file stays for judging.
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +37,7 @@ from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.loading import refuse_encoders
 from specdec_jax.metrics.deviation import deviations
+from specdec_jax.metrics.judging import alike
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
 from specdec_jax.ranges import Between, check_fields
@@ -97,8 +97,7 @@ def calibrate(config: Calibrate, console: Console) -> Path:
         lenience = {kind: _lenience(config, models, prompts, trace) for kind, trace in traces.items()}
         longest, hyperparameters, variants = config.max_draft_length, {}, {}
         for kind, trace in traces.items():
-            made = learnt(kind, trace, lenience[kind]["bound"], costs, longest)
-            hyperparameters[kind], variants[kind] = made
+            hyperparameters[kind], variants[kind] = learnt(kind, trace, lenience[kind]["bound"], costs, longest)
             figures[kind]["lenience"] = lenience[kind]
     roles = zip(("target", "drafter"), models, strict=True)
     about = {"prompts": [Path(source).name for source in config.prompts], "split": config.split}
@@ -127,10 +126,8 @@ def _lenience(config: Calibrate, models: LoadedPair, prompts: list[Prompt], trac
     lines = [tokens[:length].tolist() for tokens, length in zip(trace.tokens, trace.length, strict=True)]
     texts = [encode(models[0], prompt.turns[0]) + line for prompt, line in zip(prompts, lines, strict=True)]
     length = np.array([len(text) for text in texts])
-    by_length = np.argsort(length)
     totals = np.zeros(len(LENIENCES))
-    for first in range(0, len(texts), TOGETHER):
-        rows = by_length[first : first + TOGETHER]
+    for rows in alike(length.tolist(), TOGETHER):
         size = -(-length[rows].max() // ROUND_UP) * ROUND_UP
         padded = np.array([texts[row] + [0] * (size - length[row]) for row in rows], np.int32)
         at, last = np.arange(size - 1)[None, :], length[rows, None] - 1
@@ -276,4 +273,4 @@ def learnt(
 main = command(Calibrate, calibrate, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

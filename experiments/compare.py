@@ -21,7 +21,6 @@ the first result, the next process measures them again.
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -304,4 +303,4 @@ def by_method(rows: Sequence[Mapping[str, Any]]) -> dict[str, Result]:
 main = config_command("compare", compare, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -18,7 +18,6 @@ part whose models are not there is skipped. The target of the parts called coder
 import functools
 import itertools
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -224,4 +223,4 @@ MEASURED: dict[str, tuple[Callable[..., Iterator[Measurement]], Sequence[str], S
 main = command(Suite, suite, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

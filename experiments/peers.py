@@ -300,4 +300,4 @@ def agreement(text: str, reference: str) -> float:
 main = command(Peers, peers, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -27,9 +27,7 @@ text, and `measured`, with the target's time by width of --costs.
 """
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,20 +40,9 @@ from rich.console import Console
 from experiments.lib import plots, tables
 from experiments.lib import trace_runs as runs
 from experiments.lib.commands import command, with_studies
-from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule, rule_in
+from experiments.lib.rules import COMPARED, RULES, SHORT_NAMES, STATIC, Rule, rule
 from experiments.lib.tables import NONE, Row, gain, interval, markdown, per_round, speedup, total
-from experiments.lib.trace_runs import (
-    ALL,
-    FORESIGHT,
-    ORACLE,
-    REFERENCES,
-    Run,
-    Source,
-    TraceFiles,
-    TraceOptions,
-    Variant,
-    variant,
-)
+from experiments.lib.trace_runs import ALL, FORESIGHT, ORACLE, REFERENCES, Run, Source, variant
 from specdec_jax.contrib.engine_logs import costs_named
 from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_log
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
@@ -67,7 +54,7 @@ MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out
 
 
 @dataclass(frozen=True)
-class Policies(TraceOptions):
+class Policies(runs.TraceOptions):
     """Compare stopping rules on traces."""
 
     rules: tuple[str, ...] = ()
@@ -149,7 +136,7 @@ def heat_map(run: Run, rows: Sequence[Row]) -> dict[str, Figure]:
     return {"settings": plots.map_figure(maps, *knobs, "speed-up over plain decoding")} if maps else {}
 
 
-def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Variant]:
+def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, runs.Variant]:
     """Rules by name with their grids to choose from; with --set, a variant for every label and setting. Raises
     ValueError for an unknown rule, a --set that cannot be read, or one that no rule takes."""
     pairs = [parse_values(entry) for entry in settings]
@@ -157,7 +144,7 @@ def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Vari
     if len(parsed) < len(pairs):
         raise ValueError(f"--set names a hyperparameter twice: {', '.join(name for name, _ in pairs)}")
     for name in dict.fromkeys(words):
-        entry = rule_in(name)
+        entry = rule(name)
         if entry.name in variants:
             raise ValueError(f"{name!r} is called {entry.name!r}, as another rule is: give it another name")
         grid = {key: values for key, values in parsed.items() if key in entry.policy.hyperparameters}
@@ -166,7 +153,7 @@ def variants_of(words: Sequence[str], settings: Sequence[str]) -> dict[str, Vari
             entry.policy.init(len(values), **{key: np.array(values)})  # raises for values out of range
         for values in itertools.product(*grid.values()) if grid else ():
             chosen = dict(zip(grid, values, strict=True))
-            label = " ".join([entry.name, *(f"{key}={tables.number(value)}" for key, value in chosen.items())])
+            label = " ".join([entry.name, *(f"{key}={value:g}" for key, value in chosen.items())])
             variants[label] = variant(entry, [dict(entry.policy.given) | chosen])
         if not grid:
             variants[entry.name] = variant(entry)
@@ -192,20 +179,12 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
             low, high, count = right.split(":")
             values = np.linspace(float(low), float(high), int(count)).round(10).tolist()
         else:
-            values = [_value(part) for part in right.split(",")]
+            values = [int(part) if part.strip().isdecimal() else float(part) for part in right.split(",")]
     except ValueError:
         values = []
     if not name or not right or not values:
         raise ValueError(f"--set reads NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, got {text!r}")
     return name.replace("-", "_"), values
-
-
-def _value(text: str) -> Any:
-    """A whole number, a number, or text that a factory may take."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text.strip()
 
 
 def shown_of(run: Run, source: Source, rows: Sequence[Row]) -> tuple[dict[str, Row], dict[str, dict[str, Row]]]:
@@ -354,7 +333,7 @@ UNTUNED = "goodput, default"
 
 
 @dataclass(frozen=True)
-class Headroom(TraceFiles):
+class Headroom(runs.TraceFiles):
     """Head-room by log."""
 
     ratios: tuple[float, ...] = (0.05, 0.1, 0.2)  # c of model drafters, on a flat machine.
@@ -415,4 +394,4 @@ headroom = command(Headroom, headroom_study, HEADROOM, "python -m experiments.po
 main = with_studies(command(Policies, study, __doc__), headroom=headroom)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

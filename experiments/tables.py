@@ -14,7 +14,6 @@ with that pair (--live), whose measured times are archived as well. A test fails
 """
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -312,7 +311,6 @@ TABLES: dict[str, Callable[[Archive], str]] = {
     "cells": recorded_cells,
 }
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
-OPENED = re.compile(r"<!-- table: ")
 
 
 def with_tables(page: str, archive: Archive) -> str:
@@ -323,7 +321,7 @@ def with_tables(page: str, archive: Archive) -> str:
             raise ValueError(f"no table {block[2]!r}: there are {', '.join(TABLES)}")
         return f"{block[1]}\n{TABLES[block[2]](archive)}\n\n{block[3]}"
 
-    if len(OPENED.findall(page)) != len(BLOCK.findall(page)):
+    if page.count("<!-- table: ") != len(BLOCK.findall(page)):
         raise ValueError("a table of the page has no end: <!-- end: NAME -->")
     return BLOCK.sub(made, page)
 
@@ -396,4 +394,4 @@ priors = command(PriorOptions, refit, __doc__, "python -m experiments.tables pri
 main = with_studies(tables, build=builds, prior=priors)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -19,7 +19,8 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from configs.base import EvidenceConfig, JudgedRule, describe, load_config
-from experiments.lib.rules import STATIC, rule_in
+from experiments.lib.rules import STATIC
+from experiments.lib.rules import rule as rule_of
 from experiments.lib.run_folder import REPOSITORY, environment, read_manifest, read_rows, write_text
 from experiments.lib.tables import TIMED_COLUMNS
 from experiments.lib.trace_runs import ORACLE, half_of, replay_rule
@@ -256,7 +257,7 @@ def recorded(
 
 def play(texts: Texts, words: str, longest: int) -> Played:
     """Replays every setting of a rule over all seeds, or ORACLE: the drafts that will be accepted, and no others."""
-    rule = None if words == ORACLE else rule_in(words)
+    rule = None if words == ORACLE else rule_of(words)
     settings, timed, parts = [{}] if rule is None else rule.settings(), texts.costs.at(policy=rule and rule.policy), []
     for trace in texts.traces:
         if rule is None:
@@ -428,7 +429,7 @@ def with_rules(archive: Archive, folder: Path, words: Sequence[str], console: Co
     costs = {pair: cost_model_of(fields) for pair, fields in archive.manifest["costs"].items()}
     groups = recorded(config, folder, costs, done)
     groups = {key: texts for key, texts in groups.items() if len(texts.traces) == len(archive.groups[key].seeds)}
-    rules = {each: rule_in(each) for each in words}
+    rules = {each: rule_of(each) for each in words}
     judged = [JudgedRule(rule.name, each, "here" if rule.grid else "default") for each, rule in rules.items()]
     mine = groups_of(*rows_of(config, groups, judged, console), archive.manifest)
     for key, group in mine.items():

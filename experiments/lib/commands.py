@@ -6,8 +6,6 @@ stands before its own options in its help; one of another default is set again t
 """
 
 import functools
-import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +28,6 @@ from specdec_jax.text.escapes import error_line
 from specdec_jax.text.options import ModelNames, parse_options
 
 Main = Callable[..., int]  # takes the words of a command line, those of the process unless given
-ENTRY = re.compile(r"[A-Z]\w+: +")  # Question:  Command:  Time: ... at the head of an experiment
 
 
 def exit_codes(*also: type[Exception], interrupted: str | None = None) -> Callable[[Main], Main]:
@@ -61,7 +58,8 @@ def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program:
     module of `kind`. Raises ValueError for what cannot be parsed; --help ends the program."""
     spec = getattr(sys.modules[kind.__module__], "__spec__", None)  # where it is the program that runs
     program = program or f"python -m {kind.__module__ if spec is None else spec.name}"
-    return parse_options(kind, args=arguments, prog=program, description=described(doc))
+    description = textwrap.indent((doc or "").strip(), " ")  # tyro keeps the lines of indented text
+    return parse_options(kind, args=arguments, prog=program, description=description)
 
 
 def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None) -> Main:
@@ -94,21 +92,6 @@ def terminal() -> Console:
     return Console(highlight=False, markup=False)
 
 
-def described(doc: str | None) -> str:
-    """A docstring for a terminal: entries on lines of their own, the rest wrapped, and all indented, as tyro wants."""
-    width = shutil.get_terminal_size().columns - 2
-    blocks = []
-    for block in (doc or "").strip().split("\n\n"):
-        lines = block.splitlines()
-        if not ENTRY.match(lines[0]):
-            lines, hang = [" ".join(line.strip() for line in lines)], ""
-        else:
-            hang = " " * max(match.end() for line in lines if (match := ENTRY.match(line)))
-        options = {"subsequent_indent": hang, "break_long_words": False, "break_on_hyphens": False}
-        blocks.append("\n".join(textwrap.fill(line, width, **options) for line in lines))
-    return textwrap.indent("\n\n".join(blocks), " ")
-
-
 def config_command(experiment: str, run: Callable[[Any, Console], Any], doc: str | None) -> Main:
     """The `main` of an experiment that takes a config file: hands the config, and a console, to `run`; as `command`."""
 
@@ -130,7 +113,7 @@ def config_words(experiment: str, doc: str | None, arguments: Sequence[str] | No
     words = sys.argv[1:] if arguments is None else list(arguments)
     usage = f"python -m experiments.{experiment} CONFIG.py [OPTIONS]"
     if words and words[0] in ("-h", "--help"):
-        print(f"usage: {usage}; CONFIG.py --help lists them\n\n{described(doc)}")
+        print(f"usage: {usage}; CONFIG.py --help lists them\n\n{doc}")
         return []
     if not words or words[0].startswith("-"):
         raise ValueError(f"name a config first: {usage}")

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.lib.rules import COMPARED
-from experiments.lib.tables import number
 from specdec_jax.metrics.intervals import Interval
 
 # Okabe and Ito's palette, distinct with any colour vision; yellow is left out, too pale on white.
@@ -19,18 +18,21 @@ SPARE_COLOURS = ("#8C564B", "#7F7F00", "#17BECF")
 
 
 def panels(
-    titles: Sequence[str], height: float = 3.6, rows: int = 1, width: float = 4.2, **options: Any
+    titles: Sequence[str], height: float = 3.6, width: float = 4.2, columns: int | None = None, **options: Any
 ) -> tuple[Figure, Any]:
-    """A figure with a column a title, 6 inches wide at least; axes are [rows, columns]. Sizes in inches are a panel's.
-    No pyplot state. `options`: those of `Figure.subplots`."""
-    figure = Figure(figsize=(max(width * len(titles), 6.0), height * rows), dpi=150, layout="constrained")
-    grid = figure.subplots(rows, len(titles), squeeze=False, **options)
-    for row, line in enumerate(grid):
-        for axes, title in zip(line, titles, strict=True):
-            axes.set_title(title if row == 0 else "", fontsize=11, color=INK)
-            axes.grid(color="#e4e4e4", lw=0.6, zorder=0)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
+    """A figure with a panel a title, so many columns of them (all unless given), 6 inches wide at least; axes are
+    [rows, columns]. Sizes in inches are a panel's. No pyplot state. `options`: those of `Figure.subplots`."""
+    wide = columns or len(titles)
+    rows = -(-len(titles) // wide)
+    figure = Figure(figsize=(max(width * wide, 6.0), height * rows), dpi=150, layout="constrained")
+    grid = figure.subplots(rows, wide, squeeze=False, **options)
+    for axes in grid.flat[len(titles) :]:
+        axes.set_axis_off()
+    for axes, title in zip(grid.flat, titles, strict=False):
+        axes.set_title(title, fontsize=11, color=INK)
+        axes.grid(color="#e4e4e4", lw=0.6, zorder=0)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure, grid
 
 
@@ -50,20 +52,13 @@ def lines_figure(
     """One panel per title, one line per name with its intervals as bars; level 1 is marked. `styles`: how matplotlib
     draws a name; others are lines with points. `labels` are the axes', `columns` panels side by side (all unless
     given), `ticks` those of the x axis, `log` whether that is logarithmic."""
-    wide = columns or len(lines)
-    figure, grid = panels([""] * wide, 3.4, rows=-(-len(lines) // wide), sharex=True, sharey="row")
+    figure, grid = panels([*lines], 3.4, columns=columns, sharex=True, sharey="row")
     handles: dict[str, Any] = {}
     names = dict.fromkeys(name for series in lines.values() for name in series)
     spare = [*SPARE_COLOURS, *(colour for name, colour in RULE_COLOURS.items() if name not in names)]
     others = [name for name in names if name not in RULE_COLOURS]
     colours = RULE_COLOURS | {name: spare[at % len(spare)] for at, name in enumerate(others)}
-    for axes in grid.flat[len(lines) :]:
-        axes.set_axis_off()
-    for axes, (title, series) in zip(grid.flat, lines.items(), strict=False):
-        if not series:
-            axes.set_axis_off()
-            continue
-        axes.set_title(title, fontsize=11, color=INK)
+    for axes, series in zip(grid.flat, lines.values(), strict=False):
         for name, (x, values) in series.items():
             estimates = [np.atleast_1d(value)[0] for value in values]
             style = (styles or {}).get(name, {"color": colours[name], "marker": "."})
@@ -72,18 +67,16 @@ def lines_figure(
                 if isinstance(value, tuple):
                     axes.plot([at, at], value[1:], color=handles[name].get_color(), lw=0.9, alpha=0.7)
         axes.axhline(1.0, color=INK, lw=0.8, ls=":")
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+        axes.label_outer()
         if log:
             axes.set_xscale("log")
         if len(ticks):
             axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter("{x:g}")
-    for axes in grid[-1]:
-        axes.set_xlabel(labels[0])
-    for axes in grid[:, 0]:
-        axes.set_ylabel(labels[1])
-    columns = min(4, 2 * wide)
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    side_by_side = min(4, 2 * grid.shape[1])
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=side_by_side, frameon=False, fontsize=9)
     return figure
 
 
@@ -94,8 +87,8 @@ def map_figure(maps: Mapping[str, np.ndarray], across: Knob, up: Knob, label: st
     for axes, values in zip(grid[0], maps.values(), strict=True):
         axes.grid(visible=False)
         image = axes.imshow(values, cmap="cividis", vmin=low, vmax=high, aspect="auto", origin="lower")
-        axes.set_xticks(range(len(across[1])), [number(value) for value in across[1]])
-        axes.set_yticks(range(len(up[1])), [number(value) for value in up[1]])
+        axes.set_xticks(range(len(across[1])), [f"{value:g}" for value in across[1]])
+        axes.set_yticks(range(len(up[1])), [f"{value:g}" for value in up[1]])
         axes.set(xlabel=across[0], ylabel=up[0])
         for (row, column), value in np.ndenumerate(values):
             colour = "white" if 2 * value < low + high else "black"

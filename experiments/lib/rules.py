@@ -93,22 +93,15 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def rule(name: str) -> Rule:
-    """The rule of that name. Raises ValueError naming the nearest."""
-    by_name = {entry.name: entry for entry in RULES}
-    if name not in by_name:
-        raise ValueError(f"no rule {name!r}{nearest(name, list(by_name))}")
-    return by_name[name]
-
-
-def rule_in(words: str) -> Rule:
-    """A rule of the list by its name, or one called in words: at_least(minimum=2), my_rule.py."""
-    listed = {entry.name for entry in RULES}
+def rule(words: str) -> Rule:
+    """A rule of the list by its name, or one called in words: at_least(minimum=2), my_rule.py. Raises ValueError naming
+    the nearest."""
+    listed = {entry.name: entry for entry in RULES}
     if words in listed:
-        return rule(words)
+        return listed[words]
     name = name_in(words)
     if not name.endswith(".py") and name not in names("policy"):
         files = {file for file in names("policy") if file.replace("_", "-") not in listed}
-        raise ValueError(f"no rule {name!r}{nearest(name, listed | files)}")
+        raise ValueError(f"no rule {name!r}{nearest(name, listed.keys() | files)}")
     policy = choose("policy", words)
     return Rule(repr(policy) if policy.name in names("policy") else repr(policy).replace(name, Path(name).stem), policy)

@@ -25,7 +25,6 @@ NONE = "–"
 BRACKETS, PARENTHESES, WORDS = "[{}–{}]", "({}–{})", "({} to {})"  # how bounds are written
 GAP = 2  # between columns on a terminal
 Row = dict[str, Any]
-Columns = Mapping[str, Callable[[Row], str]]  # a column's cell of a row
 
 
 def speedup(row: Row) -> Interval:
@@ -68,21 +67,14 @@ def crossed(head: str, cells: Mapping[tuple[str, str], str]) -> str:
     return markdown([head, *columns], [[name, *(cells.get((name, at), NONE) for at in columns)] for name in names])
 
 
-def table(rows: Mapping[str, Row], columns: Columns, head: str = "rule") -> str:
-    """A Markdown table with a line for each row: its name, and what every column's function says of it."""
-    lines = [[name.replace("|", "\\|"), *(of(row) for of in columns.values())] for name, row in rows.items()]
-    return markdown([head, *columns], lines)
-
-
 def compared(rows: Mapping[str, Row], over: Sequence[str] = ()) -> str:
     """A Markdown table: speed-up, gain over each of some rows of the same texts (`over`), acceptance."""
-    columns: dict[str, Callable[[Row], str]] = {"speed-up": lambda row: interval(speedup(row))}
-    for name in over:
-        other = rows[name]
-        columns[f"over {name}"] = lambda row, other=other: NONE if row is other else percent_more(gain(row, other))
-    columns["accepted"] = lambda row: f"{acceptance(row):.0%}"
-    columns["tokens a pass"] = lambda row: f"{per_round(row, 'emitted'):.2f}"
-    return table(rows, columns)
+    lines = []
+    for name, row in rows.items():
+        gains = [NONE if other == name else percent_more(gain(row, rows[other])) for other in over]
+        accepted = [f"{acceptance(row):.0%}", f"{per_round(row, 'emitted'):.2f}"]
+        lines.append([name.replace("|", "\\|"), interval(speedup(row)), *gains, *accepted])
+    return markdown(["rule", "speed-up", *(f"over {name}" for name in over), "accepted", "tokens a pass"], lines)
 
 
 def interval(value: Sequence[float], form: str = ".2f", bounds: str = BRACKETS) -> str:
@@ -109,11 +101,6 @@ def plus_minus(value: Interval, digits: int = 2) -> str:
 def bold(text: str, ratio: Interval) -> str:
     """The text, bold where the interval says that a ratio is not 1."""
     return f"**{text}**" if ratio.low > 1 or ratio.high < 1 else text
-
-
-def number(value: Any) -> str:
-    """A setting's number, short."""
-    return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def at_temperature(temperature: float) -> str:  # in a title
@@ -257,7 +244,7 @@ def _without_repeats(row: Row) -> str:
     return f"{clean.mean():.2f} ({len(clean)})" if len(clean) else f"{NONE} (0)"
 
 
-METHOD_COLUMNS: Columns = {  # a narrow terminal shows the first ones in its first table
+METHOD_COLUMNS: Mapping[str, Callable[[Row], str]] = {  # a narrow terminal shows the first ones in its first table
     "tokens/s, total": _ratio("emitted", "seconds", ".1f"),
     "speed-up, total": lambda row: f"{speedup(row).estimate:.2f}",
     "speed-up, mean [95 %]": lambda row: interval(mean_interval(speedups(row))),
@@ -278,10 +265,12 @@ def methods_tables(rows: Sequence[Row]) -> list[str]:
     blocks = []
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         here = [row for row in rows if row["temperature"] == temperature]
-        fast = [speedup(row).estimate for row in here]
-        marks = ["**" if len(here) > 1 and each == max(fast) else "" for each in fast]
-        named = {f"{mark}{row['what']}{mark}": row for mark, row in zip(marks, here, strict=True)}
-        blocks += [f"## {at_temperature(temperature).capitalize()}", table(named, METHOD_COLUMNS, "method")]
+        fast, lines = [speedup(row).estimate for row in here], []
+        for row, speed in zip(here, fast, strict=True):
+            mark = "**" if len(here) > 1 and speed == max(fast) else ""
+            name = f"{mark}{row['what']}{mark}".replace("|", "\\|")
+            lines.append([name, *(of(row) for of in METHOD_COLUMNS.values())])
+        blocks += [f"## {at_temperature(temperature).capitalize()}", markdown(["method", *METHOD_COLUMNS], lines)]
     count = max((len(row["emitted"]) for row in rows), default=0)
     return [*blocks, f"{count} prompt{'s' * (count != 1)}. {NOTES}"]
 
