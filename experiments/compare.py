@@ -6,9 +6,10 @@ Command:   python -m experiments.compare configs/demo.py [--out runs/mine] [--ma
 Time:      the config says; a first run compiles each method once, before its first row
 Output:    a run folder; results.jsonl has a line a prompt, method, temperature and repeat
 
-Methods alternate inside every prompt, so that a slow minute of the machine hits all of them. Each is compiled, and
-decodes a prompt untimed, when its turn comes first; each result is a line on the screen as soon as it is measured.
-Seconds are decoding only: prompt processing is reported apart, compilation is left out.
+Methods take turns inside every prompt, on a CPU some 8 tokens at a time, so that a slow second of the machine hits all
+of them. Each is compiled, and decodes a prompt untimed, before its first turn; the results of a prompt are lines on the
+screen as soon as all are measured. Seconds are decoding only: prompt processing is reported apart, compilation is left
+out.
 
 Measured costs (the default, or --costs FILE) predict the seconds of every row; table.md has predicted over measured
 ones by method and temperature. With --rule-costs what each rule's own computation takes is measured, too, once.
@@ -20,7 +21,10 @@ the first result, the next process measures them again.
 
 import itertools
 import json
+import math
 import re
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,20 +45,21 @@ from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.costs.cost_model import cost_model_of, decoding_seconds, passes_disagree
 from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.state import slots_for
+from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.loading import download
 from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.metrics.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.text.escapes import shown
-from specdec_jax.text.generation import Generation, Pair, Request, decode, encode, prepare
+from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, encode, finish, prepare, start
 from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.types import Verifier
 
 Result = dict[str, Any]
 KEY = ("temperature", "prompt_id", "repeat", "method")
+SLICE = 8  # tokens, about, that a method decodes before the next one has its turn
 CLOSE_GAP = 0.1  # logits; a greedy flip below it is rounding in bfloat16
 BOUNDS = "[{}, {}]"  # some are negative
 MEANS = ("log_likelihood", "total_variation", "divergence", "first_choice")
@@ -91,33 +96,34 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     keys = list(itertools.product(config.temperatures, by_id, range(config.repeats), pairs))
     measured = {tuple(row[name] for name in KEY): row for row in folder.rows()}
     missing = [key for key in keys if key not in measured]
-    compiled: set[str] = set()
+    paces: dict[str, int] = {}
     with progress(console) as bar:
         task = bar.add_task("Measuring", total=len(keys), completed=len(keys) - len(missing))
-        for key in missing:
-            temperature, prompt_id, repeat, name = key
-            prompt, pair = by_id[prompt_id], pairs[name]
-            options = {"chat": config.chat, "system": config.system, "slots": slots}
-            if jax.tree.leaves(pair.params.drafter):  # a calibration is of models
-                options["calibration"] = config.calibration
+        for (temperature, prompt_id, repeat), together in itertools.groupby(missing, lambda key: key[:3]):
+            prompt, requests = by_id[prompt_id], {}
             limits = {field: getattr(config, field) for field in ("max_new_tokens", "top_k", "top_p", "min_p")}
             sampling = SamplingParams(temperature=temperature, seed=config.seed + repeat, **limits)
-            request = prepare(pair, [prompt.turns[0]], sampling, **options)
-            if name not in compiled:
-                bar.update(task, description=f"Compiling {name}")
-                _warm_up(name, pair, request, folder, console)
-                compiled.add(name)
-            bar.update(task, description=f"{name:12s} {shown(prompt_id)}, temperature {temperature:g}")
-            plain = measured.get((*key[:3], config.methods[0].name))  # None: this is the baseline
-            row, generation = _measure(key, prompt.category, pairs, request, plain, slots)
-            if judge is not None:
-                row |= quality(judge, verifiers[name], generation, temperature, slots)
-            measured[key] = row
-            folder.append(row)
-            rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
-            line = f"{name:14s} {shown(prompt_id):16s} temperature {temperature:<4g} {rates[0]:6.1f} tokens/s"
-            console.print(f"{line} {rates[0] / rates[1]:6.2f}")
-            bar.advance(task)
+            for *_, name in together:
+                options = {"chat": config.chat, "system": config.system, "slots": slots}
+                if jax.tree.leaves(pairs[name].params.drafter):  # a calibration is of models
+                    options["calibration"] = config.calibration
+                requests[name] = prepare(pairs[name], [prompt.turns[0]], sampling, **options)
+                if name not in paces:
+                    bar.update(task, description=f"Compiling {name}")
+                    paces[name] = _warm_up(name, pairs[name], requests[name], folder, console)
+            bar.update(task, description=f"{shown(prompt_id)}, temperature {temperature:g}")
+            for name, decoded in _in_turns(pairs, requests, paces).items():
+                key = temperature, prompt_id, repeat, name
+                plain = measured.get((*key[:3], config.methods[0].name))  # None: this is the baseline
+                row = _row(key, prompt.category, pairs, requests[name], decoded, plain, slots)
+                if judge is not None:
+                    row |= quality(judge, verifiers[name], decoded.results[0], temperature, slots)
+                measured[key] = row
+                folder.append(row)
+                rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
+                line = f"{name:14s} {shown(prompt_id):16s} temperature {temperature:<4g} {rates[0]:6.1f} tokens/s"
+                console.print(f"{line} {rates[0] / rates[1]:6.2f}")
+                bar.advance(task)
     _report(config, folder, [measured[key] for key in keys], pairs, console)
     return folder
 
@@ -160,20 +166,56 @@ def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prom
     return slots_for(longest + config.max_new_tokens, 0, widest)
 
 
-def _warm_up(name: str, pair: Pair, request: Request, folder: RunFolder, console: Console) -> None:
-    """Compiles a method and decodes a prompt untimed with it."""
+def _warm_up(name: str, pair: Pair, request: Request, folder: RunFolder, console: Console) -> int:
+    """Compiles a method and decodes a prompt untimed with it; its rounds to SLICE tokens of that prompt, rounded up."""
     with interrupts_end_here():
         decoded = decode(pair, request)
     seconds = round(decoded.results[0].compile_seconds, 3)
     earlier = read_manifest(folder.path)["compile_seconds"] or {}  # of a run that goes on
     folder.update_manifest(compile_seconds=earlier | {name: seconds})
     console.print(f"{name:14s} compiled in {seconds:.1f} s")
+    counts = decoded.state.statistics
+    return math.ceil(SLICE * int(counts.num_rounds[0]) / max(int(counts.num_emitted_tokens[0]), 1))
 
 
-def _measure(
-    key: tuple[Any, ...], category: str, pairs: Mapping[str, Pair], request: Request, plain: Result | None, slots: int
-) -> tuple[Result, Generation]:
-    """One row: a timed generation, what costs predict of it and, under greedy, whether it equals plain decoding."""
+def _in_turns(
+    pairs: Mapping[str, Pair], requests: Mapping[str, Request], paces: Mapping[str, int]
+) -> dict[str, Decoded]:
+    """`decode` of each request, of so many rounds of each at a time, every time beginning with another.
+
+    On an accelerator, whose dispatches take up to a millisecond, all rounds are one turn.
+    """
+    prefilled = {name: start(pairs[name], request) for name, request in requests.items()}
+    states, seconds = {name: each.state for name, each in prefilled.items()}, dict.fromkeys(requests, 0.0)
+    names = deque(requests)
+    while names:
+        for name in list(names):
+            watch = time.perf_counter()
+            rounds = paces[name] if jax.default_backend() == "cpu" else None
+            states[name] = jax.block_until_ready(
+                pairs[name].decoder.run(pairs[name].params, states[name], rounds=rounds)
+            )
+            seconds[name] += time.perf_counter() - watch
+            if np.all(states[name].done):
+                names.remove(name)
+        names.rotate(-1)
+    ended = {
+        name: finish(pairs[name], request, readable(states[name]), 0, seconds[name], prefilled[name])
+        for name, request in requests.items()
+    }
+    return {name: Decoded([generation], states[name]) for name, generation in ended.items()}
+
+
+def _row(
+    key: tuple[Any, ...],
+    category: str,
+    pairs: Mapping[str, Pair],
+    request: Request,
+    decoded: Decoded,
+    plain: Result | None,
+    slots: int,
+) -> Result:
+    """A timed generation, what costs predict of it and, under greedy, whether it equals plain decoding."""
     temperature, prompt_id, repeat, name = key
     pair = pairs[name]
     drafter, costs = pair.decoder.parts.drafter, pair.costs  # they predict a model that drafts alone, or no drafts
@@ -183,7 +225,7 @@ def _measure(
         costs = None
     if costs is not None and slots > costs.slots:
         costs = None
-    (result,), state = decode(pair, request)
+    (result,), state = decoded
     counted = re.compile(r"num_.*|.*_passes|acceptance_histogram")
     counts = {name: value for name, value in result.statistics.items() if counted.fullmatch(name)}
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
@@ -204,8 +246,7 @@ def _measure(
     # None is a hyperparameter's own way to say that its rule decides.
     row["policy_hyperparameters"] = {name: value for name, value in hyperparameters.items() if value is not None}
     row["monitor_hyperparameters"] = request.options.get("monitor_hyperparameters", {})
-    row |= {"tokens": result.tokens, "text": result.text}
-    return row, result
+    return row | {"tokens": result.tokens, "text": result.text}
 
 
 def _report(

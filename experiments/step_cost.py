@@ -119,7 +119,7 @@ def measure(config: StepCost, console: Console) -> None:
     measured = json.loads((folder.path / COSTS).read_text(encoding="utf-8"))
     times = {name: timing.Cost(*entry) for name, entry in measured["passes"][config.dtypes[0]].items()}
     rule_costs = [entry["cost"] for entry in measured["rules"].values()]
-    model = timing.costs_of(times, device=measured["device"], batch=config.batch, rules=rule_costs)
+    model = timing.costs_of(times, device=measured["device"], batch=config.batch, slots=config.slots, rules=rule_costs)
     save_cost_model(folder.path / COST_MODEL, model)
     publish(folder, report(config, model, measured), console)
     console.print(f"c = {model.ratio:.3f}, sampled {model.at(temperature=timing.SAMPLED).ratio:.3f}")

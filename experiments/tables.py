@@ -32,11 +32,13 @@ from experiments.lib.rules import STATIC
 from experiments.lib.run_folder import REPOSITORY
 from experiments.lib.tables import (
     NONE,
+    NOTE_PREDICTED,
     at_temperature,
     interval,
     markdown,
     percent_more,
     plus_minus,
+    predicted_over_measured,
     speedup,
     summarise,
 )
@@ -246,9 +248,8 @@ def clock(archive: Archive) -> str:
                 if row is None:
                     line += [NONE, NONE]
                     continue
-                counted = np.isfinite(row["predicted"])  # no prompt beyond the slots that costs were measured with
-                times = np.array([row["predicted"], row["seconds"]])[:, counted]
-                line += [interval(speedup(row)), interval(ratio_of_totals(*times)) if counted.any() else NONE]
+                ratio = predicted_over_measured(row, next(iter(rows))[0])
+                line += [interval(speedup(row)), NONE if ratio is None else interval(ratio, ".3f")]
             lines.append(line)
         heads = [text for temperature in at for text in (at_temperature(temperature), "predicted over measured")]
         count = len(next(iter(rows.values()))["emitted"])
@@ -258,7 +259,7 @@ def clock(archive: Archive) -> str:
 
 NOTE_CLOCK = (
     "Speed-up over plain decoding of the same prompts in the same process, totals, with a 95 % bootstrap interval over "
-    "prompts; predicted over measured: seconds by the cost model, with the rule's own computation, over the clock's."
+    f"prompts. {NOTE_PREDICTED}"
 )
 
 

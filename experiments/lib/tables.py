@@ -205,22 +205,34 @@ def doubts_of_rows(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def predictions_table(rows: Sequence[Row]) -> list[str]:
     """Markdown blocks: predicted over measured seconds by method and temperature, and how far methods are apart."""
-    predicted = [row for row in rows if np.isfinite(row["predicted"]).all()]
-    ratios = {
-        (row["what"], at_temperature(row["temperature"])): ratio_of_totals(row["predicted"], row["seconds"])
-        for row in predicted
-    }
-    cells = {key: interval(each, ".3f") for key, each in ratios.items()}
-    for at in dict.fromkeys(at for _, at in ratios):
-        drafting = [each.estimate for (name, t), each in ratios.items() if t == at and name != rows[0]["what"]]
-        cells["apart", at] = f"{np.ptp(drafting):.3f}" if drafting else NONE
-    return [crossed("predicted over measured", cells), NOTE_PREDICTED] if ratios else []
+    cells, apart, first = {}, {}, rows[0]["what"]
+    for row in rows:
+        at, ratio = at_temperature(row["temperature"]), predicted_over_measured(row, first)
+        if ratio is not None:
+            cells[row["what"], at] = interval(ratio, ".3f")
+            apart.setdefault(at, []).extend([ratio.estimate] if row["what"] != first else [])
+    cells |= {("apart", at): f"{np.ptp(ratios):.3f}" if ratios else NONE for at, ratios in apart.items()}
+    return [crossed("predicted over measured", cells), f"{NOTE_PREDICTED} {NOTE_APART}"] if apart else []
+
+
+def predicted_over_measured(row: Row, first: str) -> Interval | None:
+    """Ratio of the seconds by the costs to those by the clock, of the prompts with a prediction, None without one.
+
+    Of methods after the first at the speed that the machine had at each prompt: both relative to the first method's.
+    """
+    predicted, seconds = np.array(row["predicted"]), np.array(row["seconds"])
+    if row["what"] != first:
+        predicted = predicted * np.array(row["plain_seconds"]) / np.array(row["plain_predicted"])
+    finite = np.isfinite(predicted)
+    return ratio_of_totals(predicted[finite], seconds[finite]) if finite.any() else None
 
 
 NOTE_PREDICTED = (
-    "Seconds by the cost model, which ranks rules in replays, over those by the clock: totals, with a 95 % bootstrap "
-    "interval over prompts. Apart: the largest ratio of a method that drafts less the smallest, which favours it."
+    "Predicted over measured: seconds by the cost model, with the rule's own computation, over those by the clock, of "
+    "methods after the first both relative to the first's on the same prompt; totals, with a 95 % bootstrap interval "
+    "over prompts."
 )
+NOTE_APART = "Apart: the largest ratio of a method that drafts less the smallest, which favours it."
 
 
 def rates(row: Row, prefix: str = "") -> np.ndarray:

@@ -80,7 +80,7 @@ def measured(
             plain = partial(timed_rounds, target, drafter_of(None, 0), None, static(), (1,))
             both = {name: plain(**options | {"slots": size})(0.0) for name, size in (("many", SLOTS), ("few", FEW))}
             spent = turns(both, REPEATS, 2 * SECONDS)
-            share = max(1.0 - float(np.median(np.divide(spent["few"], spent["many"]))), 0.0)
+            share = max(1.0 - float(np.median(spent["few"]) / np.median(spent["many"])), 0.0)
         programs, seconds_of = pass_programs(target, drafter, WIDTHS, drafter_of=drafter_of, **options)
         times = seconds_of(turns(programs, REPEATS, SECONDS))
         slot_time = share * times["0 plain pass"].median / (SLOTS - FEW)
@@ -148,11 +148,12 @@ def once(path: Path | None, measure: Callable[[], CostModel]) -> CostModel:
 
 
 def _stored(path: Path | None, table: CostModel) -> CostModel:
-    """The table, which this process goes by from now on, written to the file."""
+    """The table, which this process goes by from now on, written to the file but for rules of users' files, which they
+    may edit."""
     if path is not None:
         tables[path] = table
         try:
-            save_cost_model(path, table)
+            save_cost_model(path, table._replace(rules=tuple(rule for rule in table.rules if ".py" not in rule.policy)))
         except OSError as error:
             say(f"{error}; measured again next time")
     return table

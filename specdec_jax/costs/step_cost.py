@@ -194,9 +194,9 @@ def time_policy(
     spent = turns(programs, repeats, seconds)
     medians, shares = [], {}
     for at in (0.0, SAMPLED):
-        short, long = (np.subtract(spent[at, length, 1], spent[at, length, 0]) for length in (0, DRAFTS))
-        medians += [max(float(np.median(times)), 0.0) for times in ((long - short) / passes, short)]
-        shares[f"{at:g}"] = summary((long / spent[at, DRAFTS, 0]).tolist())
+        short, long = (float(np.median(spent[at, n, 1]) - np.median(spent[at, n, 0])) for n in (0, DRAFTS))
+        medians += [max((long - short) / passes, 0.0), max(short, 0.0)]
+        shares[f"{at:g}"] = summary((np.divide(spent[at, DRAFTS, 1], spent[at, DRAFTS, 0]) - 1).tolist())
     return RuleCost(repr(policy.bare), *medians), shares
 
 
@@ -228,18 +228,22 @@ def clocked(call: Callable[[], Any]) -> Callable[[], float]:
 def turns(programs: Mapping[Any, Callable[[], float]], repeats: int, seconds: float = math.inf) -> dict[Any, Any]:
     """The seconds that programs return, run alternately, `repeats` times after a warm-up; lists by name.
 
-    After `seconds` three turns are enough. Entry i of every program belongs to turn i.
+    After `seconds` three turns are enough. Entry i of every program belongs to turn i. A call of the first program just
+    before each other one says how fast the machine is at that moment: the others' times are those at its median speed,
+    the first's are its medians by turn.
     """
     for program in programs.values():
         program()
-    times: dict[Any, list[float]] = {name: [] for name in programs}
+    first, *others = programs
+    times = np.zeros((2, max(len(others), 1), 0))  # of the first program and of the others, by turn
     began = time.perf_counter()
     for turn in range(repeats):
         if turn >= 3 and time.perf_counter() - began > seconds:
             break
-        for name, program in programs.items():
-            times[name].append(program())
-    return times
+        pairs = [(programs[first](), programs[name]()) for name in others] or [(programs[first](),) * 2]
+        times = np.concatenate([times, np.transpose(pairs)[..., None]], axis=2)
+    even = times[1] * np.median(times[0]) / times[0]
+    return {first: np.median(times[0], axis=0).tolist(), **dict(zip(others, even.tolist(), strict=False))}
 
 
 def summary(times: Sequence[float]) -> Cost:

@@ -37,6 +37,7 @@ from specdec_jax.stopping import (
     survival,
     update_every,
 )
+from specdec_jax.strategy import strategy
 from specdec_jax.text import generation
 from specdec_jax.text.generation import SamplingParams, build_pair, decode, prepare
 from specdec_jax.text.pair import measure_costs, measured_pair
@@ -252,8 +253,11 @@ def test_a_rules_own_computation_is_measured_once_and_predicted(measuring, tmp_p
     both = measured_pair(target, drafter, policy=adaedl(), **options).costs
     assert [rule.policy for rule in both.rules] == ["survival", "adaedl"]
     assert len(measured_pair(target, drafter, policy=static(), **options).costs.rules) == 2, "static adds nothing"
+    edited = strategy(adaedl.__wrapped__, "mine.py")()
+    rules = measured_pair(target, drafter, policy=edited, **options).costs.rules
+    assert [rule.policy for rule in rules] == ["survival", "adaedl", "mine.py"]
     (file,) = (tmp_path / ".cache/specdec_jax/costs").glob("*.json")
-    assert load_cost_model(file).rules == both.rules
+    assert load_cost_model(file).rules == both.rules, "a user's file may be edited"
     rounds, passes = COUNTS.num_rounds[0], COUNTS.drafter_passes[0]
     for temperature, step, each in ((0.0, 0.01, 0.02), (0.7, 0.03, 0.04)):
         alone = decoding_seconds(both.at(temperature=temperature), COUNTS)
@@ -296,6 +300,13 @@ def test_differences_that_a_busy_machine_made_negative_are_doubtful_costs():
     costs = step_cost.costs_of(seconds, doubts=step_cost.spread_doubts(seconds))
     assert costs.drafter_step == costs.sampled_step == costs.target_pass[0] == 0.001 and costs.sampled_pass == (1.0,)
     assert costs.doubts == ("0 drafter step took -200.0 to 100.0 ms (quartiles)",)
+
+
+def test_times_are_those_at_the_median_speed_of_the_first_program():
+    """It is called before each other one; in the third turn all take ten times as long, for one of them only."""
+    times = {"plain": [9.0, 2.0, 2.2, 2.0, 2.0, 20.0, 2.0], "pass": [9.0, 3.0, 3.0, 30.0], "step": [9.0, 1.1, 1.0, 1.0]}
+    found = step_cost.turns({name: iter(each).__next__ for name, each in times.items()}, 3)
+    assert found == {"plain": pytest.approx([2.1, 2.0, 11.0]), "pass": pytest.approx([3.0] * 3), "step": [1.0] * 3}
 
 
 @pytest.mark.parametrize("one_pass", [False, True])

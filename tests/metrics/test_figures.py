@@ -150,19 +150,20 @@ def test_rows_that_took_another_time_than_costs_predict_are_doubtful():
 
 
 def test_predicted_seconds_are_compared_by_method_and_temperature():
-    """Plain decoding does not say how far rules are apart, and a method without predictions has no line."""
+    """Of methods after the first at the speed of its prompt; it does not say how far rules are apart, and a method
+    without predictions has no line."""
     took = lambda prompt, name, t, said: row(prompt, name, 2.0, temperature=t) | {"predicted_seconds": said}  # noqa: E731
-    rows = [took(prompt, "plain", t, 4.0) for t in (0.0, 0.8) for prompt in "ab"]
+    rows = [took(prompt, "plain", t, said) for t in (0.0, 0.8) for prompt, said in (("a", 4.0), ("b", 1.0))]
     rows += [took("a", "fast", 0.0, 2.0), took("b", "fast", 0.0, 2.2), took("a", "lookup", 0.0, None)]
     rows += [took("a", "slow", 0.0, 2.0), took("a", "slow", 0.8, 1.9)]
     table, note = predictions_table(summarise(rows))
     assert table.splitlines()[0] == "| predicted over measured | greedy | temperature 0.8 |"
     lines = {name: cells for name, *cells in (line.strip("| ").split(" | ") for line in table.splitlines()[2:])}
     assert lines == {
-        "plain": ["2.000", "2.000"],
-        "fast": ["1.050 [1.000–1.100]", "–"],
-        "slow": ["1.000", "0.950"],
-        "apart": ["0.050", "0.000"],
+        "plain": ["1.250 [0.500–2.000]", "1.250 [0.500–2.000]"],
+        "fast": ["1.350 [0.500–2.200]", "–"],
+        "slow": ["0.500", "0.475"],
+        "apart": ["0.850", "0.000"],
     }
     assert "Apart" in note and predictions_table(summarise([row("a", "plain", 2.0)])) == []
 
