@@ -8,18 +8,17 @@ Expected:  two cores with AVX2, greedily: survival(together=True) 1.10 times pla
 Output:    runs/batches-<time>/, with speedup.png; results.jsonl has a line a batch, temperature, method and repeat
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
-place. Methods of a repeat take turns, a quarter of their rounds at a time, so that what else the machine does falls on
-all of them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are measured
+place. Methods of a repeat take turns of a sixteenth of their rounds, so that what else the machine does falls on all of
+them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are measured
 for each batch and given to rules that weigh them; verification widths are those that the costs choose.
 """
 
-import time
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
-import jax
 import numpy as np
 from rich.console import Console
 
@@ -28,19 +27,20 @@ from experiments.lib.plots import Line, lines_figure
 from experiments.lib.prompts import load_prompts
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import at_temperature, interval, markdown, publish
+from experiments.lib.turns import in_turns
 from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.ranges import Between, check_fields
-from specdec_jax.text.generation import Pair, Request, prepare, start
+from specdec_jax.text.generation import prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Temperatures
 from specdec_jax.text.strategies import choose
-from specdec_jax.types import DecodeState
 
 PLAIN = "plain"
-SLICES = 4  # on a CPU, which others may use; on an accelerator every call costs up to a millisecond, so it is one
+SLICES = 16  # turns of a run
 KEY = ("batch", "temperature", "method", "repeat")
+COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")  # over rows
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,15 @@ def batches(config: Batches, console: Console) -> None:
             with console.status(f"batch {batch}, {at_temperature(temperature)}, repeat {repeat + 1}"):
                 runs = {}
                 for key in together:
-                    request = prepare(pairs[key[2]], rows, sampling, slots=slots[key[2]])
-                    runs[key] = _Run(pairs[key[2]], request)
-                _take_turns(list(runs.values()), SLICES if jax.default_backend() == "cpu" else 1)
-            for key, run in runs.items():
-                folder.append(dict(zip(KEY, key, strict=True)) | run.counts())
+                    pair = pairs[key[2]]
+                    request = prepare(pair, rows, sampling, slots=slots[key[2]])
+                    # the first run of each width takes longer, compiled or not
+                    whole = pair.decoder.run(pair.params, start(pair, request).state, leave=1)
+                    pace = math.ceil(int(np.max(whole.statistics.num_rounds)) / SLICES)
+                    runs[key] = pair, start(pair, request).state, pace
+                for key, (state, seconds) in in_turns(runs, leave=1).items():
+                    counts = {name: int(np.sum(getattr(state.statistics, name))) for name in COUNTS}
+                    folder.append(dict(zip(KEY, key, strict=True)) | {"seconds": seconds, **counts})
     _report(config, folder, console)
 
 
@@ -115,40 +119,6 @@ def _report(config: Batches, folder: RunFolder, console: Console) -> None:
         parts += [f"**{at_temperature(temperature).capitalize()}**", markdown(heads, lines)]
     picture = lines_figure(panels, ("rows", "speed-up over plain decoding"), ticks=config.batches, log=True)
     publish(folder, "\n\n".join(parts) + "\n", console, speedup=picture)
-
-
-class _Run:
-    """A method's run until its first row is done, in slices; prefill and compilation are left out of its seconds."""
-
-    def __init__(self, pair: Pair, request: Request):
-        self._pair, self.seconds = pair, 0.0
-        whole = self._run(start(pair, request).state)  # the first run of each width takes longer, compiled or not
-        self._rounds = int(np.max(whole.statistics.num_rounds))
-        self._state = start(pair, request).state
-
-    def slice(self, index: int, slices: int) -> None:
-        """Slice `index` of so many of the rounds."""
-        first, last = (self._rounds * end // slices for end in (index, index + 1))
-        if first < last:
-            watch = time.perf_counter()
-            self._state = self._run(self._state, last - first)
-            self.seconds += time.perf_counter() - watch
-
-    def counts(self) -> dict[str, Any]:
-        """Seconds, and counts over rows."""
-        counts = self._state.statistics
-        names = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")
-        return {"seconds": self.seconds, **{name: int(np.sum(getattr(counts, name))) for name in names}}
-
-    def _run(self, state: DecodeState, rounds: int | None = None) -> DecodeState:
-        return jax.block_until_ready(self._pair.decoder.run(self._pair.params, state, rounds=rounds, leave=1))
-
-
-def _take_turns(runs: list[_Run], slices: int) -> None:
-    """All of them whole, each time beginning with another."""
-    for index in range(slices):
-        for place in range(len(runs)):
-            runs[(index + place) % len(runs)].slice(index, slices)
 
 
 main = command(Batches, batches, __doc__)

@@ -23,8 +23,6 @@ import itertools
 import json
 import math
 import re
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +38,7 @@ from experiments.lib.plots import Point, dots_figure
 from experiments.lib.prompts import Prompt, load_prompts
 from experiments.lib.run_folder import RunFolder, read_manifest
 from experiments.lib.tables import NONE, Row, at_temperature, interval, markdown, speedups, summarise
+from experiments.lib.turns import in_turns
 from specdec_jax.app.views.printing import interrupts_end_here, progress
 from specdec_jax.compilation_cache import describe_cache, enable
 from specdec_jax.costs.at_hand import sentence
@@ -52,10 +51,10 @@ from specdec_jax.metrics.deviation import DISTRIBUTIONS, deviations
 from specdec_jax.metrics.intervals import mean_interval
 from specdec_jax.metrics.repetition import repeated_share
 from specdec_jax.text.escapes import shown
-from specdec_jax.text.generation import Decoded, Generation, Pair, Request, decode, encode, finish, prepare, start
+from specdec_jax.text.generation import Generation, Pair, Request, decode, encode, finish, prepare, start
 from specdec_jax.text.pair import measured_pair, split_drafters
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.types import Verifier
+from specdec_jax.types import Statistics, Verifier
 
 Result = dict[str, Any]
 KEY = ("temperature", "prompt_id", "repeat", "method")
@@ -112,12 +111,15 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                     bar.update(task, description=f"Compiling {name}")
                     paces[name] = _warm_up(name, pairs[name], requests[name], folder, console)
             bar.update(task, description=f"{shown(prompt_id)}, temperature {temperature:g}")
-            for name, decoded in _in_turns(pairs, requests, paces).items():
-                key = temperature, prompt_id, repeat, name
+            prefilled = {name: start(pairs[name], request) for name, request in requests.items()}
+            runs = {name: (pairs[name], each.state, paces[name]) for name, each in prefilled.items()}
+            for name, (state, seconds) in in_turns(runs).items():
+                final, key = readable(state), (temperature, prompt_id, repeat, name)
+                decoded = finish(pairs[name], requests[name], final, 0, seconds, prefilled[name])
                 plain = measured.get((*key[:3], config.methods[0].name))  # None: this is the baseline
-                row = _row(key, prompt.category, pairs, requests[name], decoded, plain, slots)
+                row = _row(key, prompt.category, pairs, requests[name], decoded, final.statistics, plain, slots)
                 if judge is not None:
-                    row |= quality(judge, verifiers[name], decoded.results[0], temperature, slots)
+                    row |= quality(judge, verifiers[name], decoded, temperature, slots)
                 measured[key] = row
                 folder.append(row)
                 rates = [cost["num_emitted_tokens"] / cost["seconds"] for cost in (row, plain or row)]
@@ -178,40 +180,13 @@ def _warm_up(name: str, pair: Pair, request: Request, folder: RunFolder, console
     return math.ceil(SLICE * int(counts.num_rounds[0]) / max(int(counts.num_emitted_tokens[0]), 1))
 
 
-def _in_turns(
-    pairs: Mapping[str, Pair], requests: Mapping[str, Request], paces: Mapping[str, int]
-) -> dict[str, Decoded]:
-    """`decode` of each request, of so many rounds of each at a time, every time beginning with another.
-
-    On an accelerator, whose dispatches take up to a millisecond, all rounds are one turn.
-    """
-    prefilled = {name: start(pairs[name], request) for name, request in requests.items()}
-    states, seconds = {name: each.state for name, each in prefilled.items()}, dict.fromkeys(requests, 0.0)
-    names = deque(requests)
-    while names:
-        for name in list(names):
-            watch = time.perf_counter()
-            rounds = paces[name] if jax.default_backend() == "cpu" else None
-            states[name] = jax.block_until_ready(
-                pairs[name].decoder.run(pairs[name].params, states[name], rounds=rounds)
-            )
-            seconds[name] += time.perf_counter() - watch
-            if np.all(states[name].done):
-                names.remove(name)
-        names.rotate(-1)
-    ended = {
-        name: finish(pairs[name], request, readable(states[name]), 0, seconds[name], prefilled[name])
-        for name, request in requests.items()
-    }
-    return {name: Decoded([generation], states[name]) for name, generation in ended.items()}
-
-
 def _row(
     key: tuple[Any, ...],
     category: str,
     pairs: Mapping[str, Pair],
     request: Request,
-    decoded: Decoded,
+    result: Generation,
+    counted: Statistics,
     plain: Result | None,
     slots: int,
 ) -> Result:
@@ -225,9 +200,8 @@ def _row(
         costs = None
     if costs is not None and slots > costs.slots:
         costs = None
-    (result,), state = decoded
-    counted = re.compile(r"num_.*|.*_passes|acceptance_histogram")
-    counts = {name: value for name, value in result.statistics.items() if counted.fullmatch(name)}
+    columns = re.compile(r"num_.*|.*_passes|acceptance_histogram")
+    counts = {name: value for name, value in result.statistics.items() if columns.fullmatch(name)}
     hyperparameters = {**pair.policy.given, **request.options.get("policy_hyperparameters", {})}
     equality: Result = {"equals_plain": None, "first_difference": None}
     if temperature == 0 and plain is not None:
@@ -235,13 +209,12 @@ def _row(
         difference = compare_outputs(pair.target.model, pair.params.target, result.prompt_tokens, *texts)
         equality["equals_plain"] = difference is None
         equality["first_difference"] = None if difference is None else difference._asdict()
-    counts_on_host = jax.device_get(state.statistics)
     costs = costs and costs.at(slots, temperature=temperature, policy=pair.policy)
-    predicted = None if costs is None else decoding_seconds(costs, counts_on_host)
+    predicted = None if costs is None else decoding_seconds(costs, counted)
     row = {"prompt_id": prompt_id, "category": category, "method": name, "temperature": temperature}
     row |= {"repeat": repeat, "seconds": result.seconds}
     row |= {"predicted_seconds": predicted, "prefill_seconds": result.prefill_seconds, **counts}
-    row["accepted_at"] = [int(n) for n in counts_on_host.accepted_at[0]]
+    row["accepted_at"] = [int(n) for n in counted.accepted_at[0]]
     row |= {"repeated_share": repeated_share(result.tokens), "finish_reason": result.finish_reason, **equality}
     # None is a hyperparameter's own way to say that its rule decides.
     row["policy_hyperparameters"] = {name: value for name, value in hyperparameters.items() if value is not None}

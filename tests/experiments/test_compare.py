@@ -2,8 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -102,36 +100,6 @@ def test_a_stopped_run_goes_on_and_a_finished_one_is_only_reported_again(finishe
     assert main([str(config), "--out", str(out)]) == 0
     seconds = [json.loads(text)["compile_seconds"] for text in (before, (out / "manifest.json").read_text())]
     assert seconds[0] == seconds[1]
-
-
-class Left(NamedTuple):
-    """A state by the rounds that are left."""
-
-    rounds: int
-
-    @property
-    def done(self):
-        return np.array([self.rounds <= 0])
-
-
-def test_methods_take_turns_of_their_own_pace(monkeypatch):
-    """Every time another one begins; what is done has no turn more."""
-    seen = []
-
-    def pair(name):
-        def run(params, state, rounds):
-            seen.append(name)
-            return Left(state.rounds - rounds)
-
-        return SimpleNamespace(decoder=SimpleNamespace(run=run), params=None)
-
-    monkeypatch.setattr(compare, "start", lambda pair, request: SimpleNamespace(state=Left(request)))
-    monkeypatch.setattr(compare, "readable", lambda state: state)
-    monkeypatch.setattr(compare, "finish", lambda pair, request, state, row, seconds, prefilled: (request, seconds > 0))
-    requests = {"plain": 48, "fast": 8, "slow": 20}
-    decoded = compare._in_turns({name: pair(name) for name in requests}, requests, {"plain": 16, "fast": 4, "slow": 10})
-    assert seen == ["plain", "fast", "slow", "fast", "slow", "plain", "plain"]
-    assert {name: each.results for name, each in decoded.items()} == {n: [(r, True)] for n, r in requests.items()}
 
 
 def test_doubtful_costs_are_marked_and_compared_with_plain_decoding(config, tmp_path, monkeypatch, capsys):
