@@ -51,7 +51,7 @@ def distribution(logits: Array, warp: Warp) -> Distribution:
     not specify the greedy case).
     """
     top, is_sampled = argmax(logits), warp.temperature > 0
-    shifted = logits - _max(logits)
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
     raw = _sums(shifted)
 
     def greedy() -> tuple[Array, _Sums]:
@@ -91,14 +91,17 @@ def entropy(log_prob: Array) -> Array:
 
 def raw_entropy(logits: Array) -> Array:
     """Entropy [...] in nats of [..., V] logits at temperature 1 without truncation."""
-    return _statistics(_sums(logits - _max(logits)))[1]
+    return _statistics(_sums(logits - jnp.max(logits, axis=-1, keepdims=True)))[1]
 
 
 def log_prob_of(distribution: Distribution, token: Array) -> Array:
     """The log-probability [B] of the drawn `token` [B] in the sampled distribution; also available in replays."""
-    if distribution.token_log_prob is not None:
-        return distribution.token_log_prob
-    return jnp.take_along_axis(distribution.log_prob, token[:, None], axis=1)[:, 0]
+    return pick(distribution.log_prob, token) if distribution.token_log_prob is None else distribution.token_log_prob
+
+
+def pick(values: Array, index: Array) -> Array:
+    """The entries [...] of values [..., N] at `index` [...] of the last axis."""
+    return jnp.take_along_axis(values, index[..., None], axis=index.ndim)[..., 0]
 
 
 def argmax(values: Array) -> Array:
@@ -121,7 +124,7 @@ def draw(weights: Array, uniform: Array) -> Array:
     reached = jnp.cumsum(block_sums, axis=-1)
     goal = uniform.astype(weights.dtype) * reached[:, -1]
     block = _first(reached > goal[:, None], block_sums > 0)
-    before = _at(reached, block) - _at(block_sums, block)
+    before = pick(reached, block) - pick(block_sums, block)
     inside = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]
     offset = _first(jnp.cumsum(inside, axis=-1) > (goal - before)[:, None], inside > 0)
     return jnp.minimum(block * _BLOCK + offset, vocab - 1).astype(jnp.int32)
@@ -275,10 +278,6 @@ def _sum(values: Any) -> Any:
         return lax.platform_dependent(values, cpu=partial(jax.tree.map, by_columns), default=at_once)
 
 
-def _max(values: Array) -> Array:
-    return jnp.max(values, axis=-1, keepdims=True)
-
-
 class _Sums(NamedTuple):
     """Sums over the tokens of scores [..., V] whose maximum is 0, each of shape [...]."""
 
@@ -358,7 +357,3 @@ def _first(hit: Array, possible: Array) -> Array:
     first = jnp.min(jnp.where(hit & possible, index, size), axis=-1)
     last = jnp.max(jnp.where(possible, index, -1), axis=-1)
     return jnp.where(first < size, first, jnp.where(last >= 0, last, size - 1))
-
-
-def _at(values: Array, index: Array) -> Array:
-    return jnp.take_along_axis(values, index[:, None], axis=1)[:, 0]

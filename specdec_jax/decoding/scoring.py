@@ -10,7 +10,7 @@ from jax import lax
 
 from specdec_jax.decoding.decoder import Decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import distributions, make_warp
+from specdec_jax.decoding.sampling import distributions, make_warp, pick
 from specdec_jax.decoding.state import refuse_encoder
 from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
 from specdec_jax.types import Array, LanguageModel, Warp
@@ -53,7 +53,7 @@ def _score(
 
     def scored(logits: Array, following: Array) -> tuple[Array, Array]:
         seen = distributions(logits, warp)
-        return jnp.take_along_axis(seen.log_prob, following[:, :, None], axis=2)[:, :, 0], seen.entropy
+        return pick(seen.log_prob, following), seen.entropy
 
     def score_chunk(caches: Any, index: Array) -> tuple[Any, Scores]:
         fed = lax.dynamic_slice_in_dim(tokens, index * chunk, chunk, axis=1)

@@ -19,7 +19,7 @@ from jax import lax
 
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import distributions, entropy, make_warp, normalised
+from specdec_jax.decoding.sampling import distributions, entropy, make_warp, normalised, pick
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, init_caches
 from specdec_jax.types import Array, Distribution, LanguageModel, Warp
 from specdec_jax.verification.easd import shared_share
@@ -88,15 +88,9 @@ class Deviations(NamedTuple):
     """
 
     total_variation: Array  # [B, T-1] float32; [N, B, T-1] of N settings
-    divergence: Array  # [B, T-1] float32, nats, KL(emitted || target); [N, B, T-1] of N settings
+    divergence: Array  # as above, nats, KL(emitted || target); infinite for a token of probability 0 under the target
     log_likelihood: Array  # [B, T-1] float32, nats, of the token under the target at temperature 1 without truncation
     first_choice: Array  # [B, T-1] bool, the token is the target's most probable one
-
-
-def kl_divergence(emitted: Array, log_p: Array) -> Array:
-    """KL(emitted || p) [...] in nats of probabilities [..., V] from log-probabilities; infinite off p's support."""
-    some = emitted > 0
-    return jnp.sum(jnp.where(some, emitted * (jnp.log(jnp.where(some, emitted, 1.0)) - log_p), 0.0), axis=-1)
 
 
 def deviations(
@@ -158,12 +152,13 @@ def _passes(
         def moved(settings: Mapping[str, Any]) -> tuple[Array, Array]:
             emitted = DISTRIBUTIONS[verifier](big, small, is_sampled, **settings, **dict(static_options))
             distance = 0.5 * jnp.sum(jnp.abs(emitted - jnp.exp(big.log_prob)), axis=-1)
-            return distance, kl_divergence(emitted, big.log_prob)
+            ratio = jnp.log(jnp.where(emitted > 0, emitted, 1.0)) - big.log_prob
+            return distance, jnp.sum(jnp.where(emitted > 0, emitted * ratio, 0.0), axis=-1)
 
         swept = any(jnp.ndim(value) for value in hyperparameters.values())
         distance, divergence = lax.map(moved, hyperparameters) if swept else moved(hyperparameters)
         assert big.raw_log_prob is not None
-        likelihood = jnp.take_along_axis(big.raw_log_prob, token[:, :, None], axis=2)[:, :, 0]
+        likelihood = pick(big.raw_log_prob, token)
         return caches, Deviations(distance, divergence, likelihood, token == big.top_token)
 
     caches = init_caches((target, drafter), (params.target, params.drafter), batch, length)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding.sampling import distributions
+from specdec_jax.decoding.sampling import distributions, pick
 from specdec_jax.hyperparameters import host
 from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
@@ -62,10 +62,7 @@ def log_probs(longest: Annotated[int, Between(1)] = 2048, monitor: Monitor | Non
         assert seen.raw_log_prob is not None  # set by `distributions`
         temperature = jnp.where(context.warp.temperature > 0, context.warp.temperature, 1.0)[:, None]
         scores = seen.raw_log_prob / temperature[:, :, None]
-        raw, warped = (
-            jnp.take_along_axis(log_prob, tokens[:, :, None], axis=2)[:, :, 0]
-            for log_prob in (seen.raw_log_prob, seen.log_prob)
-        )
+        raw, warped = pick(seen.raw_log_prob, tokens), pick(seen.log_prob, tokens)
         of_round = LogProbs(raw, warped, raw / temperature - jax.nn.logsumexp(scores, axis=-1))
         held = jax.tree.map(
             lambda values, entries: jnp.where(new, jnp.take_along_axis(values, place, axis=1, mode="clip"), entries),

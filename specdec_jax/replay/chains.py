@@ -56,7 +56,7 @@ def right_candidate(rejected: Rejected, is_sampled: Array, uniform: Callable[[in
         right = jnp.zeros(last.shape, jnp.int32)
         for candidate in range(1, CANDIDATES):
             p, q = sampling.normalised(jnp.maximum(p - q, 0.0)), sampling.normalised(sampling.without(q, last, 0.0))
-            p_token, q_token = (jnp.take_along_axis(values, rejected.token[:, None], axis=1)[:, 0] for values in (p, q))
+            p_token, q_token = sampling.pick(p, rejected.token), sampling.pick(q, rejected.token)
             hit = (right == 0) & (uniform(candidate, sampling.ACCEPT) * p_token < q_token)
             right = jnp.where(hit, candidate, right)
             last = sampling.draw(jnp.maximum(q - p, 0.0), uniform(candidate, sampling.DRAFT))
@@ -141,11 +141,10 @@ def chains(
         seen = sampling.distribution(logits, warp)
         place = jnp.minimum(at + step, positions - 1)
         log_p = lax.dynamic_index_in_dim(target_log_prob, place, axis=1, keepdims=False)
-        follows = jnp.take_along_axis(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1)[:, None], axis=1)[:, 0]
+        follows = sampling.pick(texts.tokens, jnp.minimum(end, texts.tokens.shape[1] - 1))
         within = (at + step < texts.answer) & ~now.diverged
         # the drafter's token would have been the text's with probability min(1, q / p) of the latter
-        both = (jnp.take_along_axis(log, follows[:, None], axis=1)[:, 0] for log in (log_p, seen.log_prob))
-        p, q = map(jnp.exp, both)
+        p, q = (jnp.exp(sampling.pick(log, follows)) for log in (log_p, seen.log_prob))
         accepts = jnp.where(is_sampled, coin(at + step, 0, sampling.ACCEPT) * p < q, seen.top_token == follows)
         hit = within & accepts
         # The draft: at the first rejected position a token that is rejected, after it any drawn token.

@@ -55,9 +55,9 @@ def residual(log_p: Array, log_q: Array) -> Array:
 
 
 def at_position(values: Array, index: Array) -> Array:
-    """values [B, T, V] at index [B] as [B, V]; the index is clamped to the last position."""
+    """values [B, T, ...] at index [B] as [B, ...]; the index is clamped to the last position."""
     safe = jnp.minimum(index, values.shape[1] - 1)
-    return jnp.take_along_axis(values, safe[:, None, None], axis=1)[:, 0]
+    return jnp.take_along_axis(values, jnp.expand_dims(safe, range(1, values.ndim)), axis=1)[:, 0]
 
 
 def bonus_or(

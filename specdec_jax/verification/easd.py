@@ -63,11 +63,11 @@ def easd(top_n: Annotated[int, Between(1)] = 8) -> Verifier:
             p = at_position(log_p, accepted)
             if draft.tokens.shape[1] == 0:
                 return jnp.exp(p)
-            passed = jnp.exp(_at(accept, accepted))
-            again = passed * _at(uncertain.astype(passed.dtype), accepted)
+            passed = jnp.exp(at_position(accept, accepted))
+            again = passed * at_position(uncertain.astype(passed.dtype), accepted)
             rest = residual(p, at_position(log_q, accepted))
             prob = jnp.exp(p)  # conditional on another token; `prob` itself where the token has all the mass
-            others = without(prob, _at(draft.tokens, accepted), 0.0)
+            others = without(prob, at_position(draft.tokens, accepted), 0.0)
             other = normalised(jnp.where(jnp.sum(others, axis=-1, keepdims=True) > 0, others, prob))
             mixed = (1.0 - passed)[:, None] * normalised(rest) + again[:, None] * other
             return jnp.where((accepted == draft.length)[:, None], jnp.exp(p), mixed)
@@ -86,8 +86,3 @@ def shared_share(log_p: Array, log_q: Array, top_n: int) -> Array:
     both = jnp.sum(same.astype(jnp.int32), axis=(-2, -1))
     larger = jnp.maximum(jnp.sum(in_p.astype(jnp.int32), axis=-1), jnp.sum(in_q.astype(jnp.int32), axis=-1))
     return both.astype(log_p.dtype) / jnp.maximum(larger, 1).astype(log_p.dtype)
-
-
-def _at(values: Array, index: Array) -> Array:
-    """values [B, K] at index [B]; the index is clamped to the last position."""
-    return jnp.take_along_axis(values, jnp.minimum(index, values.shape[1] - 1)[:, None], axis=1)[:, 0]

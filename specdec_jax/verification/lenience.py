@@ -4,6 +4,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
+from specdec_jax.decoding.sampling import pick
 from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
@@ -42,9 +43,7 @@ def lenience() -> Verifier:
         allowance = jnp.log(state.lenience)[:, None]  # [B, 1], log l <= 0
         sampled = jnp.minimum(0.0, log_p_token - log_q_token - allowance)
         assert distributions.raw_log_prob is not None  # None in replays only, which call no verifier
-        raw_log_prob = jnp.take_along_axis(distributions.raw_log_prob[:, :-1], draft.tokens[:, :, None], axis=2)[
-            :, :, 0
-        ]
+        raw_log_prob = pick(distributions.raw_log_prob[:, :-1], draft.tokens)
         near = raw_log_prob - jnp.log(distributions.raw_max_prob[:, :-1]) > allowance
         chosen = jnp.where(near | (draft.tokens == distributions.top_token[:, :-1]), 0.0, -jnp.inf)
         is_sampled = (context.warp.temperature > 0)[:, None]

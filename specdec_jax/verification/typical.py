@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from specdec_jax.decoding.sampling import pick
 from specdec_jax.ranges import NotNegative, Share
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, Draft, NextDistribution, RoundContext, Verifier
@@ -39,7 +40,7 @@ def typical() -> Verifier:
         state: TypicalState, draft: Draft, distributions: Distribution, context: RoundContext
     ) -> tuple[Array, NextDistribution, TypicalState]:
         log_p = distributions.log_prob
-        chance = jnp.exp(jnp.take_along_axis(log_p[:, :-1], draft.tokens[:, :, None], axis=2)[:, :, 0])  # [B, K]
+        chance = jnp.exp(pick(log_p[:, :-1], draft.tokens))  # [B, K]
         surprise = jnp.asarray(state.delta)[:, None] * jnp.exp(-distributions.entropy[:, :-1])
         threshold = jnp.minimum(jnp.asarray(state.epsilon)[:, None], surprise)
         accept = jnp.where(chance > threshold, 0.0, -jnp.inf).astype(log_p.dtype)
