@@ -46,29 +46,31 @@ def init_caches(
     return PairCache(target, drafter, reads)
 
 
-def from_position(models: tuple[LanguageModel, LanguageModel], caches: PairCache, start: Array) -> PairCache:
-    """The caches with lengths start [B], so that the next tokens are fed from there."""
-    target, drafter = models
-    return caches._replace(
-        target=target.with_length(caches.target, start), drafter=drafter.with_length(caches.drafter, start)
-    )
-
-
 def feed_both(
-    models: tuple[LanguageModel, LanguageModel], params: tuple[Params, Params], tokens: Array, caches: PairCache
+    models: tuple[LanguageModel, LanguageModel],
+    params: tuple[Params, Params],
+    tokens: Array,
+    caches: PairCache,
+    start: Array | None = None,
 ) -> tuple[Array, Array, PairCache]:
-    """A pass over tokens [B, T] by both models: (the target's logits [B, T, V], the drafter's [B, T, V], caches)."""
+    """A pass over tokens [B, T] by both models: (the target's logits [B, T, V], the drafter's [B, T, V], caches).
+
+    `start`: the position [B] of the first tokens; None: the end of the caches.
+    """
     target, drafter = models[0], DraftModel.of(models[1])
+    if start is not None:
+        both = target.with_length(caches.target, start), drafter.with_length(caches.drafter, start)
+        caches = PairCache(*both, caches.reads)
     reading = drafter.reading
     if reading is None or caches.reads is None:
         p_logits, target_cache = target.apply(params[0], tokens, caches.target)
         q_logits, drafter_cache = drafter.apply(params[1], tokens, caches.drafter)
         return p_logits, q_logits, PairCache(target_cache, drafter_cache, None)
     assert target.hidden.streams is not None  # checked by init_caches
-    start = caches.target.length
+    begin = caches.target.length
     p_logits, hidden, target_cache = target.hidden.streams(params[0], tokens, caches.target, reading.layers)
-    reads = store_reads(caches.reads, reading.read(params[1], hidden), start, jnp.full_like(start, tokens.shape[1]))
-    here = window(reads, start, tokens.shape[1]).astype(jnp.float32)
+    reads = store_reads(caches.reads, reading.read(params[1], hidden), begin, jnp.full_like(begin, tokens.shape[1]))
+    here = window(reads, begin, tokens.shape[1]).astype(jnp.float32)
     drafter_cache = note_tokens(drafter, params[1], caches.drafter, tokens)
     q_logits, _, drafter_cache = reading.apply(params[1], tokens, here, drafter_cache)
     if drafter.head is not None:

@@ -15,8 +15,8 @@ from jax import lax
 
 from specdec_jax.decoding.cache_feed import window
 from specdec_jax.decoding.sampling import argmax, distribution, make_warp
-from specdec_jax.decoding.state import refuse_encoder, slots_for
-from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
+from specdec_jax.decoding.state import laid, refuse_encoder, slots_for
+from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.loading import LoadedModel, check_same_vocabulary
 from specdec_jax.replay.tracing import check_texts
@@ -117,11 +117,9 @@ def judge(
         rows = [texts[member] for member in members]
         longest, lengths = max(len(prompt) + len(answer) for prompt, answer in rows), sizes[members]
         slots = slots_for(longest, max(chunk, PREFILL), 0)  # room for whole passes at any position of a row
-        tokens, fed = np.zeros((batch, slots), np.int32), np.zeros((batch,), np.int32)
-        for row, (prompt, answer) in enumerate(rows):
-            tokens[row, : len(prompt) + len(answer)] = [*prompt, *answer]
-            fed[row] = len(prompt) - 1  # the prompt's last token gives the first distribution
-        device = jnp.asarray(tokens)
+        padded = [[*prompt, *answer] for prompt, answer in rows] + [[]] * (batch - len(rows))
+        device, fed = jnp.asarray(laid(padded, slots)), np.zeros((batch,), np.int32)
+        fed[: len(rows)] = [len(prompt) - 1 for prompt, _ in rows]  # its last token gives the first distribution
         caches, compared = fill(weights, device, fed.max()), []
         for step in range(0, int(lengths.max()), chunk):
             *both, caches = compare(weights, device, caches, fed + np.int32(step), stacked)
@@ -149,7 +147,7 @@ def _programs(
     ) -> tuple[Array, Array, PairCache]:
         """(agreement [B, C] bool, mass [N, B, C] float32, caches) of N warps."""
         fed = window(tokens, start, chunk)
-        *both, after = feed_both(models, weights, fed, from_position(models, caches, start))
+        *both, after = feed_both(models, weights, fed, caches, start)
         flat = [logits.reshape(-1, logits.shape[-1]) for logits in both]
 
         def mass(warp: Warp) -> Array:

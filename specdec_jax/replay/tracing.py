@@ -16,7 +16,7 @@ from jax import lax
 from specdec_jax.decoding import sampling
 from specdec_jax.decoding.cache_feed import window
 from specdec_jax.decoding.state import laid, slots_for
-from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches, from_position
+from specdec_jax.decoding.teacher_forcing import PREFILL, PairCache, Text, feed_both, filled_caches
 from specdec_jax.drafters.draft_models import with_vocabulary
 from specdec_jax.drafters.model import FED
 from specdec_jax.hyperparameters import in_rows
@@ -65,13 +65,20 @@ def trace_texts(
     fill, along, continue_from, chains_of = _programs(
         target, with_vocabulary(drafter, target.spec.vocab_size), chunk, max_draft_length
     )
-    caches, path, log_p = _forward(fill, along, params, device, limit, device_warp, seeds, chunk)
-    accepted = path["accepted"] & (np.arange(limit + 1) < sizes[:, None])
-    chained = None
-    if log_p is not None:
+    caches = fill(params, device.tokens, jnp.max(device.prompt))
+    chunks, log_probs = [], []
+    for start in range(0, limit + 1, chunk):
+        positions, caches, log_p = along(params, device, caches, jnp.int32(start), device_warp, seeds)
+        chunks.append(jax.device_get(positions))
+        log_probs.append(log_p)
+    path = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[:, : limit + 1], *chunks)
+    inside = np.arange(limit + 1) < sizes[:, None]
+    accepted, chained = path["accepted"] & inside, None
+    if caches.reads is not None:
+        log_p = jnp.concatenate(log_probs, axis=1)[:, : limit + 1]
         chained = jax.device_get(chains_of(params[1], device, log_p, caches, device_warp, seeds))
         accepted = chained.run > 0
-    candidate = np.where(~accepted & (np.arange(limit + 1) < sizes[:, None]), path["candidate"], 0)
+    candidate = np.where(~accepted & inside, path["candidate"], 0)
     at, tail_of = _rejected(accepted, sizes)
     first = np.take_along_axis(path["rejected"], np.maximum(at, 0), axis=1)
     if chained is None:
@@ -119,22 +126,6 @@ def check_texts(texts: Sequence[Text], context: int, limit: int | None = None) -
             raise ValueError(f"text {index} of {total} tokens exceeds the target's context, {context}")
 
 
-def _forward(
-    fill: Any, along: Any, params: Any, texts: Written, limit: int, warp: Warp, seeds: Array, chunk: int
-) -> tuple[PairCache, dict[str, Any], Array | None]:
-    """Both caches after the texts, the path [B, limit + 1, ...] on the host, and for chains the target's distributions
-    [B, limit + 1, V]."""
-    caches = fill(params, texts.tokens, jnp.max(texts.prompt))
-    chunks, log_probs = [], []
-    for start in range(0, limit + 1, chunk):
-        positions, caches, log_p = along(params, texts, caches, jnp.int32(start), warp, seeds)
-        chunks.append(jax.device_get(positions))
-        log_probs.append(log_p)
-    whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[:, : limit + 1], *chunks)
-    log_p = None if log_probs[0] is None else jnp.concatenate(log_probs, axis=1)[:, : limit + 1]
-    return caches, whole, log_p
-
-
 def _rejected(accepted: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rejected positions of each row, descending and padded with -1, [B, T+1] int32; and the row in `tails` of each.
 
@@ -163,14 +154,14 @@ def _programs(
         # Rows that ended earlier stay within their cache; their results are cut off.
         begin = jnp.minimum(texts.prompt - 1 + start, texts.tokens.shape[1] - chunk - 1)
         fed, text = window(texts.tokens, begin, chunk), window(texts.tokens, begin + 1, chunk)
-        p_logits, q_logits, after = feed_both(models, params, fed, from_position(models, caches, begin))
+        p_logits, q_logits, after = feed_both(models, params, fed, caches, begin)
         emitted = start + jnp.arange(chunk, dtype=jnp.int32)
         over = emitted[None, :] >= texts.answer[:, None]
         # Whether the drafter's token before each of the text, or which candidate, would have become the text's. Where
         # the text is over the drafter's token is drawn from q.
         p_distribution, q_distribution = sampling.distributions(p_logits, warp), sampling.distributions(q_logits, warp)
         p, q = jnp.exp(p_distribution.log_prob), jnp.exp(q_distribution.log_prob)
-        p_text, q_text = (jnp.take_along_axis(values, text[..., None], axis=2)[..., 0] for values in (p, q))
+        p_text, q_text = sampling.pick(p, text), sampling.pick(q, text)
         shape = text.shape
         flat_seeds = jnp.repeat(seeds, shape[1])
         flat_at = jnp.tile(emitted, shape[0])
@@ -185,7 +176,7 @@ def _programs(
         some = (jnp.sum(excess, axis=-1, keepdims=True) > 0) & ~greedy[..., None] & ~over[..., None]
         weights = jnp.where(some, excess, q).reshape(-1, q.shape[-1])
         rejected = sampling.draw(weights, uniform(0, sampling.DRAFT)).reshape(shape)
-        rejected_log_q = jnp.take_along_axis(q_distribution.log_prob, rejected[..., None], axis=2)[..., 0]
+        rejected_log_q = sampling.pick(q_distribution.log_prob, rejected)
         at_hand = Rejected(p_distribution.log_prob, q_distribution.log_prob, q_logits, rejected, text)
         at_hand = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), at_hand)
         candidate = right_candidate(at_hand, jnp.repeat(~greedy[:, 0], shape[1]), uniform)
@@ -213,7 +204,7 @@ def _programs(
             position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
             token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
             end = texts.prompt + position  # [B], the slot of the rejected token
-            before = jnp.take_along_axis(texts.tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
+            before = sampling.pick(texts.tokens, jnp.maximum(end - 1, 0))
 
             def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
                 cache, before, last, tail = inner
