@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.rounds import ModelParams, Parts, draft_of, empty_log_q
-from specdec_jax.decoding.sampling import distribution
+from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.decoding.state import fresh_state
 from specdec_jax.decoding.user_code import Refused, definition, described, first_definition, is_users
 from specdec_jax.strategy import Strategy
@@ -33,7 +33,6 @@ from specdec_jax.types import (
     VerificationResult,
     Verifier,
     VerifierState,
-    Warp,
 )
 from specdec_jax.types.seams import no_threshold
 
@@ -250,7 +249,7 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
 
 def context_shapes(batch: int, monitor: MonitorState) -> RoundContext:
     whole, flags, seed = (array(dtype, batch) for dtype in (jnp.int32, jnp.bool_, jnp.uint32))
-    return RoundContext(whole, whole, whole, flags, seed, _warp(batch), shapes_of(monitor))
+    return RoundContext(whole, whole, whole, flags, seed, *shapes_of((make_warp(batch), monitor)))
 
 
 def draft_shapes(sizes: Sizes, keep_log_q: bool) -> Draft:
@@ -267,14 +266,9 @@ def result_shapes(sizes: Sizes) -> VerificationResult:
 @functools.lru_cache(maxsize=64)
 def distribution_shapes(batch: int, vocab_size: int, positions: int | None = None) -> Distribution:
     """The shapes of a Distribution [B, ...], or [B, T, ...] for T `positions`."""
-    row = jax.eval_shape(distribution, array(jnp.float32, batch, vocab_size), _warp(batch))
-    if positions is None:
-        return row
-    return jax.tree.map(lambda leaf: array(leaf.dtype, batch, positions, *leaf.shape[1:]), row)
-
-
-def _warp(batch: int) -> Warp:
-    return Warp(*(array(dtype, batch) for dtype in (jnp.float32, jnp.int32, jnp.float32, jnp.float32)))
+    shape = (batch, vocab_size) if positions is None else (batch, positions, vocab_size)
+    function = distribution if positions is None else distributions
+    return jax.eval_shape(function, array(jnp.float32, *shape), make_warp(batch))
 
 
 def array(dtype: Any, *shape: int) -> Any:

@@ -69,8 +69,10 @@ def goodput(most: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
     def begin(state: GoodputState, context: RoundContext) -> tuple[Array, GoodputState]:
         opening = state.drafter_cost * opening_cost(context)  # of the first pass, in addition
         passes, k = relative_drafter_cost(context), jnp.arange(most + 1, dtype=jnp.float32)[None, :]
+        accepted = state.prior_acceptance * state.prior_weight + state.accepted
+        acceptance = accepted / (state.prior_weight + state.evaluated)  # of a position, estimated
         # Sum of powers, because (1 - a^(k+1)) / (1 - a) is 0/0 at a = 1.
-        tokens = jnp.cumsum(acceptance(state)[:, None] ** k, axis=1)
+        tokens = jnp.cumsum(acceptance[:, None] ** k, axis=1)
         cost = (state.drafter_cost * passes + state.verification_cost)[:, None]
         time = 1.0 + cost * k + jnp.where(k > 0, opening[:, None], 0.0)
         value = jnp.where(k >= state.least.astype(jnp.float32)[:, None], tokens / time, -jnp.inf)
@@ -85,9 +87,3 @@ def goodput(most: Annotated[int, Between(1)] = 16) -> StoppingPolicy:
         )
 
     return StoppingPolicy(init, begin, proceed=proceed_to_length, update=update, threshold=show_length)
-
-
-def acceptance(state: GoodputState) -> Array:
-    """The estimated acceptance rate [B] float32 of a position."""
-    prior = state.prior_acceptance * state.prior_weight
-    return (prior + state.accepted) / (state.prior_weight + state.evaluated)

@@ -30,22 +30,25 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
     Raises:
         ValueError: an argument that is not a Verifier, or that verifies drafts other than chains.
     """
-    for name, part in (("routine", routine), ("reasoning", reasoning)):
+    parts = {"routine": routine, "reasoning": reasoning}
+    for name, part in parts.items():
         if not isinstance(part, Verifier):
             raise ValueError(f"by_phase needs a verifier for {name} phases, got {part!r}")
         if part.tree_hooks is not None:
             raise ValueError(f"by_phase takes no {part.name}, which decides about trees itself: use block")
     both = routine.hyperparameters.keys() & reasoning.hyperparameters.keys()
-    # from the outer names of each verifier's hyperparameters to its own names
-    routine_names = {f"routine_{key}" if key in both else key: key for key in routine.hyperparameters}
-    reasoning_names = {f"reasoning_{key}" if key in both else key: key for key in reasoning.hyperparameters}
+    inner = {  # by the outer name of a hyperparameter: its verifier, and its name there
+        f"{name}_{key}" if key in both else key: (name, key)
+        for name, part in parts.items()
+        for key in part.hyperparameters
+    }
 
     def init(batch: int, **hyperparameters: Any) -> ByPhaseState:
-        values = [
-            {inner_name: hyperparameters[name] for name, inner_name in names.items() if name in hyperparameters}
-            for names in (routine_names, reasoning_names)
-        ]
-        return ByPhaseState(routine.init(batch, **values[0]), reasoning.init(batch, **values[1]))
+        values: dict[str, dict[str, Any]] = {name: {} for name in parts}
+        for outer, value in hyperparameters.items():
+            name, key = inner[outer]
+            values[name][key] = value
+        return ByPhaseState(*(part.init(batch, **values[name]) for name, part in parts.items()))
 
     def verify(
         state: ByPhaseState, draft: Draft, distributions: Distribution, context: RoundContext
@@ -69,9 +72,5 @@ def by_phase(routine: Verifier = lenience(), reasoning: Verifier = rejection()) 
         needs_log_q=routine.needs_log_q or reasoning.needs_log_q,
         greedy_only=routine.greedy_only or reasoning.greedy_only,
         needs_phases=True,
-        hyperparameters={**_defaults(routine, routine_names), **_defaults(reasoning, reasoning_names)},
+        hyperparameters={outer: parts[name].hyperparameters[key] for outer, (name, key) in inner.items()},
     )
-
-
-def _defaults(verifier: Verifier, names: dict[str, str]) -> dict[str, Any]:
-    return {name: verifier.hyperparameters[inner_name] for name, inner_name in names.items()}

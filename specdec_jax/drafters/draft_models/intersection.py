@@ -20,7 +20,7 @@ from specdec_jax.drafters.draft_models.reduced_head import spread_to_all
 from specdec_jax.models.attention import with_length
 from specdec_jax.models.int8 import Matrix, rows
 from specdec_jax.models.layers import project, soft_cap
-from specdec_jax.types import Array, Cache, DraftModel, Forward, LanguageModel, ModelSpec, Params, ReducedHead
+from specdec_jax.types import Array, Cache, DraftModel, LanguageModel, ModelSpec, Params, ReducedHead
 
 ROOM = 3  # slots of the drafter's cache per slot of the target's
 
@@ -70,8 +70,38 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
             raise ValueError(
                 "a drafter with another vocabulary serves plain causal passes: positions, mask must be None"
             )
-        hidden, cache = _hidden(model, last_states, params, tokens, cache)
+        hidden, cache = last_pieces(params, tokens, cache)
         return soft_cap(project(hidden, params.kernel, head.dtype or params.kernel.dtype), head.cap), cache
+
+    def last_pieces(params: SharedParams, tokens: Array, cache: SharedCache) -> tuple[Array, SharedCache]:
+        """Hidden states [B, T, D] after the last piece of each of tokens [B, T], and the cache.
+
+        Runs as many passes of T pieces as the row with the most pieces needs: one, unless a token has several pieces.
+        """
+        width, slots = tokens.shape[1], cache.ends.shape[1] - 1
+        limit = ROOM * slots - width  # later writes are clamped to it; no valid entries are there
+        start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)  # [B, 1]
+        ends = jnp.minimum(start + jnp.cumsum(params.count[tokens], axis=1), limit)  # [B, T]
+        first = jnp.concatenate([start, ends[:, :-1]], axis=1)
+
+        def one_pass(carry: tuple[Array, Cache, Array]) -> tuple[Array, Cache, Array]:
+            done, inner, hidden = carry  # passes
+            begin = start + done * width
+            at = begin + jnp.arange(width, dtype=jnp.int32)[None, :]  # [B, T], positions in the drafter's text
+            token = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), width - 1)  # each piece's token
+            piece = jnp.clip(at - jnp.take_along_axis(first, token, axis=1), 0, params.pieces.shape[1] - 1)
+            fed = params.pieces[jnp.take_along_axis(tokens, token, axis=1), piece]
+            state, inner = last_states(params.model, fed, model.with_length(inner, begin[:, 0]))
+            last = ends - 1 - begin  # [B, T], index of each token's last piece in this pass
+            ended = jnp.take_along_axis(state, jnp.clip(last, 0, width - 1)[:, :, None], axis=1)
+            return done + 1, inner, jnp.where(((last >= 0) & (last < width))[:, :, None], ended, hidden)
+
+        begin = jnp.zeros((), jnp.int32), cache.cache, jnp.zeros((*tokens.shape, params.kernel.shape[1]), jnp.float32)
+        more = ends[:, -1] - start[:, 0]
+        _, inner, hidden = lax.while_loop(lambda carry: carry[0] * width < jnp.max(more), one_pass, begin)
+        rows, here = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(width + 1)[None, :]
+        ends_so_far = cache.ends.at[rows, here].set(jnp.concatenate([start, ends], axis=1), mode="drop")
+        return hidden, SharedCache(inner, ends_so_far, cache.length + width)
 
     def spread(params, cache, values):
         return spread_to_all(params.tokens, values, vocab_size)
@@ -88,39 +118,6 @@ def with_shared_tokens(model: LanguageModel, vocab_size: int) -> DraftModel:
     token = lambda params, cache, index: params.tokens[index]  # noqa: E731
     shared = ReducedHead(lambda params, tokens, cache: cache, few, token, spread)
     return DraftModel(init_cache, apply, with_length, spec, head=shared)
-
-
-def _hidden(
-    model: LanguageModel, last_states: Forward, params: SharedParams, tokens: Array, cache: SharedCache
-) -> tuple[Array, SharedCache]:
-    """Hidden states [B, T, D] after the last piece of each of tokens [B, T], and the cache.
-
-    Runs as many passes of T pieces as the row with the most pieces needs: one, unless a token has several pieces.
-    """
-    width, slots = tokens.shape[1], cache.ends.shape[1] - 1
-    limit = ROOM * slots - width  # later writes are clamped to it; no valid entries are there
-    start = jnp.take_along_axis(cache.ends, cache.length[:, None], axis=1)  # [B, 1]
-    ends = jnp.minimum(start + jnp.cumsum(params.count[tokens], axis=1), limit)  # [B, T]
-    first = jnp.concatenate([start, ends[:, :-1]], axis=1)
-
-    def one_pass(carry: tuple[Array, Cache, Array]) -> tuple[Array, Cache, Array]:
-        done, inner, hidden = carry  # passes
-        begin = start + done * width
-        at = begin + jnp.arange(width, dtype=jnp.int32)[None, :]  # [B, T], positions in the drafter's text
-        token = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), width - 1)  # each piece's token
-        piece = jnp.clip(at - jnp.take_along_axis(first, token, axis=1), 0, params.pieces.shape[1] - 1)
-        fed = params.pieces[jnp.take_along_axis(tokens, token, axis=1), piece]
-        state, inner = last_states(params.model, fed, model.with_length(inner, begin[:, 0]))
-        last = ends - 1 - begin  # [B, T], index of each token's last piece in this pass
-        ended = jnp.take_along_axis(state, jnp.clip(last, 0, width - 1)[:, :, None], axis=1)
-        return done + 1, inner, jnp.where(((last >= 0) & (last < width))[:, :, None], ended, hidden)
-
-    begin = jnp.zeros((), jnp.int32), cache.cache, jnp.zeros((*tokens.shape, params.kernel.shape[1]), jnp.float32)
-    more = ends[:, -1] - start[:, 0]
-    _, inner, hidden = lax.while_loop(lambda carry: carry[0] * width < jnp.max(more), one_pass, begin)
-    rows, here = jnp.arange(tokens.shape[0])[:, None], cache.length[:, None] + jnp.arange(width + 1)[None, :]
-    ends_so_far = cache.ends.at[rows, here].set(jnp.concatenate([start, ends], axis=1), mode="drop")
-    return hidden, SharedCache(inner, ends_so_far, cache.length + width)
 
 
 def shared_params(model: LanguageModel, params: Params, drafter_ids: Any, pieces: Any, count: Any) -> SharedParams:

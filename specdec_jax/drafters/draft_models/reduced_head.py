@@ -94,16 +94,11 @@ def with_reduced_head(model: LanguageModel, most_local: int = LOCAL) -> DraftMod
         _, hidden, inner = reading.apply(params.model, tokens, reads, cache.cache, positions, mask)
         return _logits(head, params, hidden, cache), hidden, cache._replace(cache=inner)
 
-    reads = (
-        None
-        if reading is None
-        else reading._replace(
-            read=lambda params, hidden: reading.read(params.model, hidden),
-            stand_in=lambda params, hidden: reading.stand_in(params.model, hidden),
-            apply=reading_pass,
-        )
+    reads = reading and reading._replace(
+        read=lambda params, hidden: reading.read(params.model, hidden),
+        stand_in=lambda params, hidden: reading.stand_in(params.model, hidden),
+        apply=reading_pass,
     )
-
     reduced = ReducedHead(note, few, token_of, spread)
     hidden = Hidden(prepared=lambda params: params._replace(model=head.prepared(params.model)))
     return DraftModel(init_cache, apply, with_length, model.spec, hidden, reduced, reads, drafts)
