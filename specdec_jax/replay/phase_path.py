@@ -18,25 +18,17 @@ from specdec_jax.types import Array
 ENTER, LEAVE = 60.0, 40.0  # percentiles of the running entropy, used without a calibration
 
 
-def target_entropy(trace: Trace, raw_entropy: bool = True) -> np.ndarray:
-    """Entropy [N, T+1] float32, nats, of the target's distribution at every position; NaN beyond the end."""
-    return trace.raw_target_entropy if raw_entropy else trace.target_entropy
-
-
 def phase_path(trace: Trace, raw_entropy: bool = True, **hyperparameters: Any) -> np.ndarray:
     """The phase [N, T+1] int32 of a round that begins at each position. `hyperparameters` are those of `phases`.
 
-    Raises ValueError: as `target_entropy`, or hyperparameters that `phases` refuses.
+    Raises ValueError: hyperparameters that `phases` refuses.
     """
-    return _watched(target_entropy(trace, raw_entropy), hyperparameters)[0]
+    return _watched(trace, raw_entropy, hyperparameters)[0]
 
 
 def running_entropy(trace: Trace, decay: float = 0.9, raw_entropy: bool = True) -> np.ndarray:
-    """The monitor's running mean [N, T+1] float32, nats, before each position; NaN where it is not defined.
-
-    Raises ValueError: as `target_entropy`.
-    """
-    running = _watched(target_entropy(trace, raw_entropy), {"decay": decay})[1]
+    """The monitor's running mean [N, T+1] float32, nats, before each position; NaN where it is not defined."""
+    running = _watched(trace, raw_entropy, {"decay": decay})[1]
     at = np.arange(running.shape[1])[None, :]
     return np.where((at > 0) & (at < trace.length[:, None]), running, np.nan)
 
@@ -47,7 +39,8 @@ def percentile_thresholds(trace: Trace, decay: float = 0.9) -> dict[str, float]:
     return {"enter": float(enter), "leave": float(leave), "decay": decay}
 
 
-def _watched(entropies: np.ndarray, hyperparameters: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def _watched(trace: Trace, raw_entropy: bool, hyperparameters: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    entropies = trace.raw_target_entropy if raw_entropy else trace.target_entropy
     begun = jax.tree.map(jnp.asarray, phases().init(len(entropies), **hyperparameters))
 
     def observe(state: Phases, entropy: Array) -> tuple[Phases, tuple[Array, Array]]:

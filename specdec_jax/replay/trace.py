@@ -92,6 +92,7 @@ WHOLE = ("tail_of", "length", "limit", "prompt_length", "seed", "tokens", "run",
 KINDS = {"accepted": "b", **dict.fromkeys(WHOLE, "iu")}
 KINDS |= {name: "f" for name in Trace._fields if name not in (*KINDS, "about")}
 """The allowed kinds (numpy's dtype.kind) of each array."""
+NAMES = ("ids", "tasks")  # entries of `about` with one name per text
 PER_TEXT = tuple(name for name in Trace._fields if name not in ("tails", "about"))
 
 
@@ -106,11 +107,8 @@ def select(trace: Trace, texts: Sequence[int] | np.ndarray) -> Trace:
     if chosen.size == 0:
         raise ValueError("a trace needs at least one text, and none is selected")
     fields: dict[str, Any] = {name: getattr(trace, name)[chosen] for name in _per_text(trace)}
-    about = dict(trace.about)
-    for key in ("ids", "tasks"):
-        if key in about:
-            about[key] = [about[key][index] for index in chosen]
-    return trace._replace(**fields, about=about)
+    named = {key: [trace.about[key][index] for index in chosen] for key in NAMES if key in trace.about}
+    return trace._replace(**fields, about=trace.about | named)
 
 
 def join(traces: Sequence[Trace]) -> Trace:
@@ -126,11 +124,9 @@ def join(traces: Sequence[Trace]) -> Trace:
     fields: dict[str, Any] = {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in names}
     shifted = [trace.tail_of + np.int32(offset) for trace, offset in zip(traces, before, strict=True)]
     fields["tail_of"] = np.concatenate(shifted)
-    about = dict(traces[0].about)
-    for key in ("ids", "tasks"):
-        if key in about:
-            about[key] = [entry for trace in traces for entry in trace.about[key]]
-    return Trace(**fields, tails=np.concatenate([trace.tails for trace in traces]), about=about)
+    about = traces[0].about
+    named = {key: [entry for trace in traces for entry in trace.about[key]] for key in NAMES if key in about}
+    return Trace(**fields, tails=np.concatenate([trace.tails for trace in traces]), about=about | named)
 
 
 def save_trace(path: str | Path, trace: Trace) -> None:
@@ -200,7 +196,7 @@ def check(trace: Trace) -> str:
             return f"{name} holds {array.dtype}"
     if not isinstance(trace.about, dict):
         return f"about must be an object, got {trace.about!r}"
-    for name in ("ids", "tasks"):
+    for name in NAMES:
         names = trace.about.get(name)
         if name in trace.about and not (isinstance(names, list) and len(names) == trace.num_texts):
             return f"about has {name} {names!r} for {trace.num_texts} texts"
