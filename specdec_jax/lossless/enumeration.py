@@ -222,7 +222,12 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     """All drafts of a round: the counterpart of the draft loop, with all possible draws instead of one."""
     context, watch, tally = context_of(setting, nodes), setting.neighbours, setting.tally
     context = context._replace(relative_drafter_cost=np.ones(len(nodes.emitted), np.float32))
-    rules = _at_random(watch.rng) if setting.policy is None else _rules(setting.policy.bare, setting.batch)
+
+    def at_random(neighbours: Any, context: RoundContext, state: Any, *rest: Any) -> tuple[np.ndarray, Any]:
+        """Drafts end before or after a pass; one in thirty rounds drafts nothing."""
+        return watch.rng.random(len(context.length)) >= ENDS * (1.0 if rest else 0.2), state
+
+    rules = _Rules(*[at_random] * 4) if setting.policy is None else _rules(setting.policy.bare, setting.batch)
     going, policy = rules.begin(watch, context, nodes.policy)
     ends = nodes.emitted[:, None] + np.arange(2)[None, :]
     vocab, count, longest = setting.vocab_size, len(going), setting.longest
@@ -345,15 +350,6 @@ class _Rules(NamedTuple):
     check: Callable[..., Any]
     proceed: Callable[..., Any]
     update: Callable[..., Any]
-
-
-def _at_random(rng: np.random.Generator) -> _Rules:
-    """Drafts that end at random before or after a pass; one in thirty rounds drafts nothing."""
-
-    def goes_on(neighbours: Any, context: RoundContext, state: Any, *rest: Any) -> tuple[np.ndarray, Any]:
-        return rng.random(len(context.length)) >= ENDS * (1.0 if rest else 0.2), state
-
-    return _Rules(goes_on, goes_on, goes_on, goes_on)
 
 
 @functools.lru_cache(maxsize=64)

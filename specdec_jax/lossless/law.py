@@ -106,8 +106,12 @@ def prove_law(
         state = functions.commit(params, closed, text.tokens, text.context.length)
         if np.any(text.context.length + longest + 1 > SLOTS):
             break
-    if not wrong and places.size:
-        wrong = _miscounted(places)
+    for name, place in zip(("by probability", "by id"), places, strict=True):  # binomial tests of their shares
+        for edge in EDGES if not wrong and places.size else ():
+            count, total = int(np.sum(place > edge)), len(place)
+            if stats.binomtest(count, total, 1 - edge).pvalue * 2 * len(EDGES) < FALSE_ALARM:
+                wrong = f"{count} of {total} drafts lie beyond {edge:g} of the reported distribution, in order {name}"
+                break
     return Result(error, {"positions": sweeps, "drafted": drafted, "drawn": drawn}, wrong)
 
 
@@ -240,16 +244,6 @@ def _places(tokens: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> np.n
         before[order] = np.cumsum(q[order]) - q[order]
         each.append(before[tokens] + rng.uniform(size=len(tokens)) * q[tokens])
     return np.stack(each)
-
-
-def _miscounted(places: np.ndarray) -> str:
-    """What is wrong with the shares of places [2, N] beyond each of EDGES, by binomial tests."""
-    for name, place in zip(("by probability", "by id"), places, strict=True):
-        for edge in EDGES:
-            count, total = int(np.sum(place > edge)), len(place)
-            if stats.binomtest(count, total, 1 - edge).pvalue * 2 * len(EDGES) < FALSE_ALARM:
-                return f"{count} of {total} drafts lie beyond {edge:g} of the reported distribution, in order {name}"
-    return ""
 
 
 def _gaps(places: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -193,7 +193,8 @@ def _gaps(decisions: Coverage) -> list[str]:
     drafts = lambda numbers: ("drafts " if len(numbers) > 1 else "draft ") + ", ".join(map(str, numbers))  # noqa: E731
     if not np.any(decisions.lengths[1:]):
         return ["the rule never drafted"]
-    late = [draft for draft in decisions.never_declined if draft > decisions.shown]
+    never = np.flatnonzero((decisions.asked > 0) & (decisions.declined == 0)).tolist()  # that the policy stopped
+    late = [index + 1 for index in never if index >= decisions.shown]
     gaps = [f"the rule never said no to {drafts(late)}"] if late else []
     drafted, accepted = (int(np.flatnonzero(counts)[-1]) for counts in (decisions.lengths, decisions.accepted))
     return gaps + ([f"more than {accepted} of {drafted} drafts were never accepted"] if accepted < drafted else [])

@@ -22,11 +22,6 @@ class Counterexample(NamedTuple):
     draft: tuple[int, ...] | None = None  # a draft with which it is emitted; None: the proof sums over drafts
     sampled: bool = False  # whether both are frequencies in sampled texts
 
-    @property
-    def position(self) -> int:
-        """Position of the last token; the first one after the prompt has 1."""
-        return len(self.tokens)
-
 
 class Result(NamedTuple):
     """What a test of one property drew, and the worst that it measured."""
@@ -41,7 +36,7 @@ def shortest(counterexamples: Sequence[Counterexample | None]) -> Counterexample
     """The counterexample at the first position, there with the largest difference; exact ones before sampled ones."""
 
     def size(wrong: Counterexample) -> Any:
-        return wrong.sampled, wrong.position, -abs(wrong.probability - wrong.expected)
+        return wrong.sampled, len(wrong.tokens), -abs(wrong.probability - wrong.expected)
 
     return min(filter(None, counterexamples), key=size, default=None)
 
@@ -66,11 +61,6 @@ class Coverage(NamedTuple):
         """The last draft position at which the policy stopped: up to there its decisions were tested."""
         declined = np.flatnonzero(self.declined)
         return int(declined[-1]) + 1 if len(declined) else 0
-
-    @property
-    def never_declined(self) -> tuple[int, ...]:
-        """Draft positions that occurred and at which the policy never stopped."""
-        return tuple(int(k) + 1 for k in np.flatnonzero((self.asked > 0) & (self.declined == 0)))
 
     @classmethod
     def of(cls, longest: int) -> "Coverage":

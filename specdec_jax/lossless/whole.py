@@ -66,9 +66,16 @@ def prove_whole(
         several=kind == 2,
         widths=sorted({*map(int, widths), 1 + widest}),
     )
-    played = []
+    played, plain = [], np.arange(rows) < rows * PLAIN
     for index in range(batches):
-        requests = _requests(drawing, verifier.greedy_only, rows, tokens, vocab, index * rows)
+        texts = [np.resize(rng.integers(0, vocab, rng.integers(1, PROMPT + 1)), PROMPT) for _ in range(rows)]
+        limit = np.where(plain | (rng.uniform(size=rows) < 0.7), tokens, rng.integers(1, tokens + 1, rows))
+        stop = np.where(plain | (rng.uniform(size=rows) < 0.6), -1, rng.integers(0, vocab, rows))
+        warp = drawing.warps(rows, verifier.greedy_only, vocab)
+        simple = make_warp(rows, rng.uniform(0.7, 1.3, rows) * (not verifier.greedy_only))
+        warp = jax.tree.map(lambda a, b: np.where(plain, a, b), simple, warp)
+        seed = np.where(plain, index * rows + np.arange(rows), rng.integers(2**31, 2**32, rows))
+        requests = _Requests(np.stack(texts), seed, limit, stop, warp)
         played.append((requests, _decoded(decoder, params, requests, tokens)))
     p_values, wrong = _p_values(decoder, params, played, tokens), next(filter(None, map(_ends, played)), "")
     if not wrong and not policy.joins_rows:
@@ -100,18 +107,6 @@ class _Decoded(NamedTuple):
     tokens: np.ndarray  # [B, S]; zero beyond a text's end
     emitted: np.ndarray  # [B]
     statistics: Any
-
-
-def _requests(drawing: Drawing, greedy_only: bool, rows: int, tokens: int, vocab: int, first_seed: int) -> _Requests:
-    rng, plain = drawing.rng, np.arange(rows) < rows * PLAIN
-    prompts = np.stack([np.resize(rng.integers(0, vocab, rng.integers(1, PROMPT + 1)), PROMPT) for _ in range(rows)])
-    limit = np.where(plain | (rng.uniform(size=rows) < 0.7), tokens, rng.integers(1, tokens + 1, rows))
-    stop = np.where(plain | (rng.uniform(size=rows) < 0.6), -1, rng.integers(0, vocab, rows))
-    warp = drawing.warps(rows, greedy_only, vocab)
-    simple = make_warp(rows, rng.uniform(0.7, 1.3, rows) * (not greedy_only))
-    warp = jax.tree.map(lambda a, b: np.where(plain, a, b), simple, warp)
-    seed = np.where(plain, first_seed + np.arange(rows), rng.integers(2**31, 2**32, rows))
-    return _Requests(prompts, seed, limit, stop, warp)
 
 
 def _decoded(decoder: Decoder, params: ModelParams, requests: _Requests, tokens: int) -> _Decoded:

@@ -75,8 +75,8 @@ def verify(command: VerifyLossless) -> str:
         if target is not None and proof.conclusion != NOT_LOSSLESS:
             pair = _sampled_on_pair(command, *rules, watches)
     conclusion = proof.conclusion if pair is None or pair.lossless else NOT_LOSSLESS
-    missing = () if pair is None else [length for length, times in enumerate(pair.drafted, 1) if not times]
-    gaps = (*proof.gaps, *([f"on the pair drafts of {_listed(missing)} tokens never occurred"] if missing else []))
+    missing = () if pair is None else [str(length) for length, times in enumerate(pair.drafted, 1) if not times]
+    gaps = (*proof.gaps, *([f"on the pair drafts of {', '.join(missing)} tokens never occurred"] if missing else []))
     conclusion = NOT_SHOWN if gaps and conclusion == LOSSLESS else conclusion
     if command.json:
         fields = {"policy": policy, "verifier": verifier, "conclusion": conclusion, "lossless": conclusion == LOSSLESS}
@@ -127,7 +127,7 @@ def show(proof: Proof, title: str, conclusion: str, gaps: Sequence[str], pair: S
             f"Sampled, the whole decoder on the pair: chi-square {pair.statistic:.1f} on {pair.degrees} degrees of "
             f"freedom, p = {pair.p_value:.2g}; by position p = {pair.least:.2g} (both must be over {FALSE_ALARM:g}), "
             f"{pair.sequences} sequences of {pair.tokens} tokens; drafts of at least 1, 2, ... tokens: "
-            f"{_listed(pair.drafted)}.",
+            f"{', '.join(map(str, pair.drafted))}.",
             soft_wrap=True,
         )
     for row in proof.rows:
@@ -159,17 +159,13 @@ def counterexample_text(example: Counterexample) -> str:
     share = "came in a share of" if example.sampled else "has probability"
     warp = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in example.warp.items())
     return (
-        f"{prompt}at {warp}{draft}: token {token} at position {example.position}{before} "
+        f"{prompt}at {warp}{draft}: token {token} at position {len(example.tokens)}{before} "
         f"{share} {example.probability:.6g}, should be {example.expected:.6g} ({example.proof})"
     )
 
 
 def _tokens(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens)) or "of no tokens"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _by_name(value: Any) -> Any:
