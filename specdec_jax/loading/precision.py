@@ -1,5 +1,6 @@
 """The types of weights by name: floating dtypes and int8."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,17 +21,12 @@ class Precision(NamedTuple):
 
 def check_dtype(dtype: Any) -> Any:
     """A name or a dtype as a numpy dtype. Raises ValueError for unsupported types of weights."""
-    return jnp.dtype(_checked_name(dtype, DTYPES))
+    return precision(dtype, DTYPES).dtype
 
 
-def precision(dtype: Any) -> Precision:
-    """The Precision for the argument `dtype` of `load_model`, a name or a dtype. Raises ValueError for others."""
-    name = _checked_name(dtype, PRECISIONS)
-    return Precision(jnp.dtype("bfloat16" if name == INT8 else name), name == INT8)
-
-
-def _checked_name(dtype: Any, names: tuple[str, ...]) -> str:
+def precision(dtype: Any, names: Sequence[str] = PRECISIONS) -> Precision:
+    """The Precision for a `dtype` of `load_model`, a name or a dtype. Raises ValueError if it is none of `names`."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
     if name not in names:
         raise ValueError(f"unknown dtype {name!r}{nearest(name, names)}")
-    return name
+    return Precision(jnp.dtype("bfloat16" if name == INT8 else name), name == INT8)

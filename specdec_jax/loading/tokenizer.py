@@ -245,8 +245,11 @@ def tokenizer_from_folder(folder: str | Path) -> Tokenizer:
     if wrong := [role for role, text in special.items() if not isinstance(text, str)]:
         raise ValueError(f"{folder / CONFIG} or {SPECIAL}: {wrong[0]} must be a text, got {tokens[wrong[0]]!r}")
     if backend is None:
-        special = BYTE_SPECIAL | special
-        backend = byte_tokenizer(special, sentinels_of(config))
+        special, count = BYTE_SPECIAL | special, config.get("extra_ids")
+        sentinels = [f"<extra_id_{index}>" for index in range(BYTE_SENTINELS if count is None else count)]
+        if listed := config.get("additional_special_tokens") or config.get("extra_special_tokens"):
+            sentinels = [token if isinstance(token, str) else token["content"] for token in listed]
+        backend = byte_tokenizer(special, sentinels)
     files, inside = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}, config.get("chat_template")
     templates = {name: (folder / file).read_text("utf-8") for name, file in files.items() if (folder / file).is_file()}
     if not templates and inside is not None:
@@ -273,14 +276,6 @@ def byte_tokenizer(special: Mapping[str, str], sentinels: Sequence[str]) -> Back
     end = first[1]
     tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, vocabulary[end])])
     return tokenizer
-
-
-def sentinels_of(config: Mapping[str, Any]) -> list[str]:
-    """The extra tokens that a tokenizer_config.json lists or counts; 125 without either."""
-    if listed := config.get("additional_special_tokens") or config.get("extra_special_tokens"):
-        return [token if isinstance(token, str) else token["content"] for token in listed]
-    count = config.get("extra_ids")
-    return [f"<extra_id_{index}>" for index in range(BYTE_SENTINELS if count is None else count)]
 
 
 @cache

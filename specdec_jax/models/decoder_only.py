@@ -170,12 +170,9 @@ def params_from_named(
 ):
     """Parameters from tensors with Hugging Face's names. For arguments and errors see `weights.params_from_named`."""
     table, ignored = family.table(config), family.ignored(config)
-    names = {*table, *ignored}
-
-    def full_name(name: str) -> str:
-        return name if name in names or family.prefix + name not in names else family.prefix + name
-
-    renamed = ((full_name(name), tensor) for name, tensor in weights.pairs(named))
+    whole = {name: name for name in (*table, *ignored)}
+    whole = {name.removeprefix(family.prefix): name for name in whole} | whole  # base models lack the prefix
+    renamed = ((whole.get(name, name), tensor) for name, tensor in weights.pairs(named))
     return weights.params_from_named(table, renamed, dtype, ignored=ignored, place=place, int8=int8)
 
 

@@ -130,17 +130,10 @@ def num_weights(table: Table) -> int:
 
 def num_bytes(table: Table, dtype: Any, place: Place | None = None, int8: bool = False) -> int:
     """Number of bytes per device of the parameters that `params_from_named` creates."""
-
-    def array_bytes(parameter: Parameter, kind: Any) -> int:
-        shape = parameter.leaf_shape if place is None else place(parameter).shard_shape(parameter.leaf_shape)
-        return jnp.dtype(kind).itemsize * math.prod(shape)
-
-    def leaf_bytes(parameter: Parameter) -> int:
-        if int8 and parameter.is_matrix:
-            return array_bytes(parameter, jnp.int8) + array_bytes(parameter.scale, jnp.float32)
-        return array_bytes(parameter, dtype)
-
-    return sum(map(leaf_bytes, {parameter.path: parameter for parameter in table.values()}.values()))
+    whole = {parameter.path: jax.ShapeDtypeStruct(parameter.leaf_shape, dtype) for parameter in table.values()}
+    leaves = jax.tree.leaves(placed_shapes(table, unflatten_dict(whole), place, int8=int8))
+    shapes = [leaf.shape if place is None else leaf.sharding.shard_shape(leaf.shape) for leaf in leaves]
+    return sum(leaf.dtype.itemsize * math.prod(shape) for leaf, shape in zip(leaves, shapes, strict=True))
 
 
 def placed_shapes(table: Table, shapes: Any, place: Place | None = None, *, int8: bool = False) -> Any:

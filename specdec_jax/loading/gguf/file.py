@@ -12,7 +12,6 @@ from specdec_jax.loading.gguf.architectures import (
     EVERY,
     GLOBAL_EVERY,
     PATTERN,
-    Number,
     architecture_of,
     has_window,
     query_scale,
@@ -64,15 +63,21 @@ def config_from_gguf(file: GGUF) -> dict[str, Any]:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight")
     # ends of sequence, of turn and of message: each ends a generation, as in llama.cpp
     ends = [file.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    fields = {
+    fields: dict[str, Any] = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(int(i) for i in ends if i is not None)),
-        **{entry.field: _value(file, entry) for entry in (*EVERY, *architecture.numbers)},
         **{flag: tensor in file.tensors for flag, tensor in architecture.biases.items()},
         **architecture.constants,
     }
+    for stored, field, kind, default in (*EVERY, *architecture.numbers):
+        if kind is list:
+            fields[field] = np.atleast_1d(file.metadata.get(f"{name}.{stored}", default)).astype(int).tolist()
+        else:
+            value = number(file, stored, number(file, default) if isinstance(default, str) else default)
+            value = _shortest(value) if kind is float else kind(value)
+            fields[field] = value or None if default == 0 else value
     if "rope_theta" in fields:
         width = fields["hidden_size"] // fields["num_attention_heads"]
         fields["head_dim"] = head_dim = int(number(file, "attention.key_length", width))
@@ -105,16 +110,6 @@ def tensors_from_gguf(file: GGUF) -> Iterator[tuple[str, np.ndarray]]:
             yield from ((name.format(i), expert) for i, expert in enumerate(array))
         else:
             yield name, array
-
-
-def _value(file: GGUF, entry: Number) -> Any:
-    """A hyper-parameter converted to its value in a config."""
-    stored, _, kind, default = entry
-    if kind is list:
-        return np.atleast_1d(file.metadata.get(f"{architecture_name(file)}.{stored}", default)).astype(int).tolist()
-    value = number(file, stored, number(file, default) if isinstance(default, str) else default)
-    value = _shortest(value) if kind is float else kind(value)
-    return value or None if default == 0 else value
 
 
 def _shortest(value: float) -> float:

@@ -118,8 +118,7 @@ def tokenizer_from_gguf(file: GGUF) -> Tokenizer:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise ValueError(f"{file.path}: {len(tokens) - len(vocabulary)} tokens of its vocabulary come twice")
-    build = _byte_level if kind == BYTE_LEVEL else sentencepiece_backend
-    backend = build(file, tokens, vocabulary)
+    backend = _byte_level(file, vocabulary) if kind == BYTE_LEVEL else sentencepiece_backend(file, tokens, vocabulary)
     if (kinds := metadata.get(KINDS)) is not None:
         if len(kinds) != len(tokens):
             raise ValueError(f"{file.path} has {len(kinds)} token types for {len(tokens)} tokens")
@@ -146,8 +145,7 @@ def pre_tokenizer(kind: str) -> Any:
     return pre_tokenizers.Sequence([split, bytes_])
 
 
-def _byte_level(file: GGUF, tokens: list[str], vocabulary: dict[str, int]) -> Backend:
-    del tokens
+def _byte_level(file: GGUF, vocabulary: dict[str, int]) -> Backend:
     name = file.metadata["tokenizer.ggml.pre"]
     merges: Any = [tuple(merge.split(" ")) for merge in file.metadata.get("tokenizer.ggml.merges", ()) if merge]
     try:
