@@ -234,7 +234,7 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_949, 23_000),
+    "the package without contrib and distillation": (22_933, 23_000),
     "contrib": (4_169, 4_200),
     "distillation": (2_297, 2_300),
     "experiments": (7_032, 7_000),

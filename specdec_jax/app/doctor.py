@@ -45,7 +45,7 @@ from specdec_jax.text.generation import encode
 from specdec_jax.text.json_lines import json_text
 from specdec_jax.text.pair import Pair, check_pair, split_drafters, without_model
 from specdec_jax.text.prompt_file import read_prompts
-from specdec_jax.types import DraftModel, StoppingPolicy
+from specdec_jax.types import DraftModel
 
 PROMPT = "Why is the sky blue?"  # prompt of the recommended command
 DEFAULT_CONTEXT = 2048  # tokens per row for the memory of caches
@@ -301,9 +301,9 @@ def conclude(
     settings: Settings, predictions: Sequence[Predicted], fast: Sequence[bool], costs: CostModel
 ) -> Conclusion:
     """Recommends the default policy unless another one is faster (`fast`), with the command to decode with it."""
-    best, usual = max(predictions, key=_speedup), Settings().policy
+    best, default = max(predictions, key=_speedup), Settings()
     fast_rules = [rule for rule, marked in zip(predictions, fast, strict=True) if marked and _speedup(rule) > 1]
-    chosen = next((rule for rule in fast_rules if repr(rule.policy) == usual), best)
+    chosen = next((rule for rule in fast_rules if repr(rule.policy) == default.policy), best)
     pays = _speedup(chosen) > 1
     verdict = ("pays" if chosen.speedup.low > 1 else "may pay") if pays else "will not pay"
     limit = max((rule.break_even for rule in predictions if math.isfinite(rule.break_even)), default=0.0)
@@ -312,18 +312,16 @@ def conclude(
     bounds = _number(chosen.speedup.low, chosen.speedup.high)
     speed = f"{chosen.policy!r}, predicted {_speedup(chosen):.2f} ({bounds}) times plain decoding."
     why = f"Drafting {verdict}: {speed}{otherwise}{doubt}"
-    return Conclusion(True, pays, why, command_line(settings, chosen.policy) if pays else None)
-
-
-def command_line(settings: Settings, policy: StoppingPolicy) -> str:
-    """The command line for decoding with these settings and this policy."""
-    chosen, default = dataclasses.replace(settings, policy=repr(policy)), Settings()
+    if not pays:
+        return Conclusion(True, False, why)
+    settings = dataclasses.replace(settings, policy=repr(chosen.policy))
     words = ["python", "-m", "specdec_jax", "generate", PROMPT]
     for name in (*ALWAYS, *CHANGED):
-        value = getattr(chosen, name)
+        value = getattr(settings, name)
         if name in ALWAYS or value != getattr(default, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words + ["--parse-special"] * chosen.parse_special + ["--no-chat"] * (not chosen.chat))
+    words += ["--parse-special"] * settings.parse_special + ["--no-chat"] * (not settings.chat)
+    return Conclusion(True, True, why, shlex.join(words))
 
 
 def _speedup(rule: Predicted) -> float:

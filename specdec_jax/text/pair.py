@@ -225,7 +225,14 @@ def _join(
         raise ValueError(
             f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
         )
-    pairs = [_drafter(big, part, weight, limit) for part, weight in zip(drafters, weights, strict=False)]
+    pairs, size = [], big.model.spec.vocab_size
+    for part, weight in zip(drafters, weights, strict=False):
+        if isinstance(part, LoadedModel):
+            pairs.append((drafter_of(with_vocabulary(part.model, size), limit), part.params))
+        elif isinstance(part, Drafter):
+            pairs.append((part, weight))
+        else:
+            pairs.append((choose("drafter", part, max_draft_length=limit, vocab_size=size), weight))
     built, params = pairs[0] if pairs and not together else (no_drafter(), None)
     if together:
         params = tuple(weight for _, weight in pairs)
@@ -260,7 +267,7 @@ def split_drafters(words: str) -> list[str]:
 
 def without_model(drafter: Any) -> TypeGuard[str]:
     """Whether `drafter` names a drafter without a model: a file of drafters/, or a .py file."""
-    return isinstance(drafter, str) and (name_in(drafter) in _modelless() or name_in(drafter).endswith(".py"))
+    return isinstance(drafter, str) and (name_in(drafter) in modelless() or name_in(drafter).endswith(".py"))
 
 
 def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
@@ -273,11 +280,11 @@ def check_drafter(drafter: Any, vocab_size: int | None = None) -> None:
         if without_model(part):
             parameters = inspect.signature(find_factory("drafter", name_in(part))).parameters
             if name_in(part).endswith(".py") and {"vocab_size", "max_draft_length"} & parameters.keys():
-                continue  # a user's factory is called by `_drafter`, with the pair's values
+                continue  # a user's factory is called by `_join`, with the pair's values
             choose("drafter", part, max_draft_length=DRAFTS, vocab_size=vocab_size or VOCABULARY)
         elif isinstance(part, str) and part.endswith(")"):
             name, _ = parse_call("drafter", part)
-            raise ValueError(f"drafter {name!r} takes no options{nearest(name, _modelless())}")
+            raise ValueError(f"drafter {name!r} takes no options{nearest(name, modelless())}")
 
 
 def check_pair(big: LoadedModel, small: LoadedModel) -> None:
@@ -307,7 +314,8 @@ def _is_drafter(drafter: Any) -> TypeGuard[OneDrafter]:
     return isinstance(drafter, (str, LoadedModel, Drafter))
 
 
-def _modelless() -> list[str]:
+def modelless() -> list[str]:
+    """The names of drafters without a model: files of drafters/."""
     return [name for name in names("drafter") if name not in MODEL_DRAFTERS]
 
 
@@ -320,8 +328,8 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
         small = _loaded(drafter, dtype, mesh_here(), load_drafter) if isinstance(drafter, str) else drafter
     except FileNotFoundError as error:
         # A misspelt drafter is searched among models last; only then is it known to be neither.
-        if difflib.get_close_matches(str(drafter), _modelless(), n=1):
-            raise ValueError(f"no drafter {drafter!r}{nearest(str(drafter), _modelless())}; and {error}") from None
+        if difflib.get_close_matches(str(drafter), modelless(), n=1):
+            raise ValueError(f"no drafter {drafter!r}{nearest(str(drafter), modelless())}; and {error}") from None
         raise
     check_pair(big, small)
     small = for_target(big, small, notices.append)
@@ -330,15 +338,6 @@ def _resolved(big: LoadedModel, drafter: OneDrafter, dtype: str, notices: list[s
         # padding rows of the drafter's embedding
         raise ValueError(f"drafter {small.name!r} would propose token {last}, and the target has {size}")
     return small
-
-
-def _drafter(big: LoadedModel, drafter: OneDrafter, params: Params, max_draft_length: int) -> tuple[Drafter, Params]:
-    """A drafter and its parameters."""
-    if isinstance(drafter, LoadedModel):
-        return drafter_of(with_vocabulary(drafter.model, big.model.spec.vocab_size), max_draft_length), drafter.params
-    if isinstance(drafter, Drafter):
-        return drafter, params
-    return choose("drafter", drafter, max_draft_length=max_draft_length, vocab_size=big.model.spec.vocab_size), params
 
 
 @functools.lru_cache(maxsize=4)
@@ -350,7 +349,5 @@ def _loaded(source: str, dtype: str, mesh: Mesh | None, load: Callable[..., Load
 
 def _relative_size(params: Params, target: Params) -> float:
     """The cost of a drafter pass in target passes, estimated by the bytes of the weights read."""
-    sizes = [bytes_here(tree) for tree in (params, target)]
-    if isinstance(params, (ReducedParams, SharedParams)):
-        sizes[0] -= params.unread_bytes
-    return sizes[0] / sizes[1]
+    unread = params.unread_bytes if isinstance(params, (ReducedParams, SharedParams)) else 0
+    return (bytes_here(params) - unread) / bytes_here(target)

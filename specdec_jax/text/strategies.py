@@ -159,8 +159,7 @@ def _factory_of_file(kind: str, name: str, edited: int) -> Callable[..., Any]:
     if not path.is_file():
         raise ValueError(f"{kind} file {path} does not exist")
     spec = importlib.util.spec_from_file_location(f"{kind}_file_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{kind} file {path} is not a Python file")
+    assert spec is not None and spec.loader is not None  # the name ends in .py
     import_from_folder_of(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module when their class is created

@@ -35,7 +35,7 @@ from specdec_jax.loading import download, refuse_encoders
 from specdec_jax.loading.builtin import BUILTIN, DRAFTERS
 from specdec_jax.text.citations import citations
 from specdec_jax.text.escapes import error_line
-from specdec_jax.text.pair import MODEL_DRAFTERS, split_drafters
+from specdec_jax.text.pair import modelless, split_drafters
 from specdec_jax.text.strategies import names
 from specdec_jax.text.streaming import Piece
 
@@ -216,15 +216,10 @@ def complete(before: str) -> list[Completion]:
     return [Completion(text, -len(rest)) for text in offered if text.startswith(rest)]
 
 
-def _drafters() -> list[str]:
-    modelless = [name for name in names("drafter") if name not in MODEL_DRAFTERS]
-    return [*BUILTIN, *(f"{name}@8192" for name in DRAFTERS), "none", *modelless]
-
-
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "/policy": lambda: names("policy"),
     "/verifier": lambda: names("verifier"),
-    "/drafter": _drafters,
+    "/drafter": lambda: [*BUILTIN, *(f"{name}@8192" for name in DRAFTERS), "none", *modelless()],
     "/target": lambda: BUILTIN,
     "/tokens": lambda: TOKENS,
     "/phases": lambda: ("on", "off"),

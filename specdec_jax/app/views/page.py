@@ -181,6 +181,18 @@ def page(
         ]
         rejected = shown("".join(draft.text for draft in token.rejected)).replace("\n", "↵")
         tips.append(rows + [("rejected here", rejected)] * bool(token.rejected))
+    figures = [*(details or {}).items(), ("tokens", str(len(tokens)))]
+    if generation.seconds > 0:
+        figures.append(("tokens/s", f"{len(tokens) / generation.seconds:.1f}"))
+    for name, value in generation.statistics.items():
+        if isinstance(value, list):
+            figure = "  ".join("–" if entry is None else f"{entry:.2f}".removesuffix(".00") for entry in value)
+        elif isinstance(value, float):
+            figure = f"{value:.3f}"
+        else:
+            figure = "–" if value is None else str(value)
+        figures.append((name.replace("_", " ").replace("num ", ""), figure))
+    figures.append(("tokens in reasoning phases", str(sum(token.phase == 1 for token in tokens))))
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template("page.html.jinja").render(
         title=title,
@@ -191,7 +203,7 @@ def page(
         phases=phases_of(tokens),
         chart=chart(tokens, factor, getattr(policy and policy.threshold, "unit", "the policy's own unit")),
         factor=factor,
-        figures=[*(details or {}).items(), *_figures(generation, tokens)],
+        figures=figures,
         tips=tips,
         style=style,
         script=script,
@@ -201,23 +213,6 @@ def page(
 
 def _figure(value: float, unit: str = "") -> str:
     return f"{value:.3f}{unit}" if math.isfinite(value) else "–"
-
-
-def _figures(generation: Generation, tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    """The rows of the table: counts and rates with their usual names."""
-    rows = [("tokens", str(len(tokens)))]
-    if generation.seconds > 0:
-        rows.append(("tokens/s", f"{len(tokens) / generation.seconds:.1f}"))
-    for name, value in generation.statistics.items():
-        if isinstance(value, list):
-            shown = "  ".join("–" if entry is None else f"{entry:.2f}".removesuffix(".00") for entry in value)
-        elif isinstance(value, float):
-            shown = f"{value:.3f}"
-        else:
-            shown = "–" if value is None else str(value)
-        rows.append((name.replace("_", " ").replace("num ", ""), shown))
-    inside = sum(end - begin for begin, end in phases_of(tokens))
-    return [*rows, ("tokens in reasoning phases", str(inside))]
 
 
 class _Strip(NamedTuple):
