@@ -51,7 +51,6 @@ class Accelerators(Output):
     vocabulary), 8b-1b, 70b-8b or tiny (two layers)."""
     programs: tuple[str, ...] = ("prefill", "run", "step", "extend")  # Programs of the decoder.
     batches: Annotated[tuple[int, ...], Between(1)] = (1,)  # Rows.
-    slots: Annotated[int, Between(1)] = 512  # Cache slots per row.
     max_draft_length: Annotated[int, Between(1)] = 7  # Maximum draft length.
     mesh: str = "data=1,model=1"
     """Chips that share rows and the target's weights, such as data=2,model=4; figures are then of each chip."""
@@ -88,8 +87,7 @@ def study(config: Accelerators, console: Console) -> int:
     for key in [key for key in folder.missing(KEYS, wanted) if CHIPS[key[0]].packages in pythons]:
         row, (chip, pair, program, batch) = dict(zip(KEYS, key, strict=True)), key
         out = folder.path / "programs" / "-".join(map(str, key))
-        options = config.slots, config.max_draft_length, config.mesh, config.int8
-        job = Job(chip, pair, program, str(out), batch, *options)
+        job = Job(chip, pair, program, str(out), batch, config.max_draft_length, config.mesh, config.int8)
         command = [str(pythons[CHIPS[chip].packages]), "-m", COMMAND, json.dumps(job._asdict())]
         try:  # in a process of its own; where that dies, the program is tried again by the next run
             with console.status(" ".join(map(str, key))):

@@ -31,7 +31,7 @@ from experiments.lib.prompts import entries, every_nth
 from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import at_temperature, interval, markdown, publish
 from specdec_jax.metrics.judging import alike
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import build_pair, decode, encode, prepare
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Seed, Temperature
@@ -60,9 +60,6 @@ class Accuracy(Output, Served):
     max_new_tokens: NewTokens = 384  # Most tokens of an answer.
     batch: Annotated[int, Between(1)] = 16  # Answers decoded at once.
     seed: Seed = 0  # Question i of a task is sampled with seed + i.
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Question(NamedTuple):

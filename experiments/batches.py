@@ -31,7 +31,7 @@ from experiments.lib.turns import in_turns
 from specdec_jax.compilation_cache import compile_together
 from specdec_jax.costs.at_hand import sentence
 from specdec_jax.metrics.intervals import Interval
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.text.generation import prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Temperatures
@@ -61,7 +61,6 @@ class Batches(Output, Smoke, Served):
 
 def batches(config: Batches, console: Console) -> None:
     """Measures what is missing and writes the run folder. Raises ValueError, FileNotFoundError for invalid input."""
-    check_fields(config)
     rules = {words: choose("policy", words) for words in config.policies}
     prompts = [prompt.turns[0][: 200 if config.smoke else None] for prompt in load_prompts(config.prompts)]
     folder = RunFolder.create("batches", config, config.out)

@@ -40,7 +40,7 @@ from specdec_jax.metrics.deviation import deviations
 from specdec_jax.metrics.judging import alike
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, percentiles, separate
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.replay.phase_path import running_entropy
 from specdec_jax.replay.trace import FEATURES, Trace, join, load_trace
 from specdec_jax.strategy import Strategy
@@ -72,7 +72,7 @@ class Calibrate(Output, Served):
     seed: Seed = 0  # Seed of the answers.
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.temperatures[0] != 0 or self.temperatures[1] <= 0:
             raise ValueError(f"temperatures must be 0 and one above 0, got {self.temperatures}")
 

@@ -89,7 +89,6 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
     judge, verifiers = judges[0] if config.quality else None, {m.name: m.verifier for m in config.chosen_methods()}
     folder = RunFolder.create(config.name, config, config.out)
     _say_costs(pairs, folder, console)
-    console.print(f"the target's weights are in {next(iter(pairs.values())).target.dtype}", style="dim")
     console.print(f"compiled programs are {describe_cache(cache)}", style="dim")
     by_id = {prompt.id: prompt for prompt in prompts}
     keys = list(itertools.product(config.temperatures, by_id, range(config.repeats), pairs))
@@ -117,7 +116,7 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
                 final, key = readable(state), (temperature, prompt_id, repeat, name)
                 decoded = finish(pairs[name], requests[name], final, 0, seconds, prefilled[name])
                 plain = measured.get((*key[:3], config.methods[0].name))  # None: this is the baseline
-                row = _row(key, prompt.category, pairs, requests[name], decoded, final.statistics, plain, slots)
+                row = _row(key, prompt.category, pairs, requests[name], decoded, final.statistics, plain)
                 if judge is not None:
                     row |= quality(judge, verifiers[name], decoded, temperature, slots)
                 measured[key] = row
@@ -188,11 +187,10 @@ def _row(
     result: Generation,
     counted: Statistics,
     plain: Result | None,
-    slots: int,
 ) -> Result:
     """A timed generation, what costs predict of it and, under greedy, whether it equals plain decoding."""
     temperature, prompt_id, repeat, name = key
-    pair = pairs[name]
+    pair, slots = pairs[name], request.options["slots"]
     drafter, costs = pair.decoder.parts.drafter, pair.costs  # they predict a model that drafts alone, or no drafts
     if drafter.max_draft_length == 0:
         costs = next((pair.costs for pair in pairs.values() if pair.costs is not None), None)

@@ -137,9 +137,8 @@ def variants() -> dict[str, Variant]:
 
     published = variant(adaedl, [{"entropy_factor": FACTOR}])
     chosen = variant(adaedl, [{"threshold": value} for value in THRESHOLDS])
-    return {PUBLISHED: published, FITTED: Variant(fitted), CHOSEN: chosen} | {
-        name: variant(rule(name)) for name in ("static", "survival")
-    }
+    others = {name: variant(rule(name)) for name in ("static", "survival")}
+    return {PUBLISHED: published, FITTED: Variant(fitted), CHOSEN: chosen} | others
 
 
 def positions_of(source: Source, texts: np.ndarray) -> Positions:

@@ -39,7 +39,7 @@ from specdec_jax.compilation_cache import compile_together, enable
 from specdec_jax.costs.machine import device
 from specdec_jax.costs.step_cost import clocked, summary
 from specdec_jax.decoding import build_decoder
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.text.generation import Pair, Request, build_pair, decode, prepare, start
 from specdec_jax.text.pair import measured_pair
 from specdec_jax.text.sampling_params import NewTokens, SamplingParams
@@ -50,6 +50,7 @@ TEMPERATURES = (0.0, 0.7)
 PROMPT = "Explain in a few sentences how a bicycle stays upright."
 PROMPTS = Path(__file__).parent.parent / "configs" / "prompts"
 KINDS = ("code", "math", "summarise", "german", "instructions", "mixed")
+CODER = "runs/coder-1.5b.gguf"
 COPIED = 2**31  # bytes
 FLAG = "xla_gpu_enable_command_buffer"
 BUILT, PLAIN, WITHOUT = "as built", "plain decoding", "without graphs"
@@ -71,14 +72,9 @@ class Suite(Output, Smoke, Served):
     drafter: str = "smollm2-drafter-reading@8192"
     """As target; both are those of graph, profile, smollm2 and trees."""
     only: tuple[Part, ...] = ()  # Names of parts; none: all.
-    coder: str = "runs/coder-1.5b.gguf"  # Target of the parts of that name.
-    block: str = "runs/distill-smollm2-block-gpu/drafter"  # Drafter of block, for the same target as smollm2.
     batches: Annotated[tuple[int, ...], Between(1)] = (1, 4, 16, 64)  # Rows decoded at once, in the last six parts.
     max_new_tokens: NewTokens = 128  # Tokens of a generation.
     repeats: Annotated[int, Between(1)] = 5  # Timed runs of each.
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def suite(config: Suite, console: Console) -> None:
@@ -92,11 +88,11 @@ def suite(config: Suite, console: Console) -> None:
     write_text(prompts, "".join(line for lines in zip(*kinds, strict=False) for line in lines))
     paired = {
         "smollm2": (config.target, config.drafter, RULES),
-        "coder": (config.coder, "runs/coder-0.5b.gguf", RULES),
-        "coder-smollm2": (config.coder, "smollm2", RULES),
-        "coder-reading": (config.coder, "runs/distill-coder-reading/drafter@8192", RULES),
+        "coder": (CODER, "runs/coder-0.5b.gguf", RULES),
+        "coder-smollm2": (CODER, "smollm2", RULES),
+        "coder-reading": (CODER, "runs/distill-coder-reading/drafter@8192", RULES),
         "trees": (config.target, config.drafter, SIBLINGS),
-        "block": (config.target, config.block, RULES),
+        "block": (config.target, "runs/distill-smollm2-block-gpu/drafter", RULES),
     }
     shared = {name: getattr(config, name) for name in ("dtype", "smoke", "batches", "max_new_tokens", "repeats")}
     for part in config.only or get_args(Part):

@@ -33,7 +33,6 @@ from specdec_jax.loading.new_folder import write_text
 
 SIDE = Path(__file__).parent / "lib" / "parity_side" / "logits.py"
 NEAR = 1e-4  # tolerance relative to the largest logit
-SLOTS = 32
 MOST_SECONDS = 3600  # for a script in the environment with torch
 
 
@@ -104,7 +103,7 @@ def _compared(source: str, theirs: Any) -> dict[str, Any]:
     apply, size = jax.jit(loaded.model.apply), float(np.abs(logits).max())
     with jax.default_matmul_precision("highest"):
         source = tuple(jnp.asarray(theirs[name], jnp.int32) for name in ("source", "source_length") if name in theirs)
-        cache = loaded.model.init_cache(loaded.params, len(tokens), SLOTS, source or None)
+        cache = loaded.model.init_cache(loaded.params, len(tokens), 32, source or None)
         ours, cache = apply(loaded.params, tokens, cache)
         cache = loaded.model.with_length(cache, cache.length - 1)
         last, _ = apply(loaded.params, tokens[:, -1:], cache)

@@ -33,7 +33,7 @@ from specdec_jax.costs.machine import processor
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
 from specdec_jax.metrics.judging import alike, answers
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.replay.trace import Trace, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 from specdec_jax.text.generation import encode
@@ -62,9 +62,6 @@ class Record(Output, Served):
     system: str | None = None  # System prompt.
     batch: Annotated[int, Between(1)] = 16  # Number of texts per batch.
     seed: Seed = 0  # Prompt i is sampled, accepted and continued with seed + i.
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def record(config: Record, console: Console) -> list[Path]:
@@ -97,16 +94,15 @@ class Cell(NamedTuple):
 
 def cells(config: EvidenceConfig) -> list[Cell]:
     """In the order of recording: every pair's first seed, long texts, high temperatures, then more seeds."""
-    every: list[tuple[tuple[Any, ...], Cell]] = []
+    every = []
     for pair in config.pairs:
         for temperature in dict.fromkeys(pair.temperatures):
-            hot = temperature > USUAL
             for number in range(pair.seeds if temperature > 0 else 1):
-                for at_length in (False, True) if number == 0 and not hot else (False,):
-                    tokens = config.long_tokens if at_length else config.max_new_tokens
-                    order = number, hot, at_length, temperature
-                    every.append((order, Cell(pair, temperature, SEEDS * number, tokens)))
-    return [cell for _, cell in sorted(every, key=lambda entry: entry[0])]
+                at_length = number == 0 and temperature <= USUAL
+                for tokens in (config.max_new_tokens, config.long_tokens) if at_length else (config.max_new_tokens,):
+                    every.append(Cell(pair, temperature, SEEDS * number, tokens))
+    order = lambda cell: (cell.seed, cell.temperature > USUAL, cell.tokens == config.long_tokens, cell.temperature)  # noqa: E731
+    return sorted(every, key=order)
 
 
 def prompts_of(config: EvidenceConfig, pair: RecordedPair) -> tuple[list[Prompt], list[Prompt]]:

@@ -237,7 +237,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "the package without contrib and distillation": (22_933, 23_000),
     "contrib": (4_169, 4_200),
     "distillation": (2_297, 2_300),
-    "experiments": (7_032, 7_000),
+    "experiments": (7_000, 7_000),
     "tests": (22_409, 21_500),
     "ten central files": (1_525, 1_700),
     "plain AdaEDL, with all it imports": (3_073, 3_100),

@@ -95,20 +95,6 @@ class Archive(NamedTuple):
         return list(totals.values())
 
 
-def write_archive(folder: Path, frames: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any]) -> None:
-    """Writes the files; the manifest has the checksums of the others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, frame in frames.items():
-        times = [column for column in frame if frame[column].dtype == np.float32]
-        others = [column for column in frame if column not in times]
-        options: dict[str, Any] = {"compression": "zstd", "compression_level": 19, "use_dictionary": others}
-        frame.to_parquet(
-            folder / name, index=False, column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"), **options
-        )
-    sums = {name: digest(folder / name) for name in frames}
-    write_text(folder / MANIFEST, json.dumps({**manifest, "sha256": sums}, indent=1) + "\n")
-
-
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -407,7 +393,14 @@ def build(options: Build, console: Console) -> None:
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
             simulated[len(totals)] = coverage(totals)
-    write_archive(options.out, frames, facts | {"coverage": simulated})
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, frame in frames.items():
+        times = [column for column in frame if frame[column].dtype == np.float32]
+        encoding: dict[str, Any] = {"column_encoding": dict.fromkeys(times, "BYTE_STREAM_SPLIT")}
+        encoding |= {"compression": "zstd", "compression_level": 19, "use_dictionary": [*frame.columns.drop(times)]}
+        frame.to_parquet(options.out / name, index=False, **encoding)
+    facts |= {"coverage": simulated, "sha256": {name: digest(options.out / name) for name in frames}}
+    write_text(options.out / MANIFEST, json.dumps(facts, indent=1) + "\n")
     size = sum(path.stat().st_size for path in options.out.iterdir())
     console.print(f"{options.out}: {len(done)} of {len(every)} cells, {len(rows)} rows, {size / 1e6:.2f} MB")
 

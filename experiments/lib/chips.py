@@ -256,9 +256,19 @@ def op_names(text: str) -> dict[str, str]:
     return {instruction[1]: name[1] for instruction, name in lines if instruction and name}
 
 
-def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
-    """The kernels of the one program that was dumped, by XLA's text of the thunks as they run, and what each is named
-    after; and counts: kernels, copies, command_buffers, and those of ON_HOST. Raises ValueError for no thunks."""
+def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dict[str, Any]:
+    """All that is read off a compiled program, of a GPU off its dump: XLA's text of the thunks as they run, and what
+    each is named after. Raises ValueError for no thunks.
+    `instructions` and `collectives`, which pass values between chips: how often the optimised program has them;
+    `thunks`, a GPU's: counts of kernels, copies, command_buffers, and those of ON_HOST; `parts`: as `by_part`, of a
+    TPU's instructions with an estimate of cycles or a GPU's kernels."""
+    names = ("while", "conditional", "copy", "fusion")
+    report: dict[str, Any] = {"instructions": {name: len(re.findall(rf" {name}\(", text)) for name in names}}
+    report["collectives"] = dict(sorted(Counter(COLLECTIVE.findall(text)).items()))
+    if platform == "tpu":
+        matches = [(OP_NAME.search(line), CYCLES.search(line)) for line in text.splitlines()]
+        operations = [(name[1] if name else "", int(cycles[1])) for name, cycles in matches if cycles]
+        return report | {"parts": by_part(operations, widths)}
     ending = ".thunk_sequence_after_thunk_passes.txt"
     sequences = sorted(dump.glob(f"*{ending}"))
     if not sequences:
@@ -267,7 +277,7 @@ def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
     optimized = next(dump.glob(f"{stem}.*gpu_after_optimizations.txt")).read_text(encoding="utf-8")
     metadata = (dump / f"{stem}.thunk_metadata.txt").read_text(encoding="utf-8")
     pairs = re.findall(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)', metadata)
-    names = op_names(optimized)
+    scopes = op_names(optimized)
     annotations = {int(number): name for name, number in pairs}
     kernels, counts, inside = [], Counter[str](), []
     for match in filter(None, map(THUNK.match, sequences[-1].read_text(encoding="utf-8").splitlines())):
@@ -282,23 +292,8 @@ def read_thunks(dump: Path) -> tuple[list[Operation], dict[str, int]]:
             counts["copies"] += 1
         elif kind not in ON_HOST:
             counts["kernels"] += 1
-            kernels.append((names.get(annotations.get(number, ""), ""), 0))
-    return kernels, dict(counts)
-
-
-def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dict[str, Any]:
-    """All that is read off a compiled program.
-    `instructions` and `collectives`, which pass values between chips: how often the optimised program has them;
-    `thunks`: a GPU's; `parts`: as `by_part`, of a TPU's instructions with an estimate of cycles or a GPU's kernels."""
-    names = ("while", "conditional", "copy", "fusion")
-    report: dict[str, Any] = {"instructions": {name: len(re.findall(rf" {name}\(", text)) for name in names}}
-    report["collectives"] = dict(sorted(Counter(COLLECTIVE.findall(text)).items()))
-    if platform == "tpu":
-        matches = [(OP_NAME.search(line), CYCLES.search(line)) for line in text.splitlines()]
-        operations = [(name[1] if name else "", int(cycles[1])) for name, cycles in matches if cycles]
-    else:
-        operations, report["thunks"] = read_thunks(dump)
-    return report | {"parts": by_part(operations, widths)}
+            kernels.append((scopes.get(annotations.get(number, ""), ""), 0))
+    return report | {"thunks": dict(counts), "parts": by_part(kernels, widths)}
 
 
 COMMAND = "experiments.lib.chips"
@@ -313,7 +308,6 @@ class Job(NamedTuple):
     program: str
     out: str
     batch: int = 1
-    slots: int = 512
     max_draft_length: int = 7
     mesh: str = "data=1,model=1"  # numbers of chips, as `--mesh` elsewhere
     int8: bool = False  # the matrices of both models in eight bits
@@ -335,7 +329,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     chip = CHIPS[job.chip]
     mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
     pair = PAIRS[job.pair]._replace(int8=job.int8)
-    shapes = placed(shapes_of(pair, job.batch, job.slots, job.max_draft_length), pair, mesh)
+    shapes = placed(shapes_of(pair, job.batch, 512, job.max_draft_length), pair, mesh)
     function, arguments = program(job.program, shapes)
     whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is not placed
     arguments = jax.tree.map(lambda leaf: leaf if leaf.sharding else leaf.update(sharding=whole), arguments)

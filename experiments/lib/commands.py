@@ -24,6 +24,7 @@ from specdec_jax.decoding.cache_feed import check_reads
 from specdec_jax.kernels.compiled import say
 from specdec_jax.loading import LoadedModel, download, for_target, load_drafter, load_model, refuse_encoders
 from specdec_jax.meshes import use_mesh
+from specdec_jax.ranges import check_fields
 from specdec_jax.text.escapes import error_line
 from specdec_jax.text.options import ModelNames, parse_options
 
@@ -164,6 +165,9 @@ class Served(Models):
     """A pair of models as served."""
 
     dtype: str = "bfloat16"  # Dtype of both models: bfloat16, float16, float32 or int8.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def load(self, console: Console, encoders: bool = False) -> LoadedPair:
         """Target and drafter, and the compilation cache switched on; models with an encoder only where they are served.

@@ -36,7 +36,7 @@ from specdec_jax.drafters.draft_models.llama_reading import LlamaReadingConfig
 from specdec_jax.loading import LoadedModel, load_model
 from specdec_jax.metrics.acceptance import MACRO, TaskFigures, best_draft_length, by_task, expected_speedup
 from specdec_jax.metrics.judging import answers, judge
-from specdec_jax.ranges import Between, check_fields
+from specdec_jax.ranges import Between
 from specdec_jax.text.generation import encode
 from specdec_jax.text.sampling_params import NewTokens, Seed, Temperatures
 
@@ -57,7 +57,6 @@ class Judge(Output, Served):
 
 def judge_drafter(config: Judge, console: Console) -> None:
     """Judges and writes the run folder."""
-    check_fields(config)
     sources = {source: load_prompts(source) for source in config.prompts}
     target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)

@@ -290,7 +290,7 @@ def by_name(rows: Iterable[Row], source: Source, task: str = ALL) -> dict[str, R
 
 
 def about(run: Run) -> str:
-    """One sentence on the traces and one on the machines."""
+    """Sentences on traces, machines, and the live runs whose rounds a greedy replay equals (replay/replay.py)."""
     named: dict[str, str] = {}
     for source in run.sources:
         costs, omitted = source.costs, source.costs.left_out(source.temperature)
@@ -298,14 +298,10 @@ def about(run: Run) -> str:
         name += f", {at_temperature(source.temperature)}" if costs.sampled_plain else ""
         named[name] = max(named.get(name, ""), omitted, key=len)
     times = [f"{name} ({omitted})" for name, omitted in sorted(named.items())]
-    return f"{about_traces(run)} Replayed; time: {'; '.join(times)}.{live_rounds(run)}"
-
-
-def live_rounds(run: Run) -> str:
-    """A sentence on the live runs whose rounds a greedy replay equals (replay/replay.py); "" without greedy traces."""
+    text = f"{about_traces(run)} Replayed; time: {'; '.join(times)}."
     greedy, longest = [source for source in run.sources if source.temperature == 0], run.options.max_draft_length
     if not greedy:
-        return ""
+        return text
     batches = sorted({source.trace.about["batch"] for source in greedy if "batch" in source.trace.about})
     rows = f" ({' or '.join(map(str, batches))} rows)" if batches else ""
     widths = {source.costs.widths[: np.searchsorted(source.costs.widths, longest + 1) + 1] for source in greedy}
@@ -314,7 +310,7 @@ def live_rounds(run: Run) -> str:
     other = f", where decoding itself would choose {listed(merged)}" if merged != widths else ""
     exact = f"of rules that weigh costs, with these costs and --verification-widths {listed(widths)}{other}"
     live = f"Greedy rounds equal those of live decoding in the batches of the recording{rows}"
-    return f" {live}, with --max-draft-length {longest}; {exact}."
+    return f"{text} {live}, with --max-draft-length {longest}; {exact}."
 
 
 def about_traces(run: Run) -> str:

@@ -54,7 +54,7 @@ def test_a_trace_a_temperature_in_the_order_of_the_prompts(recorded):
 
 
 def test_greedy_rounds_of_a_rule_that_weighs_costs_are_live_in_the_widths_of_its_costs(tiny_folders, recorded):
-    """What tables of replays say (`trace_runs.live_rounds`): here decoding would merge widths 1 and 2."""
+    """What tables of replays say (`trace_runs.about`): here decoding would merge widths 1 and 2."""
     models = [load_model(folder, dtype="float32") for folder in tiny_folders]
     trace, costs = load_trace(recorded / "trace-0.npz"), cost_model(0.5, {1: 1.0, 2: 1.03, 4: 1.4, 6: 1.8})
     merged = between(costs, widths_for(costs, 5))
