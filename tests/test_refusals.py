@@ -19,8 +19,7 @@ from specdec_jax.replay.trace import save_trace
 COMMANDS = Stored("commands")
 EXPERIMENTS = {path.stem for path in (Path(__file__).parents[1] / "experiments").glob("*.py")}
 RULE = "from specdec_jax.stopping import static\n\ndef mine():\n    return static()\n"
-ENCODER = "import dataclasses\nfrom configs.{} import config as usual\nconfig = dataclasses.replace(usual, {})\n"
-TARGET = 'target="a_t5"'
+ENCODER = "import dataclasses\nfrom configs.distill_smollm2 import config as usual\n"
 MODELS = ["--target", "pair/target", "--drafter", "pair/drafter"]
 
 
@@ -42,7 +41,7 @@ def folder(tmp_path_factory):
     texts |= {"empty.jsonl": "", "costs.json": "{}", "a/mine.py": RULE, "b/mine.py": RULE}
     texts |= {"compared/wrong.py": config.replace("max_new_tokens=", "max_new_token=")}
     texts |= {"a_t5/config.json": json.dumps(SMALL.to_hf())}  # of a model with an encoder, without its weights
-    texts |= {"t5_config.py": ENCODER.format("distill_smollm2", TARGET)}
+    texts |= {"t5_config.py": f"{ENCODER}config = dataclasses.replace(usual, target='a_t5')\n"}
     for name, text in texts.items():
         (folder / name).write_text(text)
     return folder

@@ -104,6 +104,9 @@ def test_without_labels_the_target_runs_in_every_step(place, tmp_path):
     assert run(place, tmp_path, *words) == 0
     assert all(entry["labels"] == 0 and "hidden" not in entry for entry in manifest_of(tmp_path)["shards"])
     assert "whole distributions" in (tmp_path / "drafter" / "README.md").read_text()
+    figures = re.findall(r"\| tiny \| (\w+) \| (.+) \|", (tmp_path / "judge" / "table.md").read_text())
+    assert [name for name, _ in figures] == ["agreement", "acceptance"]
+    assert all(0 < float(each) < 1 for _, line in figures for each in line.split(" | "))
 
 
 def test_data_with_other_labels_names_the_stage_that_mends_it(place, whole, capsys):

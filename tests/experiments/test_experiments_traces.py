@@ -142,10 +142,8 @@ def test_a_fitted_factor_and_other_machines_are_walks(run):
     factor = row_of(run("entropy"), what="bound", group="another", task="all")["factor"][0]
     assert 0.15 < factor < 0.27  # made with 0.2
     where = {"temperature": 1.0, "task": "all"}
-    for folder, trace, named, twin in (
-        ("entropy", better, {"what": entropy.FITTED, "group": "another"}, lambda: twins.AdaEDL(gamma=factor)),
-    ):
-        assert np.sum(row_of(run(folder), **where, **named)["seconds"]) == pytest.approx(totals(trace, twin)[0])
+    fitted = row_of(run("entropy"), **where, what=entropy.FITTED, group="another")
+    assert np.sum(fitted["seconds"]) == pytest.approx(totals(better, lambda: twins.AdaEDL(gamma=factor))[0])
     measured = COSTS._replace(drafter_step=0.5 * COSTS.plain_pass)
     for group, costs in (("flat, c = 0.1", flat(0.1, 16)), ("measured, c = 0.5", measured)):
         row = row_of(run("ratios"), what="static", group=group, **where)
