@@ -117,13 +117,13 @@ BUGS = (
         "AdaEDL's lambda moves the wrong way",
         "jnp.where(acceptance < state.target_acceptance",
         "jnp.where(acceptance > state.target_acceptance",
-        "tests/stopping/test_stopping.py",
+        "tests/stopping/test_stopping_twins.py",
     ),
     Bug(
         "a round without drafts changes AdaEDL's running acceptance",
         "        acceptance=jnp.where(drafted, acceptance, state.acceptance),\n        threshold",
         "        acceptance=acceptance,\n        threshold",
-        "tests/stopping/test_stopping.py",
+        "tests/stopping/test_stopping_twins.py",
     ),
     Bug(
         "AdaEDL's bound has the entropy factor outside of the root",

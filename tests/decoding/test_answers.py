@@ -6,11 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax import ModelParams, build_decoder
 from specdec_jax.app import cli
 from specdec_jax.contrib.trees import comb, survival_tree, traversal
-from specdec_jax.decoding import build_decoder
 from specdec_jax.decoding.answers import check_parts
-from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters import model
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
@@ -23,7 +22,7 @@ from specdec_jax.verification import rejection
 TOKENS, MOST = 4, 3
 ONE = jnp.array(True)
 INNER, LOOKUP = rejection(), prompt_lookup(MOST, vocab_size=TOKENS)
-COMB, TREE = comb(), survival_tree(siblings=2)
+TREE = survival_tree(siblings=2)
 
 
 def verified(place, change):
@@ -77,12 +76,10 @@ WRONG = [
     (static(), "begin", lambda state, context: (np.asarray(context.length) > 3, state), "NumPy cannot read an array"),
     (static(), "update", lambda state: state, "the policy's update .* takes 1 positional argument but 3 were given"),
     (static(), "threshold", lambda state: jnp.float32(1), "threshold .* must return float32[2], not float32[]"),
-    (static(), "update", lambda state, *seen: state._replace(draft_length=jnp.ones(2, jnp.int16)), ".* is int16[2]"),
     (INNER, "verify", verified(0, lambda chance: chance > 0), "must return (float32[2,2], .*: [0] is bool[2,2]"),
     (INNER, "verify", lambda state, draft, *seen: draft.log_q + 1, "TypeError: .* 'NoneType'"),  # lookups have no q
     (static(), "init", lambda batch: {"x": jnp.zeros(())}, "init .* leaves are [2,...]; ['x'] is float32[]"),
     (static(), "init", lambda batch, size: size, "init: .* missing 1 required positional argument: 'size'"),
-    (COMB, "beside", lambda *given: given[1], "must return int32[2,0], not int32[2]"),
     (TREE, "beside", lambda *given: given[1][:, None] > 0, "must return int32[2,1], not bool[2,1]"),
     (TREE, "beside", raising, "KeyError: 'lost'"),
     (INNER, "verify", lambda state, draft: state, "the verifier's verify .* takes 2 positional arguments"),

@@ -9,13 +9,11 @@ import pytest
 import stopping_oracles as twins
 from rules import FAST, counting
 
-from specdec_jax.decoding import build_decoder, sampling
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax import ModelParams, make_warp, summarise
+from specdec_jax.decoding import sampling
 from specdec_jax.decoding.state import padded_rows
-from specdec_jax.decoding.summaries import summarise
-from specdec_jax.drafters import model
-from specdec_jax.lossless.toys import table_model, toy_pair
+from specdec_jax.lossless import toy_decoder
+from specdec_jax.lossless.toys import toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
@@ -23,9 +21,8 @@ K, NEW = 3, 24
 HYPERPARAMETERS = {**FAST, "entropy_factor": 0.1}
 TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "threshold": 0.6}
 POLICIES = {
-    "static": (static, {"draft_length": 3}, lambda: twins.Static(3)),
-    "static_2": (static, {"draft_length": 2}, lambda: twins.Static(2)),
-    "static_0": (static, {"draft_length": 0}, lambda: twins.Static(0)),
+    "static": (static, {"draft_length": 3}, lambda: twins.Length(3)),
+    "static_2": (static, {"draft_length": 2}, lambda: twins.Length(2)),
     "adaedl": (adaedl, HYPERPARAMETERS, lambda: twins.AdaEDL(**TWIN_FAST)),
     "adaedl_keep": (lambda: adaedl(True), HYPERPARAMETERS, lambda: twins.AdaEDL(**TWIN_FAST, keep=True)),
     "at_least": (lambda: at_least(2, adaedl()), HYPERPARAMETERS, lambda: twins.AtLeast(2, twins.AdaEDL(**TWIN_FAST))),
@@ -38,14 +35,9 @@ POLICIES = {
 VERIFIERS = {"rejection": rejection, "block": block, "greedy": greedy}
 
 
-def decoder_of(policy, verifier, vocab=5):
-    return built(POLICIES[policy][0], VERIFIERS[verifier], vocab)
-
-
 @functools.cache
-def built(policy, verifier, vocab):
-    small = table_model(vocab)
-    return build_decoder(small, model(small, K, catch_up=4), policy(), verifier(), prefill_chunk=4)
+def decoder_of(policy, verifier, vocab=5):
+    return toy_decoder(POLICIES[policy][0](), VERIFIERS[verifier](), K, vocab)[0]
 
 
 @functools.cache
@@ -167,11 +159,11 @@ WARPS = [
     "policy, verifier",
     [
         ("static", "rejection"),
-        ("static", "block"),
         ("static", "greedy"),
         ("adaedl", "rejection"),
-        ("adaedl", "block"),
         ("adaedl_keep", "block"),
+        ("static", "block"),
+        ("adaedl", "block"),
         ("at_least", "rejection"),
         ("at_least_keep", "block"),
     ],
@@ -189,9 +181,7 @@ def test_the_loop_is_the_twin(policy, verifier):
 
 def test_a_rules_state_changes_by_its_own_row_alone():
     """Rows that stopped, were cut by the budget or are finished keep their state while others go on."""
-    small = table_model(5)
-    decoder = build_decoder(small, model(small, K, catch_up=4), counting(), rejection(), prefill_chunk=4)
-    params = ModelParams(*toy_pair(5, 0)[:2])
+    decoder, params = toy_decoder(counting(), rejection(), K, 5)
     options = {"max_new_tokens": [24, 24, 5, 11, 0], "policy_hyperparameters": {"length": [2, 1, 0, 3, 1]}, "slots": 64}
     prompts = [*RAGGED, [1]]
     state = decoder.run(params, decoder.prefill(params, prompts, warp=make_warp(5, 1.0), **options))
@@ -216,38 +206,26 @@ def chain_pair(vocab=40, wrong=(7, 8, 15)):
     return type(toy_pair())(target, drafter)
 
 
-@pytest.mark.parametrize("stop", [4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 39])
-def test_a_stop_token_anywhere_ends_the_text_after_it(stop):
+@pytest.mark.parametrize("stops", [*((stop, stop) for stop in (4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 39)), (6, 5)])
+def test_a_stop_token_anywhere_ends_the_text_after_it(stops):
     """First token, inside accepted drafts, a recovered and a bonus token, or never; rows end at different times."""
     prompts = [[3], [1, 2], [9], [14, 15], [20]]
-    options = {"pair": chain_pair(), "numbers": WARPS[0], "stop_ids": (stop, stop), "new_tokens": 14}
+    options = {"pair": chain_pair(), "numbers": WARPS[0], "stop_ids": stops, "new_tokens": 14}
     state = assert_as_twin("static", "rejection", prompts, **options)
     for row, prompt in enumerate(prompts):
         new = state.tokens[row, len(prompt) : state.length[row]].tolist()
-        reach = (stop - prompt[-1]) % 40
-        assert len(new) == (reach if 0 < reach <= 14 else 14)
-        assert stop not in new[:-1]
+        reach = min((stop - prompt[-1] - 1) % 40 + 1 for stop in stops)  # its last token ends no text
+        assert len(new) == min(reach, 14) and not {*stops} & {*new[:-1]}
 
 
-def test_single_rows_are_the_twin_and_the_first_of_several_stop_tokens_counts():
-    assert_as_twin("adaedl", "rejection", RAGGED[:1])
-    chain = {"pair": chain_pair(), "numbers": WARPS[0]}
-    assert_as_twin("static", "rejection", [[3, 4]], stop_ids=(4,), new_tokens=9, **chain)
-    state = assert_as_twin("static", "rejection", [[3]], stop_ids=(6, 5), **chain)
-    assert state.tokens[0, 1 : state.length[0]].tolist() == [4, 5]
-
-
-@pytest.mark.parametrize("policy", ["static", "adaedl", "adaedl_keep"])
-def test_limits_of_0_1_2_and_more_tokens_in_one_batch(policy):
-    state = assert_as_twin(policy, "rejection", [*RAGGED, [1], [3, 3]], new_tokens=[0, 1, 2, 3, 4, 24])
-    assert (state.length - state.prompt_length).tolist() == [0, 1, 2, 3, 4, 24]
+@pytest.mark.parametrize(
+    "policy, verifier", [("static", "rejection"), ("adaedl", "rejection"), ("adaedl_keep", "block")]
+)
+def test_limits_of_0_1_2_and_more_tokens_in_one_batch(policy, verifier):
+    state = assert_as_twin(policy, verifier, RAGGED, new_tokens=[0, 1, 2, NEW])
+    assert (state.length - state.prompt_length).tolist() == [0, 1, 2, NEW]
     assert (state.statistics.num_draft_tokens[:2] == 0).all(), "a draft could not have been used"
     assert state.record.drafted[2].max() <= 1
-
-
-def test_a_static_length_of_0_is_plain_decoding():
-    state = assert_as_twin("static_0", "rejection", RAGGED)
-    assert state.statistics.drafter_passes.sum() == 0 and (state.statistics.num_rounds == NEW).all()
 
 
 def test_a_shorter_length_runs_in_a_narrower_width():
@@ -260,9 +238,11 @@ def test_a_shorter_length_runs_in_a_narrower_width():
 
 
 def test_figures_of_a_known_generation():
-    decoder, params = decoder_of("static", "rejection", 40), ModelParams(*chain_pair(wrong=(8,))[:2])
-    state = decoder.prefill(params, [[3]], max_new_tokens=9, policy_hyperparameters={"draft_length": 3}, slots=64)
-    figures = summarise(decoder.run(params, state).statistics)
+    """Of one row, whose cache is written otherwise than that of several."""
+    pair = chain_pair(wrong=(8,))
+    figures = summarise(
+        assert_as_twin("static", "rejection", [[3]], pair=pair, numbers=WARPS[0], new_tokens=9).statistics
+    )
     # 4 5 6 + bonus 7; 8 right, then 14 wrong + recovered 9; two drafts fit: 10 11 + bonus 12
     expected = {
         "num_rounds": 3,

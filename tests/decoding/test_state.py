@@ -9,16 +9,14 @@ import pytest
 import tiny_llama
 from refusals import refusals
 
-from specdec_jax.decoding import build_decoder, default_widths
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax import ModelParams, SamplingParams, build_decoder, make_warp
+from specdec_jax.decoding import default_widths
 from specdec_jax.decoding.scoring import score
 from specdec_jax.drafters import model
 from specdec_jax.drafters import no_drafter as no_drafter
 from specdec_jax.drafters.model import ModelDrafterState
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, at_least, static
-from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.verification import block, greedy, rejection
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -86,10 +84,11 @@ def plain():
     return found
 
 
+@pytest.mark.often(3)
 @pytest.mark.parametrize(
     "policy, verifier",
-    [(policy, "rejection") for policy in POLICIES]
-    + [("static", "greedy"), ("adaedl_keep", "block"), ("adaedl", "greedy")],
+    [("static", "rejection"), ("adaedl", "rejection"), ("adaedl_keep", "block"), ("adaedl_keep", "rejection")]
+    + [("at_least", "rejection"), ("static", "greedy"), ("adaedl", "greedy")],
 )
 def test_greedy_is_plain_decoding(policy, verifier):
     decoder = decoder_of(policy, verifier, widths=default_widths(3))
@@ -100,7 +99,6 @@ def test_greedy_is_plain_decoding(policy, verifier):
 
 
 def history(state, row):
-    """A row's text and its recorded rounds."""
     return texts(state)[row], jax.tree.map(lambda leaf: np.asarray(leaf)[row], state.record)
 
 
@@ -132,8 +130,15 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 def snapshot(state):
-    """A copy of what the next round would donate."""
     return jax.tree.map(np.array, (state.drafter, state.length))
+
+
+def assert_caches_filled(state):
+    """Both hold what one pass over the text writes; what lies beyond a row's length is never read."""
+    tiny, params = pair()
+    target = ModelDrafterState(state.target_cache, state.length - 1)
+    for weights, filled in ((params.target, target), (params.drafter, state.drafter)):
+        tiny_llama.assert_filled(tiny, weights, filled, np.asarray(state.tokens))
 
 
 def test_the_drafters_cache_is_one_pass_over_the_text():
@@ -175,14 +180,12 @@ def test_a_last_chunk_does_not_run_over_the_end():
     One row, because then the cache is written by `dynamic_update_slice`, which clamps.
     """
     decoder, params, prompt, new = decoder_of("static"), pair()[1], PROMPTS[1], 4
-    options = {"policy": "static", "max_new_tokens": new, "record_rounds": new}
-    tight, roomy = (
-        decoder.run(params, begin(decoder, [prompt], slots=slots, **options)) for slots in (len(prompt) + new + 4, 128)
+    state = begin(
+        decoder, [prompt], policy="static", max_new_tokens=new, record_rounds=new, slots=len(prompt) + new + 4
     )
-    assert texts(tight) == texts(roomy) == [plain()[1][: len(prompt) + new]]
-    np.testing.assert_array_equal(tight.record.drafted, roomy.record.drafted)
-    valid = np.arange(3)[None, None, :] < np.asarray(roomy.record.drafted)[..., None]
-    np.testing.assert_array_equal(*(np.where(valid, state.record.proposed, 0) for state in (tight, roomy)))
+    state = decoder.run(params, state)
+    assert texts(state) == [plain()[1][: len(prompt) + new]]
+    assert_caches_filled(state)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -211,9 +214,7 @@ def test_extending_is_prefilling_anew(temperature, change):
     lengths = np.array([len(prompt) for prompt in prompts])
     assert (np.asarray(continued.target_cache.length) == lengths - 1).all()
     assert (lengths - 2 <= np.asarray(continued.drafter.valid)).all()
-    target = ModelDrafterState(continued.target_cache, lengths - 1)  # what lies beyond a row's length is never read
-    for weights, filled in ((params.target, target), (params.drafter, continued.drafter)):
-        tiny_llama.assert_filled(pair()[0], weights, filled, np.asarray(continued.tokens))
+    assert_caches_filled(continued)
     assert texts(decoder.run(params, continued)) == texts(decoder.run(params, fresh))
 
 
@@ -225,7 +226,7 @@ def test_extending_needs_the_states_own_shape():
     assert not state.tokens.is_deleted()
 
 
-@pytest.mark.parametrize("length", [2, 31, 32, 33, 70])
+@pytest.mark.parametrize("length", [2, 32, 33])
 def test_a_score_is_what_both_models_say(length):
     tiny, params = pair()
     tokens = np.random.default_rng(length).integers(0, 61, (2, length)).astype(np.int32)

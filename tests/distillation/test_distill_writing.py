@@ -5,8 +5,8 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_weights as tiny
 from refusals import refusals
+from tiny_weights import assert_same_params
 
 from specdec_jax.distillation.conversations import Author, Pool, Temperatures, read_template
 from specdec_jax.distillation.exporting import export, model_card
@@ -22,14 +22,9 @@ POOL = Pool(batch=4, slots=48, steps=160)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny.write_folder(tmp_path_factory.mktemp("target"), tiny.weights())
-
-
-@pytest.fixture(scope="module")
-def target(folder):
+def target(tiny_folders):
     """In float32, which bfloat16 cannot hold exactly."""
-    return load_model(folder, dtype="float32")
+    return load_model(tiny_folders[0], dtype="float32")
 
 
 def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=False, **options):
@@ -41,7 +36,7 @@ def author(target, texts=("hello", "he {n}"), *, held_out=(), labels=5, open=Fal
 @pytest.fixture(scope="module")
 def written(target) -> Shard:
     temperatures = Temperatures((0.0, 1.0), (0.5, 0.5), user=1.0)
-    options = {"temperatures": temperatures, "several_turns": 1.0, "layers": (0, 2)}
+    options = {"temperatures": temperatures, "several_turns": 1.0, "layers": (0, 1)}
     shard, facts = author(target, open=True, **options).block(3, POOL, long=False)
     assert facts["idle"] < 0.2 and len(shard.kind) > 8, facts
     return shard
@@ -64,7 +59,7 @@ def test_labels_are_the_distributions_of_the_text_alone(target, written):
 
 def test_hidden_states_are_those_of_the_text_alone(target, written):
     """Written token by token beside other rows, or of a text that is there: in order, and of the layers asked."""
-    again = label_shard(build_labeller(target.model, 5, layers=(0, 2), positions=128), target.params, written, 272)
+    again = label_shard(build_labeller(target.model, 5, layers=(0, 1), positions=128), target.params, written, 272)
     np.testing.assert_allclose(again.log_prob.astype(np.float32), written.log_prob.astype(np.float32), atol=5e-3)
     assert written.hidden.shape == again.hidden.shape == (written.num_tokens, 2, target.config.hidden_size)
     for found in (written.hidden, again.hidden):
@@ -72,7 +67,7 @@ def test_hidden_states_are_those_of_the_text_alone(target, written):
         np.testing.assert_allclose(found.astype(np.float32), again.hidden.astype(np.float32), atol=0.01 * size)
     embedding = np.asarray(target.params["embedding"])[written.tokens.astype(np.int64)]
     np.testing.assert_allclose(written.hidden[:, 0].astype(np.float32), embedding, rtol=0.01, atol=1e-3)
-    turned = build_labeller(target.model, 5, layers=(2, 0), positions=128)(target.params, [written.tokens[:9]])
+    turned = build_labeller(target.model, 5, layers=(1, 0), positions=128)(target.params, [written.tokens[:9]])
     np.testing.assert_array_equal(turned[0].hidden[:, 1], again.hidden[:9, 0])
 
 
@@ -152,7 +147,7 @@ def test_a_template_without_ends_of_turns_is_refused(target):
 
 
 test_bad_settings_name_the_value = refusals(
-    (lambda target: author(target, layers=(1, 3)), r"layers 0 \(the embedding\) to 2, 3 was asked for"),
+    (lambda target: author(target, layers=(1, 2)), r"layers 0 \(the embedding\) to 1, 2 was asked for"),
     (lambda target: build_labeller(target.model.replace(hidden=Hidden()), 5, layers=(1,)), "does not give hidden"),
     (lambda: Pool(0, 8, 8), "batch"),
     (lambda: Temperatures((0.0,), (0.5, 0.5)), "a weight each"),
@@ -172,12 +167,12 @@ def export_model(path, model, **options):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_an_export_gives_the_weights_of_its_dtype(tmp_path, folder, target, dtype):
+def test_an_export_gives_the_weights_of_its_dtype(tmp_path, tiny_folders, target, dtype):
     export_model(tmp_path / "out", target, dtype=dtype)
-    expected = load_model(folder, dtype=dtype)
+    expected = load_model(tiny_folders[0], dtype=dtype)
     for name in ("hf", "orbax"):
         again = load_model(tmp_path / "out" / name, dtype=dtype)
-        tiny.assert_same_params(again.params, expected.params)
+        assert_same_params(again.params, expected.params)
         assert again.config == target.config and again.tokenizer.eos_ids == target.tokenizer.eos_ids
         assert (tmp_path / "out" / name / "README.md").read_text() == CARD
     assert json.loads((tmp_path / "out" / "hf" / "config.json").read_text())["dtype"] == dtype
@@ -186,10 +181,10 @@ def test_an_export_gives_the_weights_of_its_dtype(tmp_path, folder, target, dtyp
 
 
 @pytest.mark.parametrize("name", ["hf", "orbax"])
-def test_one_format_alone_is_the_folder_itself(tmp_path, folder, name):
-    export_model(tmp_path / "out", load_model(folder), formats=(name,))
+def test_one_format_alone_is_the_folder_itself(tmp_path, tiny_folders, name):
+    export_model(tmp_path / "out", load_model(tiny_folders[0]), formats=(name,))
     assert (tmp_path / "out" / "README.md").read_text() == CARD
-    tiny.assert_same_params(load_model(tmp_path / "out").params, load_model(folder).params)
+    assert_same_params(load_model(tmp_path / "out").params, load_model(tiny_folders[0]).params)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

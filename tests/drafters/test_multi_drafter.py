@@ -7,19 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_llama
+from drafting import carried_shapes
 from refusals import refusals
 from rules import counting
 
-from specdec_jax import lossless
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax import ModelParams, build_decoder, lossless, make_warp
 from specdec_jax.drafters import model, ngram, prompt_lookup
 from specdec_jax.drafters import multi_drafter as multi_drafter
 from specdec_jax.drafters._parts import lookup
 from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import adaedl, static
-from specdec_jax.types import Drafter, StoppingPolicy
+from specdec_jax.types import Drafter
 from specdec_jax.verification import block, rejection
 
 VOCAB, MOST, NEW = 5, 3, 60
@@ -39,22 +37,12 @@ ALWAYS_FIRST = 0.1, 100.0  # costs at which the second never drafts
 
 
 @functools.cache
-def decoder_of(drafter, policy, verifier, monitor):
-    return build_decoder(table_model(VOCAB), drafter, policy, verifier, monitor=monitor, prefill_chunk=4)
+def decoder_of(drafter, policy=STATIC, verifier=REJECTION):
+    return build_decoder(table_model(VOCAB), drafter, policy, verifier, prefill_chunk=4)
 
 
-def decode(
-    drafter,
-    params,
-    *,
-    policy=STATIC,
-    verifier=REJECTION,
-    temperature=1.0,
-    prompts=((0, 1), (2, 3, 1)),
-    monitor=None,
-    **more,
-):
-    decoder = decoder_of(drafter, policy, verifier, monitor)
+def decode(drafter, params, *rules, temperature=1.0, prompts=((0, 1), (2, 3, 1)), **more):
+    decoder = decoder_of(drafter, *rules)
     weights = ModelParams(TABLES.target, params)
     options = {"max_new_tokens": NEW, "seed": 3, "stop_ids": (), "record_rounds": NEW, "slots": 96, **more}
     state = decoder.prefill(weights, prompts, warp=make_warp(len(prompts), temperature=temperature), **options)
@@ -74,7 +62,7 @@ def test_one_drafter_among_several_is_that_drafter(verifier, drafters, params):
     joined = multi_drafter([table() for _ in range(drafters)], costs=ALWAYS_FIRST[:drafters])
     rule, verification = adaedl(), verifier()
     cases = (table(), BAD), (joined, params)
-    alone, among = (decode(*case, policy=rule, verifier=verification) for case in cases)
+    alone, among = (decode(*case, rule, verification) for case in cases)
     np.testing.assert_array_equal(among.tokens, alone.tokens)
     jax.tree.map(np.testing.assert_array_equal, among.statistics, alone.statistics)
     np.testing.assert_array_equal(among.record.proposed, alone.record.proposed)
@@ -122,13 +110,6 @@ def test_a_drafter_nobody_chose_does_not_run():
     assert len(calls) == np.sum(state.record.drafter_passes[0, :rounds][chosen])
 
 
-def test_an_idle_drafters_cache_is_fed_when_it_drafts():
-    joined = multi_drafter([table(), table()], costs=ALWAYS_FIRST)
-    state = decode(joined, (BAD, GOOD), prompts=((0, 1, 2, 3),), policy_hyperparameters={"draft_length": MOST})
-    drafting, idle = (int(part.valid[0]) for part in state.drafter.states)
-    assert idle == 2 and drafting >= int(state.length[0]) - 2 - MOST
-
-
 def repeats_last(most=MOST, only_after=None) -> Drafter:
     """Drafts the row's last token again and again, without a model; nothing unless that token is `only_after`."""
 
@@ -142,28 +123,25 @@ def repeats_last(most=MOST, only_after=None) -> Drafter:
 
 
 def asking_costs():
-    """A policy that stops where a pass costs more than its number, and says at its end each row's number."""
+    """A policy that stops where a pass costs more than 1, and shows each row's cost."""
 
-    def init(batch, highest=1.0):
-        zeros = jnp.zeros((batch,), jnp.float32)
-        return zeros + highest, zeros - 1.0
+    def goes_on(state, *seen):
+        return seen[-1].relative_drafter_cost <= 1.0, state
 
-    def begin(state, context):
-        return jnp.full(context.length.shape, True), (state[0], context.relative_drafter_cost)
-
-    def check(state, distribution, drafted, context):
-        return context.relative_drafter_cost <= state[0], state
-
-    def proceed(state, distribution, token, drafted, context):
-        return context.relative_drafter_cost <= state[0], state
-
-    return StoppingPolicy(init, begin, check, proceed, lambda state, draft, result: state, lambda state: state[1])
+    return static().replace(
+        init=lambda batch: jnp.full((batch,), -1.0),
+        begin=lambda state, context: (jnp.full(context.length.shape, True), context.relative_drafter_cost),
+        check=goes_on,
+        proceed=goes_on,
+        threshold=lambda state: state,
+        hyperparameters={},
+    )
 
 
 def test_rules_get_the_relative_cost_of_the_drafter_that_drafts():
     """In passes of the first model: a lookup is free, and a drafter of twice the cost costs two."""
     joined = multi_drafter([prompt_lookup(MOST), table(), table()], costs=[0.0, 0.1, 0.2], decay=0.5)
-    state = decode(joined, (None, BAD, GOOD), policy=asking_costs())
+    state = decode(joined, (None, BAD, GOOD), asking_costs())
     rounds = rounds_of(state, 0)
     who, thresholds, drafted = (
         getattr(state.record, name)[0, :rounds] for name in ("drafter_id", "threshold", "drafted")
@@ -178,10 +156,12 @@ def test_rules_get_the_relative_cost_of_the_drafter_that_drafts():
 
 def test_drafters_that_all_choose_their_tokens_keep_no_distributions():
     """A second drafter without distributions: no round fills a buffer, and the loop carries none."""
-    draws = table()
-    chooses = draws.replace(source=lambda *arguments: draws.source(*arguments)._replace(chosen=True))
-    state = decode(multi_drafter([prompt_lookup(MOST), chooses]), (None, GOOD), temperature=0.0)
-    assert state.statistics.num_emitted_tokens.tolist() == [NEW, NEW]
+    chooses = BASE.replace(source=lambda *arguments: BASE.source(*arguments)._replace(chosen=True))
+    weights = ModelParams(TABLES.target, (None, GOOD))
+    for second, kept in ((BASE, True), (chooses, False)):
+        decoder = decoder_of(multi_drafter([prompt_lookup(MOST), second]))
+        state = jax.eval_shape(lambda decoder=decoder: decoder.prefill(weights, [[0, 1]], max_new_tokens=9))
+        assert ((1, MOST, VOCAB) in carried_shapes(decoder, weights, state)) == kept
 
 
 def test_a_drafter_without_drafts_hands_over_in_the_same_round():
@@ -204,7 +184,7 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
     joined, lengths = multi_drafter([prompt_lookup(MOST), table()], decay=0.0), [2, 3, 0, 1]
     prompts, temperatures = ((0, 1), (2, 3, 1), (4,), (3, 3)), [1.0, 0.0, 1.0, 0.9]
     options = {"prompts": prompts, "temperature": temperatures, "policy_hyperparameters": {"length": lengths}}
-    state = decode(joined, (None, BAD), policy=counting(), **options)
+    state = decode(joined, (None, BAD), counting(), **options)
     handed = 0
     for row, length in enumerate(lengths):
         rounds = rounds_of(state, row)
@@ -219,15 +199,13 @@ def test_a_rule_is_asked_by_one_drafter_a_round():
     assert handed > 20 and set(np.unique(state.record.drafter_id)) == {0, 1}
 
 
-@pytest.mark.often(1)
 @pytest.mark.optimised
-@pytest.mark.parametrize("verifier", [rejection, block])
-def test_the_text_is_the_targets_in_distribution(verifier):
+def test_the_text_is_the_targets_in_distribution():
     """A choice that follows acceptance, one-hot drafts beside drawn ones: the whole decoder by chi-square."""
     tables, small = toy_pair(3, 0), table_model(3)
     models = [model(small, 2, catch_up=4) for _ in range(2)]
     drafter = multi_drafter([repeats_last(2), *models], decay=0.3)
-    decoder = build_decoder(small, drafter, static(), verifier(), prefill_chunk=4)
+    decoder = build_decoder(small, drafter, static(), rejection(), prefill_chunk=4)
     params = ModelParams(tables.target, (None, tables.drafter, toy_pair(3, 1).drafter))
     options = {"policy_hyperparameters": {"draft_length": 2}, "sequences": 24_576}
     report = lossless.test_by_sampling(decoder, params, **options)
@@ -292,11 +270,14 @@ def test_a_cache_is_one_pass_over_the_text(played, index):
     llama, params, conversations = played
     for first, *later in conversations:
         assert (first.drafter.states[index].valid >= first.length - 2).all()
+        before = first.drafter.states[index].valid
         for state in (first, *later):
             drafter, rows, last = state.drafter.states[index], np.arange(3), state.statistics.num_rounds - 1
             fed = (state.record.drafted[rows, last] > 0) & (state.record.drafter_id[rows, last] == index)
+            assert (drafter.valid <= np.where(fed, state.length, before)).all(), "an idle drafter was fed"
             assert (drafter.valid[fed] >= state.length[fed] - 2).all() and (drafter.valid <= state.length - 1).all()
             tiny_llama.assert_filled(llama, params[index], drafter, (later or [first])[-1].tokens)
+            before = drafter.valid
         who = later[-1].record.drafter_id[:2]
         back = np.sum((who[:, 1:] == TARGET) & (who[:, :-1] != TARGET), axis=1)
         assert (back >= 2).all(), "the target must have sat out"

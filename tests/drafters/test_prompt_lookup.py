@@ -7,16 +7,11 @@ import pytest
 from drafting import draft_once
 from stopping_cases import context
 
-from specdec_jax import lossless
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
-from specdec_jax.decoding.summaries import summarise
+from specdec_jax import lossless, make_warp, summarise
 from specdec_jax.drafters._parts import right_or_wrong
 from specdec_jax.drafters.ngram import CANDIDATES, WAYS, hashes, ngram, table_of
 from specdec_jax.drafters.no_drafter import no_drafter
 from specdec_jax.drafters.prompt_lookup import find, prompt_lookup
-from specdec_jax.lossless.toys import table_model, toy_pair
 from specdec_jax.stopping import accepted_length_ema, adaedl, draft_and_verify, static
 from specdec_jax.verification import block, greedy, rejection
 
@@ -103,12 +98,11 @@ LOSSLESS = {  # rules that read the drafted token's probability, or adapt to the
 }
 
 
-@pytest.mark.often(2)
+@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.parametrize("verifier", [rejection(), block()], ids=["rejection", "block"])
 def test_the_whole_decoder_is_lossless(name, verifier):
-    """Chi-square of what is drawn."""
     drafter, policy = LOSSLESS[name]
     decoder, params = lossless.toy_decoder(policy, verifier, drafter=drafter)
     prompt = [0, 1, 2, 0, 1]
@@ -260,17 +254,16 @@ def test_a_table_serves_another_prompt():
         ngram(3, 4, slots=64).init(learnt, 1, 16)
 
 
-def decoded(drafter, prompts, verifier=None, slots=64, params=None):
-    decoder = build_decoder(table_model(6), drafter, static(), verifier or rejection(), prefill_chunk=4)
-    params = ModelParams(toy_pair(6, 3).target, params)
-    return decoder, decoder.run(params, decoder.prefill(params, prompts, max_new_tokens=30, slots=slots))
+def decoded(drafter, prompts, slots):
+    decoder, params = lossless.toy_decoder(static(), greedy(), vocab_size=6, toy=3, drafter=drafter)
+    return decoder, params, decoder.run(params, decoder.prefill(params, prompts, max_new_tokens=30, slots=slots))
 
 
 def test_greedy_output_is_plain_decodings_and_only_it_is_counted():
     """To the last slot; afterwards every n-gram of the text is in the table exactly once."""
     prompts, slots = [[0, 1], [3, 2, 5, 4, 3, 2], [1]], 6 + 30 + 5
-    decoder, state = decoded(ngram(4, 3, slots=256), prompts, greedy(), slots)
-    plain = decoded(no_drafter(), prompts, slots=slots)[1]
+    decoder, params, state = decoded(ngram(4, 3, slots=256), prompts, slots)
+    *_, plain = decoded(no_drafter(), prompts, slots)
     for row, prompt in enumerate(prompts):
         text = state.tokens[row, : len(prompt) + 30].tolist()
         assert text == plain.tokens[row, : len(prompt) + 30].tolist()
@@ -279,7 +272,6 @@ def test_greedy_output_is_plain_decodings_and_only_it_is_counted():
     assert figures["num_accepted_tokens"] > 20 and figures["num_emitted_tokens"] == 90
     assert figures["num_draft_tokens"] > 0 and figures["drafter_passes"] == 0
     table, texts = table_of(state.drafter), [state.tokens[row, :20].tolist() for row in range(3)]
-    params = ModelParams(toy_pair(6, 3).target)
     extended = decoder.extend(params, state, texts, max_new_tokens=8)
     assert np.all(np.asarray(extended.drafter.counted) == 20)
     assert table.key.shape == (2, 64, 4)  # what was taken out outlives the donated state

@@ -4,16 +4,16 @@ Every pass of every round is compared with `distillation.unrolled`, which reads 
 in what is kept, shifted, rolled back or fed again changes a later pass.
 """
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import refusals
 from tiny_llama import noisy_pair
-from tiny_reading import MOST, check_passes, entropies, logits_of_drafts, reading_pair
+from tiny_reading import MOST, assert_first_drafts_scored, check_passes, extended, reading_pair
 
-from specdec_jax import verification
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import make_warp
+from specdec_jax import ModelParams, build_decoder, make_warp, verification
 from specdec_jax.decoding.scoring import score
 from specdec_jax.decoding.teacher_forcing import init_caches
 from specdec_jax.drafters import model, multi_drafter
@@ -25,6 +25,12 @@ from specdec_jax.types import Hidden
 PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
 
 
+@pytest.fixture(scope="module")
+def pair():
+    return reading_pair()
+
+
+@functools.cache
 def decoder_of(target, drafter, **options):
     return build_decoder(target, reading(drafter, MOST, **options), static(draft_length=MOST), verification.rejection())
 
@@ -37,9 +43,8 @@ def played(pair, temperature=1.0, prompts=PROMPTS, new=24, slots=None, **options
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_pass_reads_what_the_target_left_before_the_round(temperature):
+def test_every_pass_reads_what_the_target_left_before_the_round(temperature, pair):
     """And reads shifted by one position would be seen."""
-    pair = reading_pair()
     _, state = played(pair, temperature)
     accepted = check_passes(pair, state)
     drafted = int(np.sum(state.statistics.num_draft_tokens))
@@ -49,26 +54,16 @@ def test_every_pass_reads_what_the_target_left_before_the_round(temperature):
             check_passes(pair, state, shift=shift)
 
 
-def test_extend_catches_up_from_what_is_fed_and_what_was_kept():
+def test_extend_catches_up_from_what_is_fed_and_what_was_kept(pair):
     """After a text was cut back and went on elsewhere, passes are those of a fresh prefill."""
-    pair = reading_pair()
-    target, params, drafter, own = pair
-    decoder, both = decoder_of(target, drafter), ModelParams(params, own)
-    warp = make_warp(2, 1.0)
-    options = {"max_new_tokens": 16, "warp": warp, "stop_ids": [], "seed": 3, "record_rounds": 16, "slots": 96}
-    first = decoder.run(both, decoder.prefill(both, [[3, 7, 9, 4], [5, 6, 2, 8, 8]], **options))
-    tokens, lengths = np.asarray(first.tokens), np.asarray(first.length)
-    longer = [[*tokens[0, : lengths[0]].tolist(), 4, 9], [*tokens[1, : lengths[1] - 7].tolist(), 11]]
-    state = decoder.run(both, decoder.extend(both, first, longer, **options))
+    state, fresh = extended(pair, decoder_of(pair[0], pair[2]))
     assert check_passes(pair, state) > 4
-    fresh = decoder.run(both, decoder.prefill(both, longer, **options))
     np.testing.assert_array_equal(state.tokens, fresh.tokens)
 
 
 @pytest.mark.seldom
-def test_one_of_several_catches_up_from_what_was_kept():
+def test_one_of_several_catches_up_from_what_was_kept(pair):
     """Rows choose for themselves: who sat out for some rounds reads what it missed, beside rows that did not."""
-    pair = reading_pair()
     target, params, drafter, own = pair
     _, _, other = noisy_pair(noise=0.04)
     joined = multi_drafter([reading(drafter, MOST), model(target, MOST)], decay=0.5)
@@ -84,8 +79,7 @@ def test_one_of_several_catches_up_from_what_was_kept():
 
 
 @pytest.mark.seldom
-def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
-    pair = reading_pair()
+def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens(pair):
     target, params, drafter, own = pair
     few = np.arange(3, 50, 2)
     reduced, reduced_params = with_reduced_head(drafter), reduce_params(drafter, own, few)
@@ -97,28 +91,21 @@ def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     assert np.isfinite(scored.log_q[0]).tolist() == may and not all(may)
 
 
-def test_score_reads_the_target_at_every_position():
-    """As the first pass of a round does; chunks or none."""
-    pair = reading_pair()
-    target, params, drafter, own = pair
-    decoder, text = decoder_of(target, drafter), np.array([PROMPTS[0]])
-    found = score(decoder, ModelParams(params, own), text, chunk=4)
-    expected = [entropies(logits_of_drafts(*pair, text[0, :at], at, 1))[0] for at in range(1, text.shape[1])]
-    np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
+def test_score_reads_the_target_at_every_position(pair):
+    assert_first_drafts_scored(pair, decoder_of(pair[0], pair[2]), PROMPTS[0])
 
 
 @pytest.mark.often(1)
 @pytest.mark.parametrize("catch_up", [2, 5, 64])
-def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
-    pair = reading_pair()
+def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up, pair):
     _, state = played(pair, catch_up=catch_up)
     check_passes(pair, state)
 
 
 @pytest.mark.seldom
-def test_long_prompts_are_fed_in_wide_passes():
+def test_long_prompts_are_fed_in_wide_passes(pair):
     """With 192 slots most of the first and third go in 64 tokens a pass, the rest four."""
-    target, params, drafter, own = reading_pair()
+    target, params, drafter, own = pair
     longer, reader = (model.replace(spec=model.spec._replace(context=512)) for model in (target, drafter))
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 60, size).tolist() for size in (150, 1, 70, 49)]
@@ -127,28 +114,32 @@ def test_long_prompts_are_fed_in_wide_passes():
     assert check_passes(pair, state, slots=192) > 4
 
 
-def test_what_cannot_read_or_be_read_is_refused():
-    target, params, drafter, own = reading_pair()
-    few, wide = (target.replace(hidden=target.hidden._replace(**one)) for one in ({"num_layers": 1}, {"width": 48}))
-    other = drafter.replace(reading=drafter.reading._replace(target_width=48))
-    zeros, cache = jnp.zeros((1, 2), jnp.int32), drafter.init_cache(own, 1, 8)
-    bare = target.replace(hidden=Hidden())
-    for call, message in (
-        (lambda: decoder_of(bare, drafter), "reads hidden states .* and the target gives none"),
-        (lambda: decoder_of(few, drafter), r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft"),
-        (lambda: decoder_of(wide, drafter), r"24 wide, and the target has 2 layers, 48 wide"),
-        (lambda: init_caches((wide, drafter), (params, own), 1, 8), "48 wide"),
-        (lambda: multi_drafter([reading(drafter, MOST), reading(other, MOST)]), "targets 24 and 48 wide cannot"),
-        (lambda: drafter.apply(own, zeros, cache), "decodes nothing alone"),
-        (lambda: reading(drafter.replace(reading=None)), "reads no target"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+def with_hidden(target, **changes):
+    return target.replace(hidden=target.hidden._replace(**changes))
 
 
-def test_nothing_is_recorded_unless_asked_for():
+def of_a_wider_target(drafter):
+    return drafter.replace(reading=drafter.reading._replace(target_width=48))
+
+
+NARROW = r"layers \(0, 1, 2\), 24 wide, and the target has 1 layers, 24 wide; draft"
+test_what_cannot_read_or_be_read_is_refused = refusals(
+    (lambda pair: decoder_of(pair[0].replace(hidden=Hidden()), pair[2]), "reads hidden states .* target gives none"),
+    (lambda pair: decoder_of(with_hidden(pair[0], num_layers=1), pair[2]), NARROW),
+    (lambda pair: decoder_of(with_hidden(pair[0], width=48), pair[2]), "24 wide, and the target has 2 layers, 48 wide"),
+    (lambda pair: init_caches((with_hidden(pair[0], width=48), pair[2]), pair[1::2], 1, 8), "48 wide"),
+    (
+        lambda pair: multi_drafter([reading(drafter, MOST) for drafter in (pair[2], of_a_wider_target(pair[2]))]),
+        "targets 24 and 48 wide cannot",
+    ),
+    (lambda pair: pair[2].apply(pair[3], jnp.zeros((1, 2), jnp.int32), None), "decodes nothing alone"),
+    (lambda pair: reading(pair[2].replace(reading=None)), "reads no target"),
+)
+
+
+def test_nothing_is_recorded_unless_asked_for(pair):
     """A target whose drafter reads nothing runs the program it ran before."""
-    target, params, _, _ = reading_pair()
+    target, params, _, _ = pair
     texts, weights = [], ModelParams(params, params)
     for one in (target, target.replace(hidden=Hidden())):
         decoder = build_decoder(one, model(target, MOST), static(draft_length=MOST), verification.rejection())

@@ -12,35 +12,29 @@ TWICE = {"prompt": "def twice(x):\n    '''Twice x.'''\n", "entry_point": "twice"
 TWICE["test"] = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n"
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [
-        ("He pays 3 * 1,000 = 3,000 dollars.", True),
-        ("3000 of 4000 are left", False),
-        ("It is $3000.00.", True),
-        ("none", False),
-        ("-3000", False),
-    ],
-)
-def test_the_last_number_is_the_answer(answer, right):
-    assert is_right(answer, {"answer": "1000 * 3 = <<1000*3=3000>>3000\n#### 3,000"}) is right
+SUM = {"answer": "1000 * 3 = <<1000*3=3000>>3000\n#### 3,000"}
 
 
 @pytest.mark.parametrize(
-    ("answer", "right"),
+    ("row", "answer", "right"),
     [
-        ("Sure:\n```python\ndef twice(x):\n    return x + x\n```\nIt adds. `x`", True),
-        ("```\ndef twice(x):\n    return x + x", True),  # cut off after the function
-        ("def twice(x): return 2 * x", True),
-        ("```python\ndef twice(x):\n    return x * x\n```", False),
-        ("```python\ndef twice(x):\n    while True: pass\n```", False),
-        ("```python\ndef twice(x):\n    return [0] * 2**40\n```", False),
-        ("I cannot.", False),
+        (SUM, "He pays 3 * 1,000 = 3,000 dollars.", True),
+        (SUM, "3000 of 4000 are left", False),
+        (SUM, "It is $3000.00.", True),
+        (SUM, "none", False),
+        (SUM, "-3000", False),
+        (TWICE, "Sure:\n```python\ndef twice(x):\n    return x + x\n```\nIt adds. `x`", True),
+        (TWICE, "```\ndef twice(x):\n    return x + x", True),  # cut off after the function
+        (TWICE, "def twice(x): return 2 * x", True),
+        (TWICE, "```python\ndef twice(x):\n    return x * x\n```", False),
+        (TWICE, "```python\ndef twice(x):\n    while True: pass\n```", False),
+        (TWICE, "```python\ndef twice(x):\n    return [0] * 2**40\n```", False),
+        (TWICE, "I cannot.", False),
     ],
 )
-def test_a_function_is_right_if_its_tests_pass(answer, right, monkeypatch):
+def test_the_last_number_is_the_answer_and_a_function_is_right_if_its_tests_pass(row, answer, right, monkeypatch):
     monkeypatch.setattr(accuracy, "LIMITS", accuracy.LIMITS.replace("(10, 10)", "(1, 1)"))
-    assert is_right(answer, TWICE) is right
+    assert is_right(answer, row) is right
 
 
 def test_a_run_goes_on_and_compares_with_the_first_verifier(tmp_path, capsys):

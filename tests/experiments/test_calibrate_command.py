@@ -4,11 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from tiny_pair import write_pair
 
 from experiments.calibrate import main, phase_hyperparameters, positions_of
 from experiments.lib.smoke import made_up_traces
-from specdec_jax.metrics.separation import acceptance_curve, fitted_entropy_factor, separate
+from specdec_jax.metrics.separation import acceptance_curve, separate
 from specdec_jax.stopping import phase_length
 from specdec_jax.text import calibration as calibrations
 from specdec_jax.text.calibration import calibration_of, fingerprint, hyperparameters_for, read_calibration
@@ -20,8 +19,7 @@ from specdec_jax.verification import easd
 pytestmark = pytest.mark.slow
 
 
-def test_thresholds_factors_and_curves_of_what_separates():
-    """The threshold is the best of all, the factor the one that made the tokens; a curve counts every token once."""
+def test_thresholds_and_curves_of_what_separates():
     rng = np.random.default_rng(0)
     accepted = rng.random(400) < 0.6
     values = np.round(np.where(accepted, rng.gamma(2, 0.5, 400), rng.gamma(4, 0.6, 400)), 1)  # with ties
@@ -34,10 +32,6 @@ def test_thresholds_factors_and_curves_of_what_separates():
     for of_one_kind in (np.ones(5, bool), np.zeros(5, bool)):
         with pytest.raises(ValueError, match="accepted and rejected tokens"):
             separate(np.arange(5.0), of_one_kind)
-    rng = np.random.default_rng(1)
-    entropy = rng.uniform(0, 4, 40_000)
-    accepted = rng.random(40_000) < np.maximum(0, 1 - np.sqrt(0.15 * entropy))
-    assert fitted_entropy_factor(entropy, accepted) == pytest.approx(0.15, rel=0.05)
     values, accepted = np.random.default_rng(2).random(101), np.arange(101) % 3 == 0
     curve = acceptance_curve(values, accepted, bins=8)
     assert sum(curve.count) == 101 and curve.value == sorted(curve.value)
@@ -58,18 +52,17 @@ def test_phases_lie_around_what_separates_best_and_of_sampled_distributions_are_
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory):
+def calibrated(tmp_path_factory, tiny_folders, models):
     """A tiny pair and the calibration that the command writes for it."""
     folder = tmp_path_factory.mktemp("calibrated")
-    target, drafter = write_pair(folder)
     prompts = folder / "p.jsonl"
     texts = [("a", "one two three"), ("a", "four five"), ("b", "six seven"), ("b", "eight nine ten")]
     prompts.write_text("".join(json.dumps({"turns": [text], "category": name}) + "\n" for name, text in texts))
-    command = ["--target", target, "--drafter", drafter, "--prompts", str(prompts), "--dtype", "float32"]
     out = folder / "out"
+    command = [*models, "--prompts", str(prompts), "--dtype", "float32"]
     options = ["--split", "None", "--max-new-tokens", "24", "--max-deviation", "0.3", "--out", str(out)]
     assert main([*command, *options]) == 0
-    return target, drafter, out / "calibration.json"
+    return *tiny_folders, out / "calibration.json"
 
 
 def test_the_command_writes_every_part(calibrated):

@@ -16,7 +16,6 @@ from configs.base import CompareConfig, Method, config_hash
 from experiments.lib import run_folder
 from experiments.lib.commands import exit_codes, parsed
 from experiments.lib.run_folder import RunFolder, read_rows
-from specdec_jax.loading.new_folder import replacing
 
 
 def test_exit_codes(capsys):
@@ -136,12 +135,3 @@ def test_a_torn_line_is_dropped_and_a_broken_one_in_the_middle_is_an_error_with_
     (folder.path / "results.jsonl").write_text('{"a": 1}\nnot json\n{"a": 2}\n')
     with pytest.raises(ValueError, match=r"results\.jsonl:2: not JSON"):
         folder.rows()
-
-
-def test_a_failed_replacement_leaves_the_old_file_and_no_rest(folder):
-    (folder.path / "table.md").write_text("old")
-    with pytest.raises(RuntimeError), replacing(folder.path / "table.md") as path:
-        path.write_text("half")
-        raise RuntimeError
-    assert (folder.path / "table.md").read_text() == "old"
-    assert sorted(entry.name for entry in folder.path.iterdir()) == ["manifest.json", "table.md"]

@@ -12,10 +12,9 @@ from experiments import compare
 from experiments.compare import by_method, main
 from experiments.lib.run_folder import read_rows as rows
 from experiments.lib.tables import against_table, summarise
+from specdec_jax import SamplingParams, build_pair, generate
 from specdec_jax.costs.cost_model import cost_model
 from specdec_jax.text import pair
-from specdec_jax.text.generation import build_pair, generate
-from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -140,13 +139,7 @@ def test_a_method_may_bring_its_own_drafter(config, tmp_path):
     assert re.findall(r"(.+) drafted nothing: try a lower", (out / "table.md").read_text()) == ["never"]
 
 
-LOSSY = {
-    "rejection": "rejection()",
-    "half": "lenience(lenience=0.5)",
-    "tenth": "lenience(lenience=0.1)",
-    "easd": "easd(top_n=3, target_entropy=0.1)",
-    "by-phase": "by_phase(lenience=0.5)",
-}
+LOSSY = {"rejection": "rejection()", "tenth": "lenience(lenience=0.1)", "by-phase": "by_phase(lenience=0.5)"}
 LOSSY_OPTIONS = 'temperatures=(0.0, 1.0), repeats=2, max_new_tokens=12, against="rejection", quality=True'
 LOSSY_METHODS = ("plain", *LOSSY)
 
@@ -166,7 +159,7 @@ def lossy(lossy_config):
 @pytest.mark.seldom
 def test_the_figures_are_those_of_the_rows(lossy):
     found, figures = rows(lossy), {}
-    assert [row["method"] for row in found[:6]] == list(LOSSY_METHODS) and len(found) == 2 * 2 * 2 * 6
+    assert [row["method"] for row in found[:4]] == list(LOSSY_METHODS) and len(found) == 2 * 2 * 2 * 4
     for temperature in (0.0, 1.0):
         here = [row for row in found if row["temperature"] == temperature]
         figures = by_method(here)

@@ -29,12 +29,11 @@ def test_the_demo_prompts_are_frozen():
 
 def test_what_lies_beside_a_config_can_be_imported_in_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
-    (tmp_path / "lies_beside.py").write_text("from helps_it import LENGTH\nfrom specdec_jax.stopping import static\n")
-    (tmp_path / "helps_it.py").write_text("LENGTH = 2\n")
+    (tmp_path / "lies_beside.py").write_text("from specdec_jax.stopping import static\n")
     (tmp_path / "mine.py").write_text(
-        "from lies_beside import LENGTH, static\n"
+        "from lies_beside import static\n"
         "from configs.base import CompareConfig, Method\n"
-        "methods = (Method('plain', None), Method('mine', static(draft_length=LENGTH)))\n"
+        "methods = (Method('plain', None), Method('mine', static(draft_length=2)))\n"
         "config = CompareConfig(name='mine', prompts='configs/prompts/demo.jsonl', methods=methods)\n"
     )
     assert load_config(tmp_path / "mine.py").methods[1].policy == static(draft_length=2)

@@ -119,7 +119,7 @@ def row_of(folder, **wanted):
 def test_rows_are_walks_along_the_trace_at_the_setting_of_the_other_half(run, temperature):
     trace = made_up_trace(temperature)
     for name, twin in (
-        ("static-3", lambda: twins.Static(3)),
+        ("static-3", lambda: twins.Length(3)),
         ("adaedl threshold=0.2", lambda: twins.AdaEDL(threshold=0.2)),
         ("adaedl threshold=0.6", lambda: twins.AdaEDL(threshold=0.6)),
     ):
@@ -130,7 +130,7 @@ def test_rows_are_walks_along_the_trace_at_the_setting_of_the_other_half(run, te
     for task in ("all", "code", "mathematics", "chat"):
         row = row_of(run("rules"), what="static", temperature=temperature, task=task)
         texts = [index for index, name in enumerate(trace.about["tasks"]) if task in ("all", name)]
-        lengths, seconds = on_the_other_half(trace, texts, [7, *range(17)], twins.Static)
+        lengths, seconds = on_the_other_half(trace, texts, [7, *range(17)], twins.Length)
         assert [chosen["draft_length"] for chosen in row["settings"]] == lengths
         np.testing.assert_allclose(row["seconds"], seconds)
         differ += lengths[0] != lengths[1]
@@ -147,7 +147,7 @@ def test_a_fitted_factor_and_other_machines_are_walks(run):
     measured = COSTS._replace(drafter_step=0.5 * COSTS.plain_pass)
     for group, costs in (("flat, c = 0.1", flat(0.1, 16)), ("measured, c = 0.5", measured)):
         row = row_of(run("ratios"), what="static", group=group, **where)
-        seconds = on_the_other_half(worse, range(12), [7, *range(17)], twins.Static, costs=costs)[1]
+        seconds = on_the_other_half(worse, range(12), [7, *range(17)], twins.Length, costs=costs)[1]
         np.testing.assert_allclose(row["seconds"], seconds)
     speeds = {(row["group"], row["temperature"], row["what"]): speedup(row).estimate for row in rows_of(run("ratios"))}
     for (group, temperature, _), speed in speeds.items():  # nothing is faster than the oracle

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_pair import write_pair
 
 pytestmark = pytest.mark.slow
 
@@ -16,15 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLS, LINES = 3, 40
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    target, drafter = write_pair(tmp_path_factory.mktemp("pair"))
-    return ["--target", target, "--drafter", drafter, "--dtype", "float32", "--no-chat"]
-
-
 @pytest.fixture
 def commands(models, tmp_path):
     """name -> (words, a function from the output's path to its bytes)."""
+    models = [*models, "--dtype", "float32", "--no-chat"]
     source = tmp_path / "in.jsonl"
     source.write_text(
         "\n".join(json.dumps({"prompt": f"Count {i}", "temperature": 0.7 * (i % 2)}) for i in range(LINES))

@@ -24,13 +24,12 @@ from specdec_jax.costs.cost_model import RuleCost, between, cost_model, flat
 from specdec_jax.replay.replay import replay
 from specdec_jax.replay.trace import save_trace
 from specdec_jax.stopping import static, svip
+from specdec_jax.text.strategies import names
 
 COSTS = flat(0.1, 16)
 
 
 def test_every_policy_has_a_place_in_the_comparison():
-    from specdec_jax.text.strategies import names
-
     assert {entry.policy.name for entry in RULES} == set(names("policy")) - {"update_every"}
     assert len({entry.name for entry in RULES}) == len(RULES)
     for entry in RULES:

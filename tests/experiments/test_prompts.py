@@ -4,9 +4,11 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from experiments.lib.prompts import DATASETS, HALVES, Prompt, load_prompts, read_prompts
 
@@ -169,12 +171,7 @@ def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch):
 
 def test_parquet_is_read_with_pyarrow(tmp_path, monkeypatch):
     file = tmp_path / "test.parquet"
-    file.touch()
-    parquet = ModuleType("pyarrow.parquet")
-    tables = {file: SimpleNamespace(to_pylist=lambda: ROWS["gsm8k"])}
-    parquet.read_table = tables.__getitem__  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pyarrow", ModuleType("pyarrow"))
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS["gsm8k"]), file)
     check_prompts("gsm8k", f"hub:gsm8k@{file}")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"needs the package 'pyarrow', which is optional: pip install pyarrow"):

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from tiny_pair import write_pair
 
 from configs.base import Contrast, EvidenceConfig, JudgedRule, PromptKind, RecordedPair, load_config
 from experiments import policies, record, tables
@@ -137,10 +136,10 @@ def test_verdicts():
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
+def recording(tmp_path_factory, tiny_folders):
     """Traces of tiny models, recorded by a config, and its archive."""
     folder = tmp_path_factory.mktemp("recording")
-    target, drafter = write_pair(folder)
+    target, drafter = tiny_folders
     lines = [{"question_id": i, "category": "talk", "turns": [f"Count {i}"]} for i in range(4)]
     (folder / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     other = folder / "other"

@@ -5,11 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tiny_pair import write_pair
 
 from experiments.lib.turns import in_turns
-from specdec_jax.stopping import static
-from specdec_jax.text.generation import build_pair, prepare, start
+from specdec_jax.text.generation import prepare, start
 from specdec_jax.text.sampling_params import SamplingParams
 
 
@@ -45,12 +43,10 @@ def test_another_run_begins_every_time_and_what_is_done_has_no_turn_more():
 
 
 @pytest.mark.slow
-def test_a_run_by_turns_is_the_run_in_one_piece(tmp_path):
-    target, drafter = write_pair(tmp_path)
-    pair = build_pair(target, drafter, policy=static(), max_draft_length=3, costs="estimated", dtype="float32")
+def test_a_run_by_turns_is_the_run_in_one_piece(tiny):
     sampling = SamplingParams(max_new_tokens=24, temperature=0.7, stop_ids=())
-    request = prepare(pair, ["abc", "hgfe"], sampling, chat=False)
-    whole = pair.decoder.run(pair.params, start(pair, request).state, leave=1)
-    state, _ = in_turns({0: (pair, start(pair, request).state, 2)}, leave=1)[0]
+    request = prepare(tiny, ["abc", "hgfe"], sampling, chat=False)
+    whole = tiny.decoder.run(tiny.params, start(tiny, request).state, leave=1)
+    state, _ = in_turns({0: (tiny, start(tiny, request).state, 2)}, leave=1)[0]
     np.testing.assert_array_equal(state.statistics.num_rounds, whole.statistics.num_rounds)
     np.testing.assert_array_equal(state.tokens, whole.tokens)

@@ -38,7 +38,6 @@ REFUSED = {  # by which property, or in which words
     "neighbours_beside": ("policy", "policy's beside differs for the same row"),
     "late_neighbour": ("policy", "differs for the same row"),
     "seed_by_table": ("policy", "the whole decoder"),
-    "learns_seed": ("policy", "the whole decoder"),
 }
 
 
@@ -72,7 +71,7 @@ def bolder_late(log_accept, draft, distributions, context):
 @pytest.mark.parametrize("accept", [never_ends, greedy_if_cool, bolder_late])
 def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept):
     wrong = verifier_with(accept)
-    found = lossless.prove(static(), wrong, seed=1)
+    found = lossless.prove(static(), wrong, seed=1, shapes=1 if accept is never_ends else 5)
     assert found.conclusion == lossless.NOT_LOSSLESS and found.counterexample is not None
     number = {never_ends: 151_645, greedy_if_cool: 0.25, bolder_late: 40_321}[accept]
     assert number in found.constants and number not in constants_of(static(), rejection(), UNWATCHED)
@@ -94,7 +93,7 @@ def test_weights_too_large_at_real_vocabularies_are_seen_in_every_kind_of_draft(
         here = (draft.one_hot[:, 0] == chosen) & (draft.length == length)
         return jnp.where(here[:, None], weights + 1e-9, weights)
 
-    assert prove_real_size(verifier_by(changed), Drawing(1), 49_152).measure > ROUNDING
+    assert prove_real_size(verifier_by(changed), Drawing(1), 49_152, warps=1).measure > ROUNDING
 
 
 @pytest.mark.optimised
@@ -162,7 +161,8 @@ WRONG_DRAFTERS = {
 
 @pytest.mark.optimised
 @pytest.mark.parametrize("kind", WRONG_DRAFTERS)
-def test_a_drafter_draws_what_it_reports(kind):
+def test_a_drafter_draws_what_it_reports(kind, monkeypatch):
+    monkeypatch.setattr(proof, "VOCABULARIES", (49_152,))
     numbers = constants_of(None, None, PHASES, text_drafter(kind, 3, 7))
     results = proof._drafter(lambda longest, vocab: text_drafter(kind, longest, vocab), Drawing(1, numbers))
     wrong = results[-1][1].wrong

@@ -71,15 +71,12 @@ def sampled(rule):
     return lossless.test_by_sampling(decoder, params, tokens=MOST + 1, sequences=16_384)
 
 
-@pytest.mark.often(2)
+@pytest.mark.seldom
 @pytest.mark.optimised
-@pytest.mark.parametrize(
-    "place", ["draft 5", "token 2", "odd rounds", "next row"]
-)  # one row of thousands is what `alone` is for
-def test_a_rule_that_knew_the_uniforms_would_be_seen(place, monkeypatch):
-    """With the hole opened again the sampled test rejects the cheat wherever it hides; closed, it is honest."""
+def test_a_rule_that_knew_the_uniforms_would_be_seen(monkeypatch):
+    """With the hole opened again the sampled test rejects the cheat; closed, it is honest."""
     monkeypatch.setattr("specdec_jax.decoding.rounds.policy_seeds", lambda seed: seed)
-    report = sampled(policy(PLACES[place], improbable))
+    report = sampled(policy(PLACES["token 2"], improbable))
     assert not report.lossless and min(report.p_value, report.least) < 1e-6
     assert report.drafted[-1] > 500
 
@@ -125,7 +122,6 @@ def verifier(where, fair):
         log_q, log_p_token, log_q_token = draft_log_probabilities(draft, log_p)
 
         def share(token, index):
-            """[B, ...] of what could be accepted."""
             there = where(context, jnp.broadcast_to(index, token.shape), token, state.played[:, None])
             return jnp.where(jnp.broadcast_to(there, token.shape), 0.5, 1.0)
 
@@ -161,9 +157,3 @@ def test_verifiers_that_cheat_there_only_are_rejected(place):
 def test_verifiers_that_are_fair_there_pass(place):
     result, rows, coverage = enumerated(TO_THE_END, verifier(VERIFIED[place], fair=True))
     assert result.measure < 2e-6 and not rows.wrong and coverage.accepted.all()
-
-
-@pytest.mark.parametrize("place", ["row 1", "next row"])
-def test_fair_verifiers_whose_rows_look_at_each_other_are_rejected(place):
-    _, rows, _ = enumerated(TO_THE_END, verifier(VERIFIED[place], fair=True))
-    assert "the verifier's verify differs for the same row" in rows.wrong

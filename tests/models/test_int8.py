@@ -9,8 +9,7 @@ import pytest
 from tiny_llama import CONFIG, one_pass, random_named, random_tokens, variant
 from tiny_reading import reads_at_all_positions
 
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
+from specdec_jax import ModelParams, build_decoder
 from specdec_jax.drafters.draft_models.intersection import shared_params, with_shared_tokens
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of
@@ -34,10 +33,6 @@ FAMILIES = family_names()
 
 def walked(tree):
     return jax.tree.leaves_with_path(tree, is_leaf=is_matrix)
-
-
-def dequantised(params):
-    return jax.tree.map(lambda leaf: as_float32(leaf) if is_matrix(leaf) else leaf, params, is_leaf=is_matrix)
 
 
 # --- rounding ---------------------------------------------------------------------------------------------------------
@@ -116,8 +111,10 @@ def test_every_family_is_the_model_of_its_rounded_matrices(name, monkeypatch):
     few = [random_tokens(1, 2, model.spec.vocab_size)] if picks else []
     for tokens in (random_tokens(2, 12, model.spec.vocab_size), *few):
         with jax.disable_jit():
-            both = params, dequantised(params)
-            found, expected = (model.apply(own, tokens, model.init_cache(own, *tokens.shape))[0] for own in both)
+            wide = jax.tree.map(lambda leaf: as_float32(leaf) if is_matrix(leaf) else leaf, params, is_leaf=is_matrix)
+            found, expected = (
+                model.apply(own, tokens, model.init_cache(own, *tokens.shape))[0] for own in (params, wide)
+            )
         np.testing.assert_array_equal(found, expected)
 
 

@@ -11,13 +11,12 @@ import pytest
 import tiny_t5
 from refusals import refusals
 from replayed import decoded
-from tiny_llama import CONFIG, model_and_params, one_pass, random_tokens, variant
+from tiny_llama import CONFIG, model_and_params, noisy, one_pass, random_named, random_tokens, variant
 from tiny_reading import reads_at_all_positions
 
 from experiments.lib.parity_side.cases import padded_sources, random_tensors
-from specdec_jax import models
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import distribution, make_warp
+from specdec_jax import ModelParams, make_warp, models
+from specdec_jax.decoding.sampling import distribution
 from specdec_jax.drafters.draft_models import llama_reading
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading.families import config_class
@@ -65,39 +64,37 @@ def test_dynamic_scaling_changes_nothing_within_the_context():
 
 
 def random_family(name):
-    """(family, its example's config, its model as one of tokens alone, parameters that show in the logits)."""
+    """(family, its example's config, its model as one of tokens alone, tensors of a checkpoint)."""
     family = family_named(name)
     config = family.example_config()
-    params = family.init_params(config, jax.random.key(0), jnp.float32)
-    params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
-    return family, config, without_source(family.language_model(config, jnp.float32)), params
+    return family, config, without_source(family.language_model(config, jnp.float32)), random_named(config, scale=0.16)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_obeys_the_seam(name):
     """A fork's family file is tested the moment it exists; it says by `example_config` with which numbers."""
-    family, config, model, params = random_family(name)
+    family, config, model, named = random_family(name)
     assert isinstance(model, LanguageModel) and type(config).from_hf(config.to_hf()) == config
-    if isinstance(model, DraftModel):
-        params, model = with_something_to_read(params), reads_at_all_positions(model)
-    check_model(model, params)
-    named = family.named_from_params(config, params)
-    again = family.params_from_named(config, named, jnp.float32)
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
-    assert all(x.dtype != jnp.float64 for x in jax.tree.leaves(params))
+    params = family.params_from_named(config, named, jnp.float32)
+    check_model(reads_at_all_positions(model) if isinstance(model, DraftModel) else model, params)
+    jax.tree.map(np.testing.assert_array_equal, family.named_from_params(config, params), named)
+    begun = jax.eval_shape(lambda: family.init_params(config, jax.random.key(0), jnp.float32))
+    kinds = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (begun, params)]
+    assert kinds[0] == kinds[1]
 
 
 @pytest.mark.often(2)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in READING])
 def test_every_family_decodes_what_one_pass_would(name):
     """Greedily, drafts as long as windows are and longer than what is left of them, rows of several lengths."""
-    _, _, model, params = random_family(name)
-    noisy = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), params)
+    family, config, model, named = random_family(name)
+    both = (family.params_from_named(config, tensors, jnp.float32) for tensors in (named, noisy(named, 0.02)))
+    weights = ModelParams(*both)
     prompts, widths = [[3, 4, 5], [7] * 9, [1, 2]], {"verification_widths": (7,)}
-    given = model, drafter_of(model, 6), ModelParams(params, noisy), prompts, static(draft_length=6)
+    given = model, drafter_of(model, 6), weights, prompts, static(draft_length=6)
     state = jax.tree.map(np.asarray, decoded(*given, limit=40, decoder_options=widths))
     assert 0 < state.statistics.num_accepted_tokens.sum() < state.statistics.num_draft_tokens.sum()
-    logits, _ = one_pass(model, params, jnp.asarray(state.tokens), state.tokens.shape[1])
+    logits, _ = one_pass(model, weights.target, jnp.asarray(state.tokens), state.tokens.shape[1])
     for row, prompt in enumerate(prompts):
         begin, end = len(prompt), len(prompt) + 40
         assert state.length[row] == end
@@ -107,16 +104,6 @@ def test_every_family_decodes_what_one_pass_would(name):
 def without_source(model):
     """A model with an encoder as one of tokens alone: it has read the same source in every row."""
     return model if model.spec.source is None else with_source(model, [5, 3, 8, 2])
-
-
-def with_something_to_read(params):
-    """Its projections begin at zero."""
-    key = jax.random.key(5)
-    return params | {
-        name: jax.tree.map(lambda x: 0.2 * jax.random.normal(key, x.shape), params[name])
-        for name in ("read", "merge", "own")
-        if name in params
-    }
 
 
 def test_what_is_read_of_the_target_changes_what_comes_next():
@@ -131,7 +118,8 @@ def test_what_is_read_of_the_target_changes_what_comes_next():
     )
     before = logits(params, hidden)
     np.testing.assert_allclose(before, plain, atol=1e-5)  # untrained it is the llama it started from
-    params = with_something_to_read(params)
+    drawn = llama_reading.params_from_named(config, random_named(config, scale=0.2), jnp.float32)
+    params |= {name: drawn[name] for name in ("read", "merge", "own")}  # they begin at zero
     for layer in range(3):  # each of the layers by itself, whatever the size of its stream
         other = hidden.at[:, 1, layer].multiply(-1.0)
         found = [logits(params, one) for one in (hidden, other, hidden.at[:, :, layer].multiply(100.0))]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_llama import random_named
 
 import specdec_jax as sd
 from specdec_jax import kernels
@@ -24,10 +25,9 @@ FAMILIES = [name for name in family_names() if not hasattr(family(name), "later_
 
 def random_model(name):
     module = family(name)
-    config, rng = module.example_config(), np.random.default_rng(1)
+    config = module.example_config()
     model = module.language_model(config, jnp.bfloat16)
-    shapes = jax.eval_shape(lambda: module.init_params(config, jax.random.key(0), jnp.bfloat16))
-    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape) * 0.3, leaf.dtype), shapes)
+    params = module.params_from_named(config, random_named(config), jnp.bfloat16)
     return (model if model.spec.source is None else with_source(model, [1, 2, 3, 4, 5])), params
 
 

@@ -1,5 +1,7 @@
 """Log-probabilities of emitted tokens are the scores of the text, however it was decoded; and phases."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,10 @@ from stopping_cases import play_rows, story
 from tiny_t5 import padded
 from tiny_t5 import write_pair as write_t5
 
+from specdec_jax import SamplingParams, build_decoder, build_pair, generate, make_warp, stream
 from specdec_jax.app.file_command import result_line
 from specdec_jax.contrib.trees import comb
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.sampling import distribution, make_warp
+from specdec_jax.decoding.sampling import distribution
 from specdec_jax.decoding.scoring import score
 from specdec_jax.drafters import no_drafter
 from specdec_jax.lossless import toy_decoder
@@ -22,9 +24,7 @@ from specdec_jax.monitors import log_probs, phases
 from specdec_jax.monitors.phases import observe_token
 from specdec_jax.stopping import phase_length, static, survival
 from specdec_jax.text.continuous_batching import complete
-from specdec_jax.text.generation import build_pair, generate, prepare
-from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.text.streaming import stream
+from specdec_jax.text.generation import prepare
 from specdec_jax.types import RoundContext, VerificationResult
 from specdec_jax.verification import rejection
 
@@ -166,9 +166,14 @@ def test_rounds_of_any_length_find_the_phases_of_the_plain_loop(raw):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, cut)
 
 
-def decode(policy, monitor=None, **hyperparameters):
+@functools.cache
+def watching(policy):
+    return toy_decoder(policy, rejection(), 3, 5, monitor=phases(), distance=0.9)
+
+
+def decode(policy, **hyperparameters):
     """(the target's table, the final state) of two rows of 40 tokens at temperature 1."""
-    decoder, params = toy_decoder(policy, rejection(), 3, 5, monitor=monitor, distance=0.9)
+    decoder, params = watching(policy)
     options = {"max_new_tokens": 40, "seed": 3, "warp": make_warp(2, temperature=1.0), "stop_ids": ()}
     state = decoder.prefill(params, [(0, 1), (2, 3)], record_rounds=40, **options, **hyperparameters)
     return params.target, jax.tree.map(np.asarray, decoder.run(params, state))
@@ -178,7 +183,7 @@ WATCH = {"enter": 0.9, "leave": 0.85, "minimum_length": 2, "decay": 0.5}
 
 
 def test_the_record_says_which_phase_a_round_began_in():
-    table, state = decode(static(), phases(), monitor_hyperparameters=WATCH)
+    table, state = decode(static(), monitor_hyperparameters=WATCH)
     seen = set()
     for row in range(2):
         start, text = int(state.prompt_length[row]), state.tokens[row, : int(state.length[row])]
@@ -194,7 +199,7 @@ def test_the_record_says_which_phase_a_round_began_in():
 
 def test_lengths_follow_the_phase():
     lengths = {"routine_length": 3, "reasoning_length": 1}
-    _, state = decode(phase_length(), phases(), monitor_hyperparameters=WATCH, policy_hyperparameters=lengths)
+    _, state = decode(phase_length(), monitor_hyperparameters=WATCH, policy_hyperparameters=lengths)
     for row in range(2):
         rounds = int(state.statistics.num_rounds[row]) - 1  # the last may be cut by the budget
         phase, drafted = state.record.phase[row, :rounds], state.record.drafted[row, :rounds]
@@ -202,7 +207,7 @@ def test_lengths_follow_the_phase():
         np.testing.assert_array_equal(drafted, np.minimum(np.where(phase == 0, 3, 1), budget))
         assert set(phase.tolist()) == {0, 1}
     watch, lengths = {"enter": 0.0, "leave": 0.0, "minimum_length": 1}, {"routine_length": 3, "reasoning_length": 0}
-    _, state = decode(phase_length(), phases(), monitor_hyperparameters=watch, policy_hyperparameters=lengths)
+    _, state = decode(phase_length(), monitor_hyperparameters=watch, policy_hyperparameters=lengths)
     assert state.record.drafted[0, 1:10].tolist() == [0] * 9 and state.record.drafted[0, 0] == 3
 
 
@@ -218,9 +223,3 @@ test_what_is_refused = refusals(
     (lambda: phase_length(phase_length()), "without hyperparameters called reasoning_length and routine_length"),
     (lambda: build_decoder(table_model(5), no_drafter(), phase_length()), "this policy reads phases"),
 )
-
-
-def test_a_pair_gets_its_monitor(tiny_folders):
-    pair = build_pair(*tiny_folders, policy=phase_length(), dtype="float32")
-    assert pair.decoder.parts.monitor.init(1).phase.tolist() == [0]
-    assert phase_length().hyperparameters == {"routine_length": 5, "reasoning_length": 2}

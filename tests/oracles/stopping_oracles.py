@@ -57,9 +57,11 @@ class AtLeast(Rule):
 class Led(Rule):
     """AdaEDL's Algorithm 1 (arXiv 2410.18351) around a check."""
 
-    def __init__(self, threshold=0.7, alpha=0.9, beta1=0.5, beta2=0.9, epsilon=0.01, keep=False, adaptive=True):
+    def __init__(
+        self, threshold=0.7, alpha=0.9, beta1=0.5, beta2=0.9, epsilon=0.01, keep=False, adaptive=True, raw=False
+    ):
         self.threshold, self.alpha, self.beta1, self.beta2, self.epsilon = threshold, alpha, beta1, beta2, epsilon
-        self.rate, self.keep, self.adaptive, self.failed = alpha, keep, adaptive, False
+        self.rate, self.keep, self.adaptive, self.raw, self.failed = alpha, keep, adaptive, raw, False
 
     def draws(self, seen, drafted):
         self.failed = self.confidence(seen, drafted) < self.threshold
@@ -82,19 +84,15 @@ class Led(Rule):
 
 
 class AdaEDL(Led):
-    def __init__(self, gamma=0.2, raw=False, **hyperparameters):
+    def __init__(self, gamma=0.2, **hyperparameters):
         super().__init__(**hyperparameters)
-        self.gamma, self.raw = gamma, raw
+        self.gamma = gamma
 
     def confidence(self, seen, drafted):
         return 1 - math.sqrt(self.gamma * (seen.raw_entropy if self.raw else seen.entropy))
 
 
 class MaxConfidence(Led):
-    def __init__(self, raw=False, **hyperparameters):
-        super().__init__(**hyperparameters)
-        self.raw = raw
-
     def confidence(self, seen, drafted):
         return seen.raw_max_prob if self.raw else seen.max_prob
 
@@ -204,7 +202,10 @@ class HFConfidence(Rule):
 
 
 class Length(Rule):
-    """A rule for the draft length."""
+    """A draft length, fixed where nothing is learnt."""
+
+    def __init__(self, length):
+        self.length = length
 
     def begins(self, row, emitted):
         return self.length > 0
@@ -214,11 +215,6 @@ class Length(Rule):
 
     def shown(self):
         return float(self.length)
-
-
-class Static(Length):
-    def __init__(self, length):
-        self.length = length
 
 
 class HFHeuristic(Length):

@@ -9,7 +9,7 @@ from specdec_jax.replay.trace import FEATURES
 COSTS = costs_or_default(None)
 
 
-def walk(trace, text, twin, most, costs=COSTS):
+def walk(trace, text, twin, costs=COSTS, most=16):
     """(seconds, rounds, passes, accepted) of one text under a plain-Python rule, read off the trace step by step."""
     times, at, end, limit = costs.pass_times(most), 0, int(trace.length[text]), int(trace.limit[text])
     seconds, rounds, all_passes, all_accepted = 0.0, 0, 0, 0
@@ -40,16 +40,15 @@ def walk(trace, text, twin, most, costs=COSTS):
     return seconds, rounds, all_passes, all_accepted
 
 
-def totals(trace, make_twin, most=16, texts=None, costs=COSTS):
+def totals(trace, make_twin):
     """Sums of `walk` over texts, a fresh rule for each."""
-    chosen = range(trace.num_texts) if texts is None else texts
-    return np.sum([walk(trace, text, make_twin(), most, costs) for text in chosen], axis=0)
+    return np.sum([walk(trace, text, make_twin()) for text in range(trace.num_texts)], axis=0)
 
 
-def on_the_other_half(trace, texts, settings, make_twin, most=16, costs=COSTS):
+def on_the_other_half(trace, texts, settings, make_twin, costs=COSTS):
     """(settings chosen on either half, seconds of every text), by walks."""
     texts = np.asarray(texts)
-    seconds = np.array([[walk(trace, text, make_twin(value), most, costs)[0] for text in texts] for value in settings])
+    seconds = np.array([[walk(trace, text, make_twin(value), costs)[0] for text in texts] for value in settings])
     first = np.random.default_rng(0).permutation(len(texts)) < len(texts) // 2
     best = [int(np.argmin(seconds[:, half].sum(axis=1))) for half in (first, ~first)]
     return [settings[index] for index in best], np.where(first, seconds[best[1]], seconds[best[0]])

@@ -10,13 +10,11 @@ import pytest
 from experiments import record
 from experiments.lib.rules import rule
 from experiments.lib.trace_runs import replay_rule
+from specdec_jax import SamplingParams, build_pair, generate, load_model
 from specdec_jax.costs.choices import widths_for
 from specdec_jax.costs.cost_model import between, cost_model
-from specdec_jax.loading import load_model
 from specdec_jax.replay.trace import load_trace
 from specdec_jax.stopping import survival
-from specdec_jax.text.generation import build_pair, generate
-from specdec_jax.text.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.optimised  # as the command's own processes are
 

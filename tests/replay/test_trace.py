@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.costs.cost_model import between, cost_model, load_cost_model, save_cost_model
+from specdec_jax.lossless.toys import table_model
 from specdec_jax.replay.trace import FEATURES, Trace, check, join, load_trace, save_trace, select
 from specdec_jax.replay.tracing import trace_texts
 
@@ -147,8 +148,6 @@ def test_what_is_no_trace_is_named(tmp_path):
     ],
 )
 def test_texts_that_cannot_be_traced_are_named(texts, options, words):
-    from specdec_jax.lossless.toys import table_model
-
     toy = table_model(4)
     with pytest.raises(ValueError, match=words):
         trace_texts((toy, toy), (None, None), texts, **({"limit": 9} | options))

@@ -1,7 +1,5 @@
 """Verifiers against plain twins of their papers, row by row, ragged, with garbage beyond the drafts; also of trees."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,31 +18,33 @@ FACTORIES = {"rejection": rejection, "block": block, "greedy": greedy}
 MIXED = np.resize([1.0, 0.0, 0.7], 200)
 
 
-def compare(name, rows, tolerance, **options):
-    draft, target, (drafts, length, q) = case(rows, **options)
+DRAFTS = {
+    "drawn": {"temperature": MIXED},
+    "p_is_q": {"same": True},
+    "chosen": {"chosen": True, "temperature": MIXED},
+    "temperature 0": {"seed": 2, "temperature": 0.0},
+    "temperature 0, chosen": {"seed": 2, "temperature": 0.0, "chosen": True},
+}
+
+
+PAPERS = [(name, drafted) for name in ("rejection", "block") for drafted in DRAFTS]
+
+
+@pytest.mark.parametrize(("name", "drafted"), [*PAPERS, ("greedy", "temperature 0, chosen")])
+def test_verifiers_are_their_papers(name, drafted):
+    draft, target, (drafts, length, q) = case(200, **DRAFTS[drafted])
     log_prob_accepted, weights = verified(FACTORIES[name](), draft, target)
     prob = np.exp(np.asarray(target.log_prob, np.float64))
     length_distribution, next_distribution = oracles.VERIFIERS[name]
-    for row in range(rows):
+    for row in range(200):
         n = length[row]
         arguments = (drafts[row, :n].tolist(), q[row, :n], prob[row, : n + 1])
         expected = length_distribution(*arguments)
-        np.testing.assert_allclose(np.exp(log_prob_accepted[row, : n + 1]), expected, atol=tolerance)
+        np.testing.assert_allclose(np.exp(log_prob_accepted[row, : n + 1]), expected, atol=3e-6)
         assert (log_prob_accepted[row, n + 1 :] == -np.inf).all(), "more accepted than drafted"
-        for k in np.flatnonzero(expected > tolerance):
+        for k in np.flatnonzero(expected > 3e-6):
             distribution = weights[row, k] / weights[row, k].sum()
-            near = 100 * tolerance / expected[k]
-            np.testing.assert_allclose(distribution, next_distribution(*arguments, k), atol=near)
-
-
-@pytest.mark.parametrize("name", ["rejection", "block"])
-@pytest.mark.parametrize(
-    "options",
-    [{"temperature": MIXED}, {"same": True}, {"chosen": True, "temperature": MIXED}],
-    ids=["drawn", "p_is_q", "chosen"],
-)
-def test_verifiers_are_their_papers(name, options):
-    compare(name, 200, 3e-6, **options)
+            np.testing.assert_allclose(distribution, next_distribution(*arguments, k), atol=3e-4 / expected[k])
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
@@ -56,11 +56,6 @@ def test_a_chosen_draft_has_its_own_distribution_whatever_log_q_holds(name):
     for log_q in (left, np.full_like(left, -np.inf)):
         for mine, plain in zip(verified(FACTORIES[name](), draft._replace(log_q=log_q), target), expected, strict=True):
             np.testing.assert_array_equal(mine, plain)
-
-
-@pytest.mark.parametrize("name", FACTORIES)
-def test_all_verifiers_agree_at_temperature_0(name):
-    compare(name, 200, 1e-6, seed=2, temperature=0.0, chosen=name == "greedy")
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
@@ -91,11 +86,11 @@ def test_sun_et_al_s_example():
 MOST = 2
 
 
-def with_siblings(draft, drafts, q, seed=0, none=False):
+def with_siblings(draft, drafts, q, seed=0):
     """Siblings drawn without replacement, none to two beside a draft; beyond them and the draft stands garbage."""
     rng, rows = np.random.default_rng(seed), len(drafts)
     siblings = np.full((rows, K, MOST), VOCAB - 1, np.int32)
-    counts = rng.integers(0, MOST + 1, (rows, K)).astype(np.int32) * (0 if none else 1)
+    counts = rng.integers(0, MOST + 1, (rows, K)).astype(np.int32)
     for row in range(rows):
         for depth in range(draft.length[row]):
             left = q[row, depth].copy()
@@ -107,21 +102,16 @@ def with_siblings(draft, drafts, q, seed=0, none=False):
     return TreeDraft(*draft, siblings=siblings, sibling_counts=counts)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def decide(verifier, draft, target, round_context):
-    rows = len(draft.length)
-    log_prob_accepted, next_distribution, _ = verifier.verify(verifier.init(rows), draft, target, round_context)
+@jax.jit
+def decided(draft, target):
+    """Chances of every number of accepted drafts [B, K+1], then of each sibling [B, K+1, M+1], the rest [B, K+1, V]."""
+    verifier, now = traversal(), context(len(draft.length), 1.0)
+    log_prob_accepted, next_distribution, _ = verifier.verify((), draft, target, now)
     found = []
-    for accepted in (jnp.full(rows, k, jnp.int32) for k in range(K + 1)):
-        found.append(outcomes(verifier, next_distribution, draft, target, accepted, round_context))
+    for accepted in (jnp.full_like(draft.length, k) for k in range(K + 1)):
+        found.append(outcomes(verifier, next_distribution, draft, target, accepted, now))
     several, rest = (jnp.stack(leaves, 1) for leaves in ([o.chance for o in found], [o.rest for o in found]))
     return jnp.exp(log_prob_accepted), several, rest
-
-
-def decided(verifier, draft, target, temperature=1.0):
-    """Chances of every number of accepted drafts [B, K+1], then of each sibling [B, K+1, M+1], the rest [B, K+1, V]."""
-    rows = len(draft.length)
-    return [np.asarray(result) for result in decide(verifier, draft, target, context(rows, temperature))]
 
 
 @pytest.mark.parametrize("same", [False, True])
@@ -129,7 +119,7 @@ def test_it_is_its_paper(same):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         draft, target, (drafted, _, q) = case(150, seed=6, dtype=np.float64, same=same)
         draft = with_siblings(draft, drafted, q)
-        lengths, several, rest = decided(traversal(), draft, target)
+        lengths, several, rest = map(np.asarray, decided(draft, target))
     prob, siblings = np.exp(np.asarray(target.log_prob, np.float64)), np.asarray(draft.siblings)
     for row in range(150):
         n, counts = int(draft.length[row]), np.asarray(draft.sibling_counts)[row]
@@ -143,28 +133,6 @@ def test_it_is_its_paper(same):
             if sibling is None and chance > 1e-9:
                 found = rest[row, accepted] / rest[row, accepted].sum()
                 np.testing.assert_allclose(found, following, atol=1e-12 / chance)
-
-
-def test_without_siblings_it_is_block():
-    draft, target, (drafts, _, q) = case(200, seed=7)
-    bare = with_siblings(draft, drafts, q, none=True)
-    block_lengths, _, block_rest = decided(block(), bare, target)
-    lengths, several, rest = decided(traversal(), bare, target)
-    np.testing.assert_allclose(lengths, block_lengths, atol=3e-6)
-    np.testing.assert_allclose(several[:, :, 0], 1.0, atol=1e-6)
-    reached = block_lengths > 1e-3
-    normal = [weights[reached] / weights[reached].sum(-1, keepdims=True) for weights in (rest, block_rest)]
-    np.testing.assert_allclose(*normal, atol=1e-3)
-    np.testing.assert_array_equal(*(verified(verifier, draft, target)[0] for verifier in (traversal(), block())))
-
-
-def test_at_temperature_0_the_targets_sibling_is_taken():
-    draft, target, (drafts, _, q) = case(200, seed=9, temperature=0.0, chosen=True)
-    draft = with_siblings(draft, drafts, np.where(q > 0, 1.0, 1e-9))
-    both = [decided(verifier, draft, target, 0.0) for verifier in (traversal(), block())]
-    ends = [lengths[:, :, None] * several for lengths, several, _ in both]
-    np.testing.assert_allclose(*ends, atol=1e-6)
-    assert (ends[0][:, :, 1:] == 1.0).any() and (ends[0][:, :, 0] == 1.0).any()
 
 
 def test_it_is_refused_where_another_verifier_would_decide_about_siblings():

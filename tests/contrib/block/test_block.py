@@ -11,33 +11,37 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drafting import with_source
+from refusals import refusals
 from stopping_cases import context
 from tiny_block import BLOCK, SIZE, block_pair, block_toy, logits_of_drafts
-from tiny_reading import READING, check_passes, entropies, reading_pair
+from tiny_reading import READING, assert_first_drafts_scored, check_passes, extended, reading_pair
 
 from configs import distill_smollm2_block
 from experiments.lib.distill_train import initial_state
-from specdec_jax import lossless, verification
+from specdec_jax import ModelParams, build_decoder, load_model, lossless, make_warp, verification
 from specdec_jax.contrib.block import block, llama_block
-from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.rounds import ModelParams
-from specdec_jax.decoding.sampling import distribution, make_warp
-from specdec_jax.decoding.scoring import score
+from specdec_jax.decoding.sampling import distribution
 from specdec_jax.distillation.batches import Batch
 from specdec_jax.distillation.losses import forward_kl
 from specdec_jax.distillation.training import Schedule, build_step, init_state
 from specdec_jax.distillation.unrolled import Unroll
 from specdec_jax.drafters.draft_models.reduced_head import reduce_params, with_reduced_head
 from specdec_jax.drafters.reading import drafter_of, reading
-from specdec_jax.loading import families, load_model
+from specdec_jax.loading import families
 from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.stopping.goodput import goodput
 from specdec_jax.stopping.survival import net_by_row, rate_of, survival
 from specdec_jax.types import Next
-from specdec_jax.verification.block import block as block_verification
+
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 PROMPTS = [[3, 7, 9, 4, 4, 5, 8, 1, 20, 33, 7, 9], [5], [1, 2]]
 WARP = {"temperature": 1.0}
+
+
+@pytest.fixture
+def pair():
+    return block_pair()
 
 
 @functools.lru_cache(maxsize=4)
@@ -50,11 +54,14 @@ def pair_and_decoder(policy, catch_up=4, few=None):
     return (target, params, drafter, own), build_decoder(target, made, policy, verification.rejection())
 
 
-def played(policy=static(draft_length=SIZE), temperature=1.0, new=24, catch_up=4, few=None, **options):  # noqa: B008
+def run(decoder, params, policy, temperature=1.0):
+    options = {"warp": make_warp(len(PROMPTS), temperature), "record_rounds": 24, "stop_ids": [], "seed": 3}
+    return decoder.run(params, decoder.prefill(params, PROMPTS, max_new_tokens=24, policy=policy, **options))
+
+
+def played(policy=static(draft_length=SIZE), temperature=1.0, catch_up=4, few=None):  # noqa: B008
     pair, decoder = pair_and_decoder(policy.bare, catch_up, few)
-    both = ModelParams(pair[1], pair[3])
-    options |= {"warp": make_warp(len(PROMPTS), temperature), "record_rounds": new, "stop_ids": [], "seed": 3}
-    return pair, decoder.run(both, decoder.prefill(both, PROMPTS, max_new_tokens=new, policy=policy, **options))
+    return pair, run(decoder, ModelParams(pair[1], pair[3]), policy, temperature)
 
 
 def check_rounds(pair, state, **options):
@@ -95,15 +102,9 @@ def test_what_is_fed_again_does_not_depend_on_the_size_of_a_pass(catch_up):
 
 def test_extend_goes_on_as_a_fresh_prefill():
     pair, decoder = pair_and_decoder(static())
-    both = ModelParams(pair[1], pair[3])
-    options = {"policy": static(draft_length=SIZE), "max_new_tokens": 16, "stop_ids": [], "seed": 3, "slots": 96}
-    options |= {"warp": make_warp(2, 1.0), "record_rounds": 16}
-    first = decoder.run(both, decoder.prefill(both, [[3, 7, 9, 4], [5, 6, 2, 8, 8]], **options))
-    tokens, lengths = np.asarray(first.tokens), np.asarray(first.length)
-    longer = [[*tokens[0, : lengths[0]].tolist(), 4, 9], [*tokens[1, : lengths[1] - 7].tolist(), 11]]
-    state = decoder.run(both, decoder.extend(both, first, longer, **options))
+    state, fresh = extended(pair, decoder, policy=static(draft_length=SIZE))
     assert check_rounds(pair, state) > 2
-    np.testing.assert_array_equal(state.tokens, decoder.run(both, decoder.prefill(both, longer, **options)).tokens)
+    np.testing.assert_array_equal(state.tokens, fresh.tokens)
 
 
 def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
@@ -114,32 +115,28 @@ def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
 
 
 def test_greedy_output_is_plain_decodings():
-    texts = []
-    with jax.default_matmul_precision("highest"):
-        for length in (SIZE, 0):
-            _, state = played(static(draft_length=length), temperature=0.0)
-            texts.append(np.asarray(state.tokens)[:, :36])
+    texts = [played(static(draft_length=length), temperature=0.0)[1].tokens[:, :36] for length in (SIZE, 0)]
     np.testing.assert_array_equal(*texts)
 
 
 # --- the distribution -------------------------------------------------------------------------------------------------
 
 
-def toy_decoder(policy, verifier, size=3):
+def toy_decoder(policy, size=3):
     target, table, model, own = block_toy(size=size)
-    made = build_decoder(target, block(model, size, catch_up=4), policy, verifier, prefill_chunk=4)
+    made = build_decoder(target, block(model, size, catch_up=4), policy, verification.rejection(), prefill_chunk=4)
     return made, ModelParams(table, own)
 
 
-@pytest.mark.often(2)
-@pytest.mark.parametrize("verifier", [verification.rejection(), block_verification()], ids=["rejection", "block"])
+@pytest.mark.often(1)
 @pytest.mark.parametrize("rule", [at_least(2, adaedl()), survival()], ids=["adaedl", "survival"])
-def test_the_whole_decoder_draws_from_the_target(rule, verifier):
-    decoder, params = toy_decoder(rule, verifier, 4)
+def test_the_whole_decoder_draws_from_the_target(rule):
+    decoder, params = toy_decoder(rule, 4)
     report = lossless.test_by_sampling(decoder, params, warp=WARP, tokens=5, sequences=16_384)
     assert report.lossless and report.drafted[1] > 500
 
 
+@pytest.mark.seldom
 def test_q_without_the_low_rank_term_is_rejected():
     """A drafter that draws as an honest one, and tells the distribution without that term: a bug."""
 
@@ -151,9 +148,8 @@ def test_q_without_the_low_rank_term_is_rejected():
 
         return honest._replace(predict=predict)
 
-    decoder, params = toy_decoder(static(draft_length=3), verification.rejection())
+    decoder, params = toy_decoder(static(draft_length=3))
     cheat = with_source(decoder, changed)
-    assert lossless.test_by_sampling(decoder, params, tokens=4, sequences=8192).lossless
     assert not lossless.test_by_sampling(cheat, params, tokens=4, sequences=8192).lossless
 
 
@@ -189,12 +185,9 @@ def test_its_weights_are_those_of_a_reading_drafter_and_more():
     again = llama_block.params_from_named(BLOCK, named, jnp.float32)
     jax.tree.map(np.testing.assert_array_equal, weights, again)
     assert llama_block.LlamaBlockConfig.from_hf(BLOCK.to_hf()) == BLOCK
-    model, first = llama_block.language_model(BLOCK, jnp.float32), []
-    for made, given in ((reading(drafter, 2), own), (block(model, 2), weights)):
-        decoder = build_decoder(target, made, static(draft_length=1), verification.rejection())
-        both = ModelParams(params, given)
-        state = decoder.prefill(both, PROMPTS, max_new_tokens=9, record_rounds=9, stop_ids=[], seed=1)
-        first.append(decoder.run(both, state))
+    reads = build_decoder(target, reading(drafter, SIZE), static(), verification.rejection())
+    decoders = (reads, own), (pair_and_decoder(static())[1], weights)
+    first = [run(decoder, ModelParams(params, given), static(draft_length=1)) for decoder, given in decoders]
     np.testing.assert_array_equal(first[0].tokens, first[1].tokens)
     np.testing.assert_allclose(first[0].record.entropy[..., 0], first[1].record.entropy[..., 0], atol=1e-5)
 
@@ -234,26 +227,22 @@ def test_a_config_makes_a_block_of_a_reading_drafter():
 
 
 def test_scores_are_of_the_first_draft():
-    given, decoder = pair_and_decoder(static())
-    text = np.array([PROMPTS[0]])
-    found = score(decoder, ModelParams(given[1], given[3]), text, chunk=4)
-    expected = [entropies(logits_of_drafts(*given, text[0, :at], at, 1))[0] for at in range(1, text.shape[1])]
-    np.testing.assert_allclose(found.drafter_entropy[0], expected, atol=2e-4)
+    assert_first_drafts_scored(*pair_and_decoder(static()), PROMPTS[0], logits_of_drafts)
 
 
-def test_what_is_wrong_is_refused():
-    target, params, drafter, own = block_pair()
-    longer = build_decoder(target, block(drafter, SIZE + 1), static(), verification.rejection())
-    both = ModelParams(params, own)
-    state = READING.to_hf() | {"model_type": "llama_block", "block_size": 1}
-    for call, message in (
-        (lambda: block(drafter, 5, step_cost=0.25), "step_cost"),
-        (lambda: block(drafter.replace(reading=None)), "reads no target"),
-        (lambda: llama_block.LlamaBlockConfig.from_hf(state), "block_size"),
-        (lambda: dataclasses.replace(BLOCK, rank=0), "rank"),
-        (lambda: drafter.reading.stand_in(own, jnp.zeros((1, 1, 24))), "cannot be traced"),
-        (lambda: drafter.apply(own, jnp.zeros((1, 2), jnp.int32), None), "decodes nothing alone"),
-        (lambda: longer.run(both, longer.prefill(both, PROMPTS, max_new_tokens=4)), "4 tokens at most, got 5"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+def decoded_too_long(pair):
+    longer = build_decoder(pair[0], block(pair[2], SIZE + 1), static(), verification.rejection())
+    both = ModelParams(pair[1], pair[3])
+    return longer.run(both, longer.prefill(both, PROMPTS, max_new_tokens=4))
+
+
+OF_ONE = READING.to_hf() | {"model_type": "llama_block", "block_size": 1}
+test_what_is_wrong_is_refused = refusals(
+    (lambda pair: block(pair[2], 5, step_cost=0.25), "step_cost"),
+    (lambda pair: block(pair[2].replace(reading=None)), "reads no target"),
+    (lambda: llama_block.LlamaBlockConfig.from_hf(OF_ONE), "block_size"),
+    (lambda: dataclasses.replace(BLOCK, rank=0), "rank"),
+    (lambda pair: pair[2].reading.stand_in(pair[3], jnp.zeros((1, 1, 24))), "cannot be traced"),
+    (lambda pair: pair[2].apply(pair[3], jnp.zeros((1, 2), jnp.int32), None), "decodes nothing alone"),
+    (decoded_too_long, "4 tokens at most, got 5"),
+)

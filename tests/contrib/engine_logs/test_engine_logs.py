@@ -289,11 +289,6 @@ def test_a_fixed_length_is_replayed_as_by_hand(log, length):
     assert load_specdecode_bench(log, "acc_ngram").run.max() == 0
 
 
-def test_the_oracle_drafts_what_is_accepted(log):
-    found = oracle(load_specdecode_bench(log))
-    assert (found.rounds[0].tolist(), found.drafted[0].tolist()) == ([2, 3], [5, 1])
-
-
 def test_rules_that_read_distributions_are_refused(log):
     trace = load_specdecode_bench(log)
     with pytest.raises(ValueError, match=r"reads the drafter's distributions \(entropy\)"):
