@@ -98,7 +98,7 @@ BUGS = (
         "top-p leaves out the token that completes the mass",
         "_sum(jnp.where(keys > key[:, None], prob, 0.0)) >= mass",
         "_sum(jnp.where(keys >= key[:, None], prob, 0.0)) >= mass",
-        "tests/decoding/test_sampling.py::test_each_warp_alone_is_hugging_faces",
+        "tests/decoding/test_sampling.py::test_warps_are_hugging_faces",
     ),
     Bug(
         "a uniform does not depend on the tokens emitted",

@@ -76,7 +76,6 @@ WRONG = [
     (static(), "begin", lambda state, context: (np.asarray(context.length) > 3, state), "NumPy cannot read an array"),
     (static(), "update", lambda state: state, "the policy's update .* takes 1 positional argument but 3 were given"),
     (static(), "threshold", lambda state: jnp.float32(1), "threshold .* must return float32[2], not float32[]"),
-    (INNER, "verify", verified(0, lambda chance: chance > 0), "must return (float32[2,2], .*: [0] is bool[2,2]"),
     (INNER, "verify", lambda state, draft, *seen: draft.log_q + 1, "TypeError: .* 'NoneType'"),  # lookups have no q
     (static(), "init", lambda batch: {"x": jnp.zeros(())}, "init .* leaves are [2,...]; ['x'] is float32[]"),
     (static(), "init", lambda batch, size: size, "init: .* missing 1 required positional argument: 'size'"),

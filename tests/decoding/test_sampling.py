@@ -32,29 +32,23 @@ def rows():
     return logits.astype(np.float32), numbers
 
 
-def test_warps_are_hugging_faces(rows):
+@pytest.mark.parametrize("alone", [{}, {"top_k": 7}, {"top_p": 0.7}, {"min_p": 0.1}], ids=str)
+def test_warps_are_hugging_faces(rows, alone):
+    """All numbers together, where more than k tokens are kept if they tie at the k-th place, and one number alone."""
     logits, numbers = rows
+    if alone:
+        numbers = {"temperature": np.resize([1.0, 0.0, 0.7], ROWS)} | {n: np.full(ROWS, v) for n, v in alone.items()}
     ours = np.exp(np.asarray(jax.jit(sampling.distribution)(logits, make_warp(ROWS, **numbers)).log_prob))
     tied = []
-    for row in range(ROWS):
+    for row in range(0, ROWS, 7 if alone else 1):
         own = {name: values[row].item() for name, values in numbers.items()}
         theirs = oracles.warp(logits[row].astype(np.float64), **own)
         assert (ours[row] > 0).tolist() == (theirs > 0).tolist(), (row, own)
         np.testing.assert_allclose(ours[row], theirs, rtol=2e-5, atol=1e-7, err_msg=str((row, own)))
         kept = logits[row][theirs > 0]
-        if 0 < own["top_k"] < len(kept):
-            tied.append(row)  # more than k are kept, because they tie at the k-th place
-    assert len(tied) > 30 and all(row % 3 == 0 for row in tied), tied
-
-
-@pytest.mark.parametrize("name, value", [("top_k", 7), ("top_p", 0.7), ("min_p", 0.1)])
-def test_each_warp_alone_is_hugging_faces(rows, name, value):
-    logits, temperatures = rows[0], np.resize([1.0, 0.0, 0.7], ROWS)
-    warp = make_warp(ROWS, temperatures, **{name: value})
-    ours = np.exp(np.asarray(jax.jit(sampling.distribution)(logits, warp).log_prob))
-    for row in range(0, ROWS, 7):
-        theirs = oracles.warp(logits[row].astype(np.float64), temperatures[row].item(), **{name: value})
-        np.testing.assert_allclose(ours[row], theirs, rtol=2e-5, atol=1e-7, err_msg=str(row))
+        if 0 < own.get("top_k", 0) < len(kept):
+            tied.append(row)
+    assert alone or len(tied) > 30 and all(row % 3 == 0 for row in tied), tied
 
 
 def test_a_row_is_warped_as_if_alone(rows):

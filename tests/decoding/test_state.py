@@ -330,7 +330,6 @@ test_what_is_refused = refusals(
     (lambda: built(verification_widths=(2,)), "2.*3.*4"),
     (lambda: built(verification_widths=(4, 2)), r"\(4, 2\)"),
     (lambda: built(verification_widths=(0, 4)), "0"),
-    (lambda: built(verification_widths=(2, 2, 4)), r"\(2, 2, 4\)"),
     (lambda: built(prefill_chunk=1), "prefill_chunk.*1"),
     (lambda: built(drafter=table_model(5)), "5.*61"),
     (lambda: built(catch_up=1), "catch_up.*1"),

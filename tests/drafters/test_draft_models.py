@@ -8,7 +8,6 @@ from drafting import with_drafted
 from tiny_llama import CONFIG, model_and_params, one_pass, random_named, variant
 
 from specdec_jax import ModelParams, build_decoder, lossless, verification
-from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.decoding.answers import check_parts
 from specdec_jax.drafters import model
 from specdec_jax.drafters.draft_models.intersection import ROOM, shared_params, with_shared_tokens
@@ -163,9 +162,3 @@ def test_functions_that_fail_on_prompts_are_refused_before_anything_compiles():
 def test_an_observer_without_layers_is_refused():
     with pytest.raises(ValueError, match=r"layers \(\), 24 wide"):
         decoded(means, layers=())
-
-
-def test_a_model_without_passes_by_position_is_refused_as_the_target_of_trees():
-    without = TARGET.replace(spec=TARGET.spec._replace(by_position=False))
-    with pytest.raises(ValueError, match="cannot verify"):
-        build_decoder(without, INNER, comb(siblings=(1,)), verification.rejection())

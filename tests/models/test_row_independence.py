@@ -12,7 +12,6 @@ import specdec_jax as sd
 from specdec_jax import kernels
 from specdec_jax.loading.families import family, family_names
 from specdec_jax.models.adapters import with_source
-from specdec_jax.models.attention import causal_mask
 
 pytestmark = [
     pytest.mark.skipif(kernels.path() is None, reason="products are XLA's"),
@@ -43,20 +42,6 @@ def test_a_token_does_not_depend_on_what_shares_its_pass(name):
         alone.append(logits[0, 0])
     assert np.ptp(alone) > 0 and np.isfinite(alone).all()
     np.testing.assert_array_equal(np.stack(alone), together[1])
-
-
-def test_a_branch_of_a_tree_says_what_its_chain_says():
-    """Nodes that share a pass with siblings, at other slots than in their chain."""
-    model, params = random_model("llama")
-    tokens = np.array([[5, 9, 3, 7, 1, 8]], np.int32)  # 7 and 1 follow 3, and 8 follows 1
-    sees = np.tril(np.ones((6, 6), bool))
-    sees[4, 3] = sees[5, 3] = False
-    mask = causal_mask(jnp.zeros(1, jnp.int32), 6, SLOTS, None)
-    mask &= jnp.asarray(np.pad(sees, ((0, 0), (0, SLOTS - 6))))[None]
-    positions = jnp.asarray([[0, 1, 2, 3, 3, 4]], jnp.int32)
-    tree, _ = jax.jit(model.apply)(params, tokens, model.init_cache(params, 1, SLOTS), positions, mask)
-    chain, _ = jax.jit(model.apply)(params, tokens[:, [0, 1, 2, 4, 5]], model.init_cache(params, 1, SLOTS))
-    np.testing.assert_array_equal(tree[0, [0, 1, 2, 4, 5]], chain[0])
 
 
 PROMPTS = "The capital of France is", "def add(a, b):", "1, 2, 3, 4,", "Once upon a time"

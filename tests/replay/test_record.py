@@ -71,6 +71,11 @@ def test_greedy_rounds_of_a_rule_that_weighs_costs_are_live_in_the_widths_of_its
     assert rounds[1, 2, 4, 6] != rounds[2, 4, 6]
 
 
+def assert_same_trace(path, other):
+    for name in ("path", "accepted", "tails", "tokens", "overlap"):
+        np.testing.assert_array_equal(*(getattr(load_trace(each), name) for each in (path, other)))
+
+
 def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeypatch):
     path, options = place
     out, batches = path / "stopped", []
@@ -87,9 +92,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
     assert record.main(command) == 130
     batches.clear()
     assert record.main(command) == 0 and len(batches) == 1
-    one, other = load_trace(out / "trace-0.9.npz"), load_trace(recorded / "trace-0.9.npz")
-    for name in ("path", "accepted", "tails", "tokens", "overlap"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert_same_trace(out / "trace-0.9.npz", recorded / "trace-0.9.npz")
 
 
 @pytest.mark.seldom
@@ -102,6 +105,4 @@ def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
     assert [process.returncode for process in shared] == [0, 0], said
     assert sorted(entry.name for entry in out.iterdir()) == ["manifest.json", "trace-0.9.npz", "trace-0.npz"]
     for name in ("trace-0.npz", "trace-0.9.npz"):
-        one, other = load_trace(out / name), load_trace(recorded / name)
-        for field in ("path", "accepted", "tails", "tokens", "overlap"):
-            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+        assert_same_trace(out / name, recorded / name)

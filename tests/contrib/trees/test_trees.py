@@ -206,13 +206,10 @@ def test_siblings_that_do_not_fit_and_those_of_chosen_tokens_are_left_out():
     assert TreeDraft.of(chosen, others, wanted, free).sibling_counts.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
-def by_slot(family):
-    return family.language_model(family.example_config())
-
-
+BLOOM = bloom.language_model(bloom.example_config())
 test_what_is_refused = refusals(
     (lambda: (TABLE, prompt_lookup()), comb(), "prompt_lookup draws none"),
-    (lambda: (by_slot(bloom), model(by_slot(bloom), MOST)), comb(), "its attention goes by cache slots"),
+    (lambda: (BLOOM, model(BLOOM, MOST)), comb(), "its attention goes by cache slots"),
     (lambda: (TABLE, model(TABLE, MOST)), comb().replace(siblings=0), "must have siblings of 1 or more with `besi"),
     (lambda: (TABLE, model(TABLE, MOST)), comb().replace(beside=None), "must have siblings of 1 or more with `b"),
     by=lambda make, policy: build_decoder(*make(), policy, rejection(), verification_widths=(5, 8)),
