@@ -197,6 +197,6 @@ def test_sampled_texts_have_the_targets_distribution(read):
     target, params, noisy = pair(config, noise=0.3)
     decoder = build_decoder(target, model(target, 2), static(), rejection(), verification_widths=(3,))
     own = decoder._replace(prefill=lambda *a, sources, **b: decoder.prefill(*a, sources=[read] * len(sources), **b))
-    report = by_sampling(own, ModelParams(params, noisy), [0], source=[3, 5, 4, 1], tokens=3, joint=2, sequences=16384)
+    report = by_sampling(own, ModelParams(params, noisy), [0], source=[3, 5, 4, 1], tokens=3, joint=2, sequences=8192)
     assert report.lossless == (read == [3, 5, 4, 1]), report
     assert report.cells > 30 and report.drafted[-1] > 0
