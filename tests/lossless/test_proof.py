@@ -38,6 +38,7 @@ REFUSED = {  # by which property, or in which words
     "neighbours_beside": ("policy", "policy's beside differs for the same row"),
     "late_neighbour": ("policy", "differs for the same row"),
     "seed_by_table": ("policy", "the whole decoder"),
+    "learns_seed": ("policy", "the whole decoder"),
 }
 
 
