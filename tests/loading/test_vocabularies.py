@@ -9,19 +9,12 @@ import pytest
 import tiny_weights as tiny
 from spelling_models import TEXT, byte_level, sentence_piece
 from tiny_llama import random_llama
-from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import Tokenizer, for_target, load_model, outline
-from specdec_jax.loading.across import (
-    SAMPLE_TEXT,
-    needs_translation,
-    probability_shared,
-    share_of,
-    translation,
-    way_for,
-)
+from specdec_jax.loading.across import SAMPLE_TEXT, needs_translation, probability_shared, translation, way_for
 from specdec_jax.loading.tokenizer import tokenizer_from_folder
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import build_pair, generate
@@ -98,14 +91,7 @@ def bytes_tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pieces_tokenizer():
     """Spaces as U+2581, bytes as <0x..>, special tokens by other names."""
-    words = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words += ["\u2581", "h", "e", "l", "o", "he", "ll", "hell", "\u2581hell", "\u2581x"]
-    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("\u2581", "hell")]
-    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, merges, byte_fallback=True))
-    backend.normalizer = normalizers.Replace(" ", "\u2581")
-    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    backend.add_special_tokens([AddedToken(word, special=True) for word in words[:3]])
-    return Tokenizer(backend, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"})
+    return sentence_piece(400, text="hell hell o x")
 
 
 def test_tokens_are_one_by_what_they_stand_for(bytes_tokenizer, pieces_tokenizer):
@@ -139,14 +125,6 @@ def test_and_the_other_way_round(bytes_tokenizer, pieces_tokenizer):
     shared = own[own >= 0]
     assert len(set(shared.tolist())) == len(shared) >= 256  # <0x68> and h are one, and drafted once
     assert pieces[ours["<0x68>"], 0] == pieces[ours["h"], 0] == theirs["h"]
-
-
-def test_the_share_of_a_text(bytes_tokenizer, pieces_tokenizer):
-    assert share_of(bytes_tokenizer, bytes_tokenizer, "hello hell") == 1.0
-    tokens = bytes_tokenizer.encode("hello hell")
-    lacking = [token for token in tokens if translation(bytes_tokenizer, pieces_tokenizer, 263)[0][token] < 0]
-    assert share_of(bytes_tokenizer, pieces_tokenizer, "hello hell") == pytest.approx(1 - len(lacking) / len(tokens))
-    assert lacking
 
 
 def test_the_target_itself_with_its_ids_dealt_anew_is_always_right(tmp_path, capsys):

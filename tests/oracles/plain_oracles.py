@@ -6,17 +6,13 @@ Nothing here imports jax or the package. Distributions are float64 arrays of pro
 import math
 
 import numpy as np
+from scipy.special import softmax
 from stopping_oracles import Seen
 
 DRAFT, ACCEPT, NEXT = 0, 1, 2
 
 
 # Distributions
-
-
-def softmax(logits):
-    exponentials = np.exp(logits - np.max(logits))
-    return exponentials / exponentials.sum()
 
 
 def entropy(prob):

@@ -41,7 +41,6 @@ def walk(trace, text, twin, most, costs=COSTS):
 
 
 def totals(trace, make_twin, most=16, texts=None, costs=COSTS):
-    """Sums of `walk` over texts, a fresh rule for each."""
     chosen = range(trace.num_texts) if texts is None else texts
     return np.sum([walk(trace, text, make_twin(), most, costs) for text in chosen], axis=0)
 
