@@ -30,11 +30,6 @@ BATCH, MOST, VOCAB = 3, 4, 11
 POLICIES, VERIFIERS, DRAFTERS = names("policy"), names("verifier"), names("drafter")
 
 
-def same_shapes(one, other):
-    described = [jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree) for tree in (one, other)]
-    assert described[0] == described[1] and jax.tree.structure(one) == jax.tree.structure(other)
-
-
 @pytest.mark.parametrize("kind", ["policy", "verifier", "drafter"])
 def test_every_public_file_has_a_documented_factory_of_its_name(kind):
     found = names(kind)
@@ -60,7 +55,9 @@ def test_a_policys_hyperparameters_are_traced(name):
     policy = find_factory("policy", name)()
     given = {key: value for key, value in policy.hyperparameters.items() if value is not None}
     init = lambda hyperparameters: policy.init(BATCH, **hyperparameters)  # noqa: E731
-    same_shapes(policy.init(BATCH), jax.eval_shape(init, jax.tree.map(jnp.asarray, given)))
+    states = policy.init(BATCH), jax.eval_shape(init, jax.tree.map(jnp.asarray, given))
+    one, other = (jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), state) for state in states)
+    assert one == other and jax.tree.structure(states[0]) == jax.tree.structure(states[1])
 
 
 VALUES = [(kind, name) for kind in TYPES for name in names(kind) if name not in MODEL_DRAFTERS]

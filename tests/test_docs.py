@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,18 +39,16 @@ COMMANDS = re.findall(r"^\$ (.*)$", "".join(blocks("extending.md", "console")), 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The page's files, importable, as the current folder."""
-    folder, before = tmp_path_factory.mktemp("docs"), Path.cwd()
+    folder = tmp_path_factory.mktemp("docs")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "configs").symlink_to(ROOT / "configs")
-    models.__path__.append(str(folder / "specdec_jax" / "models"))
-    sys.path.insert(0, str(folder))
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    models.__path__.pop()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "__path__", [*models.__path__, str(folder / "specdec_jax" / "models")])
+        patched.syspath_prepend(folder)
+        patched.chdir(folder)
+        yield folder
     for name in ("survival_floor", "damped", "longest_drafts", "specdec_jax.models.olmo"):
         sys.modules.pop(name, None)
 

@@ -91,7 +91,6 @@ def variant(kind, name, static_options, hyperparameters):
 
 
 PRIOR = {"greedy": [0.15] * 2, "drafter_cost": 0.16}
-LENGTHS = {"routine_length": 13, "reasoning_length": 14}
 UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
 
 
@@ -104,7 +103,7 @@ UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", at_least(1, adaedl(keep_checked_token=True)), {}),
         ("policy", update_every(), {"threshold": 0.11}),
         ("policy", update_every(at_least(2, static())), {"draft_length": 11}),
-        ("policy", at_least(1, phase_length()), LENGTHS),
+        ("policy", at_least(1, phase_length()), {"routine_length": 13, "reasoning_length": 14}),
         ("policy", phase_length(policy=survival()), PRIOR),  # lengths alone are another thing than caps
         ("policy", phase_length(policy=update_every(adaedl())), {"threshold": 0.11}),
         ("policy", policy_bandit([survival(), static()]), {}),  # its drafter_cost is its own

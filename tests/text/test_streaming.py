@@ -62,10 +62,7 @@ def test_the_kinds_of_a_known_round():
     assert held.take(everything=True) == [Piece(*each) for each in shown]
 
 
-def test_the_end_of_sequence_is_a_token_and_no_text():
-    chunks, result = streamed(scripted_pair(tokens_of("abc"), tokens_of("abc")))
-    assert result.tokens[-1] == EOS and "</s>" not in result.text
-    assert "".join(piece.text for chunk in chunks for piece in chunk.pieces) == "abc"
+def test_an_ordinary_token_that_ends_the_text_is_no_part_of_it():
     chunks, result = streamed(scripted_pair(tokens_of("one two"), tokens_of("one two")), stop_ids=tokens_of(" "))
     assert "".join(chunk.text for chunk in chunks) == result.text == "one"  # an ordinary token, asked to be an end
     assert result.tokens == tokens_of("one ")
