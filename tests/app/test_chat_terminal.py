@@ -13,6 +13,7 @@ from tiny_pair import write_chat_pair
 from specdec_jax.app.chat.terminal import open_history
 
 ROOT = Path(__file__).resolve().parents[2]
+SIZE = (40, 200)  # so that a line of statistics is one line, however long its program took to compile
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
 REJECTED = "\x1b[2;9;31m"
 TOKEN = r"\x1b\[1;3[36]m"  # a token of the target's in its colour; green is the spinner too
@@ -38,10 +39,10 @@ def chat(arguments, environment, tmp_path):
     """Starts the command; the last answer of `expect` is in `.before` and `.after`."""
     running = []
 
-    def begin(*more, size=(40, 160)):
+    def begin(*more):
         command = [*arguments, *(more or ("--max-new-tokens", "12"))]
         child = pexpect.spawn(
-            sys.executable, command, env=environment, cwd=tmp_path, timeout=TIMEOUT, encoding="utf-8", dimensions=size
+            sys.executable, command, env=environment, cwd=tmp_path, timeout=TIMEOUT, encoding="utf-8", dimensions=SIZE
         )
         running.append(child)
         child.expect("commands")
