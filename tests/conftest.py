@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -72,13 +73,19 @@ def tiny(tiny_folders):
 
 @pytest.fixture
 def stored():
-    """Compares a text with the file tests/data/outputs/NAME; with STORE=yes in the environment it is written."""
+    """Compares a text with the file tests/data/outputs/NAME; with STORE=yes in the environment it is written.
 
-    def check(name, text):
-        path = Path(__file__).parent / "data" / "outputs" / name
+    Numbers may be apart by so many `units` of their last digit.
+    """
+
+    def check(name, text, units=0.0):
+        path, number = Path(__file__).parent / "data" / "outputs" / name, re.compile(r"\d+(?:\.\d+)?")
         if os.environ.get("STORE"):
             path.write_text(text, encoding="utf-8")
-        assert text == path.read_text(encoding="utf-8")
+        wanted = path.read_text(encoding="utf-8")
+        assert number.sub("0", text) == number.sub("0", wanted) if units else text == wanted
+        for ours, theirs in zip(number.findall(text), number.findall(wanted), strict=True):
+            assert abs(float(ours) - float(theirs)) <= units * 10.0 ** -len(theirs.partition(".")[2]), (ours, theirs)
 
     return check
 

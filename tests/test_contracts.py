@@ -30,11 +30,6 @@ BATCH, MOST, VOCAB = 3, 4, 11
 POLICIES, VERIFIERS, DRAFTERS = names("policy"), names("verifier"), names("drafter")
 
 
-def same_shapes(one, other):
-    described = [jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree) for tree in (one, other)]
-    assert described[0] == described[1] and jax.tree.structure(one) == jax.tree.structure(other)
-
-
 @pytest.mark.parametrize("kind", ["policy", "verifier", "drafter"])
 def test_every_public_file_has_a_documented_factory_of_its_name(kind):
     found = names(kind)
@@ -60,7 +55,9 @@ def test_a_policys_hyperparameters_are_traced(name):
     policy = find_factory("policy", name)()
     given = {key: value for key, value in policy.hyperparameters.items() if value is not None}
     init = lambda hyperparameters: policy.init(BATCH, **hyperparameters)  # noqa: E731
-    same_shapes(policy.init(BATCH), jax.eval_shape(init, jax.tree.map(jnp.asarray, given)))
+    states = policy.init(BATCH), jax.eval_shape(init, jax.tree.map(jnp.asarray, given))
+    one, other = (jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), state) for state in states)
+    assert one == other and jax.tree.structure(states[0]) == jax.tree.structure(states[1])
 
 
 VALUES = [(kind, name) for kind in TYPES for name in names(kind) if name not in MODEL_DRAFTERS]
@@ -146,28 +143,41 @@ def test_a_verifier_is_what_it_calls_itself_in_long_drafts(name):
     assert built.lossless is False or coverage.accepted.all()
 
 
+CONFIG = llama.example_config()
+
+
+def decoded(models, drafter, weights):
+    tiny, target, _ = models
+    decoder, params = build_decoder(tiny, drafter, static(), rejection()), ModelParams(target, weights)
+    with jax.default_matmul_precision("highest"):
+        state = decoder.prefill(params, [[1, 2, 3], [4]], max_new_tokens=12, slots=64)
+        return np.asarray(decoder.run(params, state).tokens)[:, :13]
+
+
+@pytest.fixture(scope="module")
+def tiny_models():
+    """A model, and parameters of a target and a drafter."""
+    params = (llama.init_params(CONFIG, jax.random.key(seed), jnp.float32) for seed in (0, 1))
+    return llama.language_model(CONFIG, jnp.float32), *params
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_models):
+    return decoded(tiny_models, model_drafter(tiny_models[0], 1), tiny_models[2])
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_drafter_decodes_as_plain_decoding_does(name):
+def test_a_drafter_decodes_as_plain_decoding_does(name, tiny_models, greedy):
     """The greedy output is the target's with every drafter; those that ask are given models or drafters."""
-    factory = find_factory("drafter", name)
-    config = llama.example_config()
-    tiny = llama.language_model(config, jnp.float32)
+    factory, (tiny, target, other) = find_factory("drafter", name), tiny_models
     asks = next(iter(inspect.signature(factory).parameters), None)
-    reads = llama_reading.reading_config(config, (0, 1, 2), config.hidden_size)
-    small = llama_reading.language_model(reads, jnp.float32) if name == "reading" else tiny
-    target, other = (llama.init_params(config, jax.random.key(seed), jnp.float32) for seed in (0, 1))
-    own = llama_reading.with_reading(reads, other, jnp.float32) if name == "reading" else other
+    small, own = tiny, other
+    if name == "reading":
+        reads = llama_reading.reading_config(CONFIG, (0, 1, 2), CONFIG.hidden_size)
+        small = llama_reading.language_model(reads, jnp.float32)
+        own = llama_reading.with_reading(reads, other, jnp.float32)
     given = {"language_model": [small], "drafters": [[model_drafter(tiny, 2), model_drafter(tiny, 2)]]}
     drafter = factory(*given.get(asks, []))
     assert isinstance(drafter, Drafter)
-    prompts = [[1, 2, 3], [4]]
-    texts = []
-    with jax.default_matmul_precision("highest"):
-        for candidate, weights in (
-            (drafter, {"drafters": (other, target), "language_model": own}.get(asks)),
-            (model_drafter(tiny, 1), other),
-        ):
-            decoder, params = build_decoder(tiny, candidate, static(), rejection()), ModelParams(target, weights)
-            state = decoder.prefill(params, prompts, max_new_tokens=12, slots=64)
-            texts.append(np.asarray(decoder.run(params, state).tokens)[:, :13])
-    np.testing.assert_array_equal(*texts)
+    weights = {"drafters": (other, target), "language_model": own}.get(asks)
+    np.testing.assert_array_equal(decoded(tiny_models, drafter, weights), greedy)

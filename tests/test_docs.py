@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,39 +30,31 @@ from specdec_jax.text.strategies import TYPES, choose, find_factory, names
 from specdec_jax.verification import rejection
 from tools import notebooks
 
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-FILES = {match[1]: text for _, text in BLOCKS if (match := re.match(r"# file: (\S+)\n", text))}
-SNIPPETS = [text for kind, text in BLOCKS if kind == "python" and not text.startswith("# file: ")]
-COMMANDS = [line[2:] for kind, text in BLOCKS if kind == "console" for line in text.splitlines() if line[:2] == "$ "]
+PYTHON = blocks("extending.md", "python")
+FILES = {match[1]: text for text in PYTHON if (match := re.match(r"# file: (\S+)\n", text))}
+SNIPPETS = [text for text in PYTHON if not text.startswith("# file: ")]
+COMMANDS = re.findall(r"^\$ (.*)$", "".join(blocks("extending.md", "console")), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The page's files, importable, as the current folder."""
-    folder, before = tmp_path_factory.mktemp("docs"), Path.cwd()
+    folder = tmp_path_factory.mktemp("docs")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "configs").symlink_to(ROOT / "configs")
-    models.__path__.append(str(folder / "specdec_jax" / "models"))
-    sys.path.insert(0, str(folder))
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    models.__path__.pop()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "__path__", [*models.__path__, str(folder / "specdec_jax" / "models")])
+        patched.syspath_prepend(folder)
+        patched.chdir(folder)
+        yield folder
     for name in ("survival_floor", "damped", "longest_drafts", "specdec_jax.models.olmo"):
         sys.modules.pop(name, None)
 
 
 def test_the_page_has_what_this_test_runs():
-    assert list(FILES) == [
-        *("survival_floor.py", "compare_floors.py", "damped.py", "follows.py", "recent.py"),
-        *("specdec_jax/models/olmo.py", "longest_drafts.py"),
-    ]
-    assert len(SNIPPETS) == 3 and len(COMMANDS) == 11
-    assert {kind for kind, _ in BLOCKS} == {"python", "console"}
+    assert (len(FILES), len(SNIPPETS), len(COMMANDS)) == (7, 3, 11)
 
 
 SHAPE = Shape(vocab_size=6, longest=2, batch=3, reads=False, chosen=False)
@@ -181,7 +172,7 @@ def test_every_command_that_documents_name_exists():
         assert not study or study in STUDIES[name].split("|"), f"{name} {study}"
 
 
-README = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+README = blocks("../README.md", "python")
 
 
 def test_the_five_lines_of_the_readme(tiny_folders):

@@ -238,9 +238,9 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "contrib": (4_169, 4_200),
     "distillation": (2_297, 2_300),
     "experiments": (7_000, 7_000),
-    "tests": (21_952, 21_500),
+    "tests": (21_471, 21_500),
     "ten central files": (1_525, 1_700),
-    "plain AdaEDL, with all it imports": (3_073, 3_100),
+    "plain AdaEDL, with all it imports": (3_068, 3_100),
 }
 
 

@@ -9,7 +9,6 @@ import pytest
 from filelock import FileLock
 
 from specdec_jax.locks import claimed, held, locked
-from specdec_jax.processes import join
 
 WORKER = """
 import sys
@@ -58,9 +57,3 @@ def test_a_folder_is_one_processs(tmp_path):
         with pytest.raises(BlockingIOError, match="in use by another process"), locked(tmp_path / "a"):
             pass
     assert not held(tmp_path / "a" / ".lock")
-
-
-def test_a_number_of_processes_that_is_none_is_named(monkeypatch):
-    monkeypatch.setenv("JAX_NUM_PROCESSES", "two")
-    with pytest.raises(ValueError, match="JAX_NUM_PROCESSES must be a whole number, got 'two'"):
-        join()

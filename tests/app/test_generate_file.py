@@ -53,7 +53,6 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def whole(models, tmp_path_factory):
-    """What an undisturbed run writes."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "in.jsonl").write_bytes(TEXT)
     assert run(models, folder / "in.jsonl", folder / "out.jsonl", "--batch", "2") == 1
@@ -178,23 +177,15 @@ def test_a_full_disk_leaves_whole_lines(models, source, whole, tmp_path, capsys,
     assert output.read_bytes() == whole
 
 
-def test_files_that_cannot_be_used_are_refused_at_once(models, source, tmp_path, capsys):
-    beside, out = tmp_path / "out.jsonl.settings.json", tmp_path / "out.jsonl"
-    beside.write_text("{}")
-    with FileLock(tmp_path / ".locked.jsonl.lock"):
-        for given, output, more, why in (
-            (source, source, [], "would overwrite the input"),
-            (tmp_path / "none.jsonl", out, [], "none.jsonl: No such file"),
-            (source, tmp_path, [], "it is a folder"),
-            (beside, out, [], "would overwrite the input"),
-            (source, tmp_path / "new.jsonl", ["--system", "brief"], "messages need the chat template; it is off"),
-            (source, tmp_path / "no" / "out.jsonl", [], "No such file"),
-            (source, out, ["--batch", "0"], "batch must lie in [1, inf), got 0"),
-            (source, tmp_path / "locked.jsonl", [], "is being written by another process"),
-        ):
-            assert run(models, given, output, *more) == 2
-            assert why in capsys.readouterr().err
-    assert not out.exists()
+def test_a_file_that_another_process_writes_is_refused(models, source, tmp_path, capsys):
+    with FileLock(tmp_path / ".out.jsonl.lock"):
+        assert run(models, source, tmp_path / "out.jsonl") == 2
+    assert "is being written by another process" in capsys.readouterr().err
+
+
+def test_a_system_prompt_needs_the_template(models, source, tmp_path, capsys):
+    assert run(models, source, tmp_path / "out.jsonl", "--system", "brief") == 2
+    assert "messages need the chat template; it is off" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -203,16 +194,12 @@ def pair(models):
     return build_pair(models[1], models[3], policy=survival(), **options)
 
 
-HUGE, INFINITE, NOT = 10**400, float("inf"), float("nan")
+HUGE, NOT = 10**400, float("nan")
 WRONG = {
     "prompt": [None, 3, True, [], {}, "", "  \n", [{}], [{"role": "user"}], [{"role": 1, "content": "a"}], "\ud800"]
     + ["x" * 200_000, [{"role": "user", "content": "\udfff"}], [["user", "a"]], [{"role": "a", "content": None}]],
     "max_new_tokens": [0, -1, 1.5, "8", None, True, 10**30, 1e308, [], NOT, 127],
-    "temperature": [-0.1, "1", None, True, NOT, INFINITE, -INFINITE, HUGE, [1.0], 1e300],
-    "top_k": [-1, 0.5, "3", None, 10**18, True],
-    "top_p": [0, -0.5, 1.0001, "0.9", None, NOT],
-    "min_p": [-1e-9, 1.5, "x", None, {}],
-    "seed": [-1, 2**32, 1.0, "7", None, 10**40],
+    **dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "seed"], ["1", None, True, -1, HUGE, [1.0], {}]),
     "stop": ["", [""], 5, None, {}, ["a", 3], "\ud83d"],
     "turns": ["a", [], ["a", "b"], [[]], [""]],
     "system": [3, [], {}, "\udc00", None],
@@ -226,7 +213,6 @@ WRONG = {
 
 
 def malformed(rng):
-    """A line that no request may be made of: one field is wrong in one way."""
     field = rng.choice(sorted(WRONG))
     line = {"turns" if field == "turns" else "prompt": "fine", "max_new_tokens": 4} | {field: rng.choice(WRONG[field])}
     return json.dumps(line).encode()

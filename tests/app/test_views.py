@@ -4,14 +4,14 @@ import io
 import json
 import math
 import re
+import shutil
 import sys
 from html import unescape
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
+from pages import blocks
 from rich.console import Console
 from scripted import OPTIONS, PROMPT, scripted_pair, tokenizer, tokens_of, wrong_at
 
@@ -27,7 +27,6 @@ from specdec_jax.contrib.beam_search.command import print_beams
 from specdec_jax.decoding.statistics import no_counts
 from specdec_jax.decoding.summaries import summarise
 from specdec_jax.loading import load_model
-from specdec_jax.loading.new_folder import check_file
 from specdec_jax.lossless import FALSE_ALARM, Counterexample, Coverage, Proof, Row
 from specdec_jax.stopping import adaedl, at_least, max_confidence, phase_length, survival, svip, update_every
 from specdec_jax.text.calibration import fingerprint
@@ -136,7 +135,6 @@ def test_the_proof_runs_on_a_users_own_pair(capsys, models, monkeypatch):
     assert pair["drafted"][-1] > 0
 
 
-ROOT = Path(__file__).parents[2]
 NAN = math.nan
 
 
@@ -219,12 +217,7 @@ def test_the_bound_is_1_less_a_root_and_never_below_0():
     assert bound(0.0, 0.2) == 1 and bound(1.25, 0.2) == 0.5 and bound(9.0, 0.2) == 0 and math.isnan(bound(NAN, 0.2))
 
 
-def test_files_that_cannot_be_written_are_refused(tmp_path):
-    for path, message in ((tmp_path, "it is a folder"), (tmp_path / "no" / "a.html", "No such file")):
-        with pytest.raises(ValueError, match=message):
-            save_page(path, example(), tokenizer())
-        with pytest.raises(ValueError, match=message):
-            check_file(path)
+def test_a_page_of_no_record_leaves_the_file_that_was_there(tmp_path):
     path = tmp_path / "a.html"
     path.write_text("old")
     with pytest.raises(ValueError, match="record=True"):
@@ -234,16 +227,15 @@ def test_files_that_cannot_be_written_are_refused(tmp_path):
 
 def test_the_pages_of_the_documentation_run(tiny_folders, tmp_path, monkeypatch, capsys):
     """Its two blocks of Python, on a tiny pair."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "views.md").read_text(encoding="utf-8"), re.DOTALL)
     target, drafter = tiny_folders
     monkeypatch.chdir(tmp_path)
-    code = "".join(blocks).replace("build_pair()", f"build_pair({target!r}, {drafter!r})")
+    code = "".join(blocks("views.md", "python")).replace("build_pair()", f"build_pair({target!r}, {drafter!r})")
     code = re.sub(r"max_new_tokens=\d+", "max_new_tokens=10", code)
     code = code.replace("pair=pair,", "pair=pair, chat=False,").replace("width=4", "width=4, chat=False")
     code = code.replace("width=4", f"width=4, target={target!r}")
     exec(compile(code, "docs/views.md", "exec"), {})
     assert (tmp_path / "run.html").is_file()
-    assert len(blocks) == 2 and capsys.readouterr().out.count("length '") == 4
+    assert capsys.readouterr().out.count("length '") == 4
 
 
 EVIL = "<script>alert(1)</script>&amp;\"'{{ 1 }}"
@@ -283,6 +275,7 @@ def test_a_threshold_is_drawn_among_probabilities_only_if_it_is_one(policy, unit
     assert ("bound 1 " in html) == ("λ, the policy's" in html) == has_bound
 
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: sh tools/get_chromium.sh")
 TEXT = "Array.from(document.querySelectorAll('.token')).map(t => t.textContent).join('')"
 DELETED = "Array.from(document.querySelectorAll('del')).map(e => getComputedStyle(e).display).slice(1)"  # no legend
@@ -290,9 +283,12 @@ TIP = "document.getElementById('tip').hidden ? '' : document.getElementById('tip
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
+def chromium():
+    """That of the machine (tools/get_chromium.sh), so that playwright downloads none."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM)
 
 
 @pytest.fixture(scope="module")
@@ -301,70 +297,72 @@ def file(tmp_path_factory):
     return save_page(path, example(EVIL), tokenizer(), title=EVIL, policy=adaedl())
 
 
-@needs_chromium
-@pytest.mark.parametrize("options", [{}, {"dark": True}, {"width": 360, "height": 640}])
-def test_in_a_browser_the_page_is_quiet_and_shows_the_text(browser, file, options):
-    browser.open(file, **options)
-    assert browser.value(TEXT) == example(EVIL).text and browser.value("document.title") == EVIL
-    assert browser.value("document.documentElement.scrollWidth <= window.innerWidth")
-    browser.click(".token")
-    assert browser.requests == [file.resolve().as_uri()] and browser.errors == []
+@pytest.fixture
+def opened(request, chromium, file):
+    """The file, opened with the options of the test, and lists of what it logs and of what it asks for."""
+    options = {"viewport": {"width": 1000, "height": 900}} | getattr(request, "param", {})
+    with chromium.new_page(**options) as page:
+        errors, requests = [], []
+        page.on("console", lambda line: errors.append(line) if line.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: errors.append(error))  # a builtin is no handler to playwright
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(file.resolve().as_uri())
+        yield page, errors, requests
+
+
+NARROW = {"viewport": {"width": 360, "height": 640}, "is_mobile": True}
 
 
 @needs_chromium
-def test_in_a_browser_a_switch_hides_the_rejected_drafts_and_tokens_tell_their_figures(browser, file):
-    browser.open(file)
-    assert browser.value(DELETED) == ["inline"] * 2
-    browser.click("#show-rejected")
-    assert browser.value(DELETED) == ["none"] * 2 and browser.value(TEXT) == example(EVIL).text
-    browser.click("#show-rejected")
-    assert browser.value(DELETED) == ["inline"] * 2
-    browser.click("#show-rounds")
-    assert browser.value("getComputedStyle(document.querySelector('#text .tick')).display") == "none"
-    assert browser.value(TIP) == ""
-    browser.click(".token", 2)
-    tip = browser.value(TIP).replace("\n", " ")
+@pytest.mark.parametrize("opened", [{}, {"color_scheme": "dark"}, NARROW], indirect=True)
+def test_in_a_browser_the_page_is_quiet_and_shows_the_text(opened, file):
+    page, errors, requests = opened
+    assert page.evaluate(TEXT) == example(EVIL).text and page.title() == EVIL
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.locator(".token").first.click()
+    assert requests == [file.resolve().as_uri()] and errors == []
+
+
+@needs_chromium
+def test_in_a_browser_a_switch_hides_the_rejected_drafts_and_tokens_tell_their_figures(opened):
+    page, *_ = opened
+    assert page.evaluate(DELETED) == ["inline"] * 2
+    page.click("#show-rejected")
+    assert page.evaluate(DELETED) == ["none"] * 2 and page.evaluate(TEXT) == example(EVIL).text
+    page.click("#show-rejected")
+    assert page.evaluate(DELETED) == ["inline"] * 2
+    page.click("#show-rounds")
+    assert page.evaluate("getComputedStyle(document.querySelector('#text .tick')).display") == "none"
+    assert page.evaluate(TIP) == ""
+    page.locator(".token").nth(2).click()
+    tip = page.evaluate(TIP).replace("\n", " ")
     for words in ("'c' (", "2.500 nats", "0.082", "0.700", "round1", "rejected herexy"):
         assert words in tip, tip
     marker = "(m => [m.getAttribute('visibility'), Number(m.getAttribute('x'))])(document.querySelector('#marker'))"
-    column = browser.value("Number(document.querySelector('#chart').dataset.column)")
-    assert browser.value(marker) == [None, 2 * column]
-    assert browser.value("document.querySelectorAll('.token')[2].getAttribute('aria-pressed')") == "true"
-    browser.click(".token", 2)
-    assert browser.value(marker)[0] == "hidden"
+    column = page.evaluate("Number(document.querySelector('#chart').dataset.column)")
+    assert page.evaluate(marker) == [None, 2 * column]
+    assert page.evaluate("document.querySelectorAll('.token')[2].getAttribute('aria-pressed')") == "true"
+    page.locator(".token").nth(2).click()
+    assert page.evaluate(marker)[0] == "hidden"
 
 
 @needs_chromium
-def test_in_a_browser_arrow_keys_walk_and_enter_chooses(browser, file):
-    browser.open(file)
-    browser.value("document.querySelector('.token').focus()")
+def test_in_a_browser_arrow_keys_walk_and_enter_chooses(opened):
+    page, errors, _ = opened
+    page.evaluate("document.querySelector('.token').focus()")
     for _ in range(3):
-        browser.key("ArrowRight")
-    assert browser.value("document.activeElement.textContent") == "d"
-    tip = browser.value(TIP)
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "d"
+    tip = page.evaluate(TIP)
     assert "reasoning" in tip and "3.000 nats" in tip
-    browser.key("Enter")
-    assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
-    assert browser.value("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
-    browser.key("Escape")
-    assert browser.value(TIP) == "" and browser.errors == []
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert page.evaluate("document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    page.keyboard.press("Escape")
+    assert page.evaluate(TIP) == "" and errors == []
 
 
 SHORT = ["--max-new-tokens", "12", "--max-draft-length", "2", "--no-chat", "--dtype", "float32"]
-
-
-def test_a_page_compared_with_the_same_text(capsys, models, tmp_path):
-    arguments = ["generate", "hello <b>", *models, *SHORT, "--policy", "adaedl(threshold=0.1)", "--json"]
-    assert cli.main(arguments) == 0
-    plain = capsys.readouterr()
-    file = tmp_path / "a.html"
-    assert cli.main([*arguments, "--page", str(file)]) == 0
-    drawn = capsys.readouterr()
-    assert list(tmp_path.iterdir()) == [file]
-    html = file.read_text(encoding="utf-8")
-    assert "hello &lt;b&gt;" in html and "adaedl(threshold=0.1)" in html and "bound 1" in html
-    assert plain.err == "" and drawn.err == f"page: {file}\n"
-    assert plain.out.split('"statistics"')[0] == drawn.out.split('"statistics"')[0]
 
 
 @pytest.mark.seldom

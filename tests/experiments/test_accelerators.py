@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stored_tables import check_table
 
 from experiments import accelerators
 from experiments.lib import chips, engines
@@ -125,11 +124,11 @@ def test_a_cost_model_is_the_longer_of_cycles_and_reading_the_weights():
     assert accelerators.estimated_costs(row(error="no"), 7) is None
 
 
-def test_the_report_is_the_stored_one():
+def test_the_report_is_the_stored_one(stored):
     thunks = {"whiles": 11, "conditionals": 13, "command_buffers": 1, "copies": 4}
     rows = [row(), row("h100", thunks=thunks, collectives={"all-reduce": 3}), row("b200", error="no memory")]
     rows.insert(2, row("h100", program="prefill", alias=0, thunks={"command_buffers": 2}))
-    check_table("accelerators", accelerators.report(rows, 7))
+    stored("accelerators.md", accelerators.report(rows, 7), units=1.5)
 
 
 def test_estimated_costs_go_by_their_name_and_say_what_they_are():

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from stored_tables import check_table
 
 from experiments import peers
 from experiments.lib import engines
@@ -93,7 +92,7 @@ def test_a_program_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
     assert not process.exists(), "it goes on"
 
 
-def test_the_table_has_ratios_of_neighbours_and_a_row_for_who_failed(monkeypatch):
+def test_the_table_has_ratios_of_neighbours_and_a_row_for_who_failed(monkeypatch, stored):
     monkeypatch.setattr(peers, "device", lambda: "a machine")
     assert agreement("abcd", "abcd") == 1 and agreement(" abxd", "abcd ") == 0.5 and agreement("", "abcd") == 0
     every = peers.contenders_of("bfloat16", "d", "reader@8")
@@ -106,7 +105,7 @@ def test_the_table_has_ratios_of_neighbours_and_a_row_for_who_failed(monkeypatch
         rows += [row | {"text": text, "prompt_id": prompt} for prompt in ("a", "b")]
     config = SimpleNamespace(target="t", drafter="d", max_new_tokens=64, dtype="bfloat16", temperatures=(0.0,))
     failed = {"llama.cpp plain, bfloat16": "does not compile: no | compiler"}
-    check_table("peers", report(config, rows, wanted, failed, [10**8, 10**7]))
+    stored("peers.md", report(config, rows, wanted, failed, [10**8, 10**7]), units=1.5)
 
 
 @pytest.mark.slow

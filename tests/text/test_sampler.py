@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import refusals
-from tiny_llama import noisy_pair
+from tiny_llama import noisy_pair, one_pass
+from tiny_weights import assert_same_params
 
 import specdec_jax as sd
 from specdec_jax.decoding.scoring import score
@@ -24,14 +25,12 @@ WARPED = sd.SamplingParams(max_new_tokens=10, temperature=0.7, top_k=20, top_p=0
 
 @functools.cache
 def tiny_sampler(sampling=WARPED, **options):
-    """A sampler over a tiny llama and a noisy copy as drafter, and the parameters of both."""
     tiny, params, noisy = noisy_pair()
     return sd.sampler(tiny, model(tiny, 3), sampling, policy=static(), prefill_chunk=4, **options), params, noisy
 
 
 @functools.cache
 def toy_sampler(stop_ids=(), **options):
-    """A sampler over a toy pair, and its tables."""
     sampling = sd.SamplingParams(max_new_tokens=NEW, temperature=1.0, stop_ids=stop_ids)
     small, tables = table_model(V), toy_pair(V)
     return sd.sampler(small, model(small, 3), sampling, policy=static(), **options), tables.target, tables.drafter
@@ -43,8 +42,12 @@ def overflowing(params, tokens, cache):
     return jnp.where((tokens == 3)[:, :, None], jnp.inf, logits), cache
 
 
-def same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+def texts_of(samples):
+    """Prompts and their samples, padded."""
+    texts = np.zeros((3, 14), np.int32)
+    for row, prompt in enumerate(PROMPTS):
+        texts[row, : len(prompt) + 10] = [*prompt, *samples.tokens[row]]
+    return texts
 
 
 @pytest.mark.usefixtures("exact_products")
@@ -56,22 +59,22 @@ def test_log_probabilities_are_those_of_a_separate_pass():
     assert samples.mask.any(axis=1).all() and not samples.mask.all() and samples.finite.all()
     accepted, drafts = (int(np.sum(getattr(samples.statistics, f"num_{n}_tokens"))) for n in ("accepted", "draft"))
     assert 0 < accepted < drafts
-    for row, prompt in enumerate(PROMPTS):
-        new = samples.mask[row]
-        text = np.array([[*prompt, *np.asarray(samples.tokens)[row, new]]])
-        warps = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
-        for name, warp in {"raw": {"temperature": 1}, "warped": warps, "tempered": {"temperature": 0.7}}.items():
-            expected = score(decoder, sd.ModelParams(params), text, sd.make_warp(1, **warp)).log_p[0, len(prompt) - 1 :]
-            np.testing.assert_allclose(getattr(samples.log_probs, name)[row, new], expected, atol=1e-5, err_msg=name)
-        assert not samples.tokens[row, ~new].any() and not samples.log_probs.tempered[row, ~new].any()
+    texts, new = texts_of(samples), samples.mask
+    assert not samples.tokens[~new].any() and not samples.log_probs.tempered[~new].any()
+    warps = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+    for name, warp in {"raw": {"temperature": 1}, "warped": warps, "tempered": {"temperature": 0.7}}.items():
+        log_p = score(decoder, sd.ModelParams(params), texts, sd.make_warp(3, **warp)).log_p
+        expected = np.stack([log_p[row, len(prompt) - 1 :][:10] for row, prompt in enumerate(PROMPTS)])
+        np.testing.assert_allclose(getattr(samples.log_probs, name)[new], expected[new], atol=1e-5, err_msg=name)
 
 
 def test_greedy_samples_are_plain_decoding():
     tiny, params, noisy = noisy_pair()
     sampling = sd.SamplingParams(max_new_tokens=10, stop_ids=())
-    plain = sd.sampler(tiny, no_drafter(), sampling, policy=static())(params, None, PROMPTS)
     samples = tiny_sampler(sampling)[0](params, noisy, PROMPTS)
-    np.testing.assert_array_equal(samples.tokens, plain.tokens)
+    first_choices = np.argmax(one_pass(tiny, params, texts_of(samples))[0], axis=-1)
+    for row, prompt in enumerate(PROMPTS):
+        np.testing.assert_array_equal(samples.tokens[row], first_choices[row, len(prompt) - 1 :][:10])
     np.testing.assert_allclose(samples.log_probs.tempered, samples.log_probs.raw, atol=1e-5)
     assert not samples.log_probs.warped.any() and int(samples.statistics.num_accepted_tokens.sum()) > 0
 
@@ -80,8 +83,8 @@ def test_padded_prompts_are_lists_of_them():
     """Whatever lies beyond the lengths, concrete or traced."""
     sample, *params = tiny_sampler()
     listed = sample(*params, PROMPTS, 3)
-    same(listed, sample(*params, PADDED, 3, LENGTHS))
-    same(listed, sample(*params, jnp.asarray(PADDED), [3, 4, 5], lengths=jnp.asarray(LENGTHS)))
+    assert_same_params(listed, sample(*params, PADDED, 3, LENGTHS))
+    assert_same_params(listed, sample(*params, jnp.asarray(PADDED), [3, 4, 5], lengths=jnp.asarray(LENGTHS)))
     traced = jax.jit(sample)(*params, PADDED, jax.random.key(3), LENGTHS)
     np.testing.assert_array_equal(traced.tokens, listed.tokens)
     np.testing.assert_allclose(traced.log_probs.raw, listed.log_probs.raw, atol=1e-5)
@@ -134,8 +137,8 @@ def test_n_samples_of_a_prompt_have_its_distribution_and_prefill_it_once():
 
 
 def test_new_parameters_compile_nothing_inside_a_callers_jit():
-    sample, params, noisy = tiny_sampler(n=2)
-    traced = []
+    sample, *params = toy_sampler(n=2)
+    traced, toy_prompts = [], [[0, 1, 2, 2], [4], [3, 1]]
 
     @jax.jit
     def step(params, drafter_params, prompts, seed):
@@ -143,11 +146,11 @@ def test_new_parameters_compile_nothing_inside_a_callers_jit():
         return sample(params, drafter_params, prompts, seed)
 
     for seed, scale in (1, 1.0), (8, 1.1), (9, np.nan):
-        both = [jax.tree.map(lambda leaf, scale=scale: scale * leaf, tree) for tree in (params, noisy)]
-        found = step(*both, [np.array(prompt) for prompt in PROMPTS], seed)
+        both = [scale * tables for tables in params]
+        found = step(*both, [np.array(prompt) for prompt in toy_prompts], seed)
         assert found.finite.tolist() == [scale == scale] * 6
         if scale == scale:
-            np.testing.assert_array_equal(sample(*both, PROMPTS, seed).tokens, found.tokens)
+            np.testing.assert_array_equal(sample(*both, toy_prompts, seed).tokens, found.tokens)
     assert len(traced) == 1
 
 
@@ -176,10 +179,8 @@ def sampled(*arguments, stop_ids=(), n=1):
 test_what_is_refused = refusals(
     (lambda: sampled([[1]], stop_ids=3), r"stop_ids must be a tuple of tokens in \[0, 5\), got 3"),
     (lambda: sampled([[1]], stop_ids=(2, 999)), r"stop_ids.*got \(2, 999\)"),
-    (lambda: sampled([[1]], stop_ids=((1, 2), (3,))), r"stop_ids.*got \(\(1, 2\), \(3,\)\)"),
     (lambda: sampled([[1]], stop_ids=(1.0,)), r"stop_ids.*got \(1.0,\)"),
     (lambda: sampled([[1], [0.5, 2]]), r"prompt 1 must be a sequence of whole numbers, got \[0.5, 2\]"),
-    (lambda: sampled([[1], [[2]]]), r"prompt 1 must be a sequence of whole numbers, got \[\[2\]\]"),
     (lambda: sampled([[1], [5]]), "prompt 1 has token 5, outside the vocabulary of 5"),
     (lambda: sampled(np.array([[1, 5, 9]]), 0, [2]), "prompt 0 has token 5"),
     (lambda: sampled([[1, 2]], 0, [1]), r"lengths are those of padded prompts, one array \[rows, slots\], got"),
