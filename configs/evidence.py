@@ -3,7 +3,7 @@
 Command:   python -m experiments.record configs/evidence.py --data FOLDER
            (the folder of the three files below)
 Hardware:  2 x86 cores, 12 GB of memory
-Time:      8 to 12 hours; stopped, the same command goes on; several processes share the cells
+Time:      a day, 8 to 28 minutes a cell; stopped, the same command goes on; several processes share the cells
 Expected:  docs/results.md, which is made of the archive
 
 Prompts are of six kinds. The files are not part of the repository:

@@ -6,7 +6,6 @@ is the difference to rounds in which it is evaluated and its answers are overrul
 moments of a shared machine affect all of them; the result is the median over repeats with quartiles.
 """
 
-import itertools
 import math
 import os
 import time
@@ -189,14 +188,16 @@ def time_policy(
     """
     seven, passes = seven_drafts(target, drafter, drafter_of, options)
     timed = compile_together([partial(seven, rule) for rule in (static(), overruled(policy.bare))])
-    cases = itertools.product((0.0, SAMPLED), (0, DRAFTS), (0, 1))
-    programs = {(at, length, rule): timed[rule](at, draft_length=length) for at, length, rule in cases}
-    spent = turns(programs, repeats, seconds)
     medians, shares = [], {}
     for at in (0.0, SAMPLED):
-        short, long = (float(np.median(spent[at, n, 1]) - np.median(spent[at, n, 0])) for n in (0, DRAFTS))
+        added = []
+        for length in (0, DRAFTS):
+            spent = turns({rule: timed[rule](at, draft_length=length) for rule in (0, 1)}, repeats, seconds / 4)
+            without, own = np.median(spent[0]), np.array(spent[1])
+            added.append(float(np.median(own) - without))
+            shares[f"{at:g}"] = summary((own / without - 1).tolist())  # at last of DRAFTS
+        short, long = added
         medians += [max((long - short) / passes, 0.0), max(short, 0.0)]
-        shares[f"{at:g}"] = summary((np.divide(spent[at, DRAFTS, 1], spent[at, DRAFTS, 0]) - 1).tolist())
     return RuleCost(repr(policy.bare), *medians), shares
 
 
@@ -226,7 +227,7 @@ def clocked(call: Callable[[], Any]) -> Callable[[], float]:
 
 
 def turns(programs: Mapping[Any, Callable[[], float]], repeats: int, seconds: float = math.inf) -> dict[Any, Any]:
-    """The seconds that programs return, run alternately, `repeats` times after a warm-up; lists by name.
+    """The seconds that two or more programs return, run alternately, `repeats` times after a warm-up; lists by name.
 
     After `seconds` three turns are enough. Entry i of every program belongs to turn i. A call of the first program just
     before each other one says how fast the machine is at that moment: the others' times are those at its median speed,
@@ -235,15 +236,13 @@ def turns(programs: Mapping[Any, Callable[[], float]], repeats: int, seconds: fl
     for program in programs.values():
         program()
     first, *others = programs
-    times = np.zeros((2, max(len(others), 1), 0))  # of the first program and of the others, by turn
+    pairs: list[list[tuple[float, float]]] = []  # [turns, others], seconds of the first program and of another one
     began = time.perf_counter()
-    for turn in range(repeats):
-        if turn >= 3 and time.perf_counter() - began > seconds:
-            break
-        pairs = [(programs[first](), programs[name]()) for name in others] or [(programs[first](),) * 2]
-        times = np.concatenate([times, np.transpose(pairs)[..., None]], axis=2)
-    even = times[1] * np.median(times[0]) / times[0]
-    return {first: np.median(times[0], axis=0).tolist(), **dict(zip(others, even.tolist(), strict=False))}
+    while len(pairs) < min(repeats, 3) or (len(pairs) < repeats and time.perf_counter() - began < seconds):
+        pairs.append([(programs[first](), programs[name]()) for name in others])
+    pace, spent = np.transpose(pairs)  # [others, turns] each
+    even = spent * np.median(pace) / pace
+    return {first: np.median(pace, axis=0).tolist(), **dict(zip(others, even.tolist(), strict=True))}
 
 
 def summary(times: Sequence[float]) -> Cost:
