@@ -193,9 +193,8 @@ def time_policy(
         added = []
         for length in (0, DRAFTS):
             spent = turns({rule: timed[rule](at, draft_length=length) for rule in (0, 1)}, repeats, seconds / 4)
-            without, own = np.median(spent[0]), np.array(spent[1])
-            added.append(float(np.median(own) - without))
-            shares[f"{at:g}"] = summary((own / without - 1).tolist())  # at last of DRAFTS
+            added.append(float(np.median(spent[1]) - np.median(spent[0])))
+            shares[f"{at:g}"] = summary((np.divide(spent[1], np.median(spent[0])) - 1).tolist())  # at last of DRAFTS
         short, long = added
         medians += [max((long - short) / passes, 0.0), max(short, 0.0)]
     return RuleCost(repr(policy.bare), *medians), shares

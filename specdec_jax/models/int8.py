@@ -97,9 +97,6 @@ def product(x: Array, matrix: Matrix, dtype: Any, contract: Contract, narrow: Co
 
 
 def by_sums(x: Array, matrix: Array) -> Array:
-    """x [..., D] times matrix [F, D] by sums: a CPU reads the stored matrix; a product would convert it first.
-
-    Rows are one axis: of two, XLA of jax 0.10.2 (its YNNPACK fusions) adds up wrong numbers.
-    """
-    flat = x.reshape(-1, x.shape[-1])
+    """x [..., D] times matrix [F, D] by sums: a CPU reads the stored matrix; a product would convert it first."""
+    flat = x.reshape(-1, x.shape[-1])  # XLA of jax 0.10.2 (its YNNPACK fusions) adds up wrong numbers with more axes
     return jnp.sum(flat[:, None, :] * matrix[None], axis=-1).reshape(*x.shape[:-1], -1)
