@@ -257,10 +257,7 @@ def clock(archive: Archive) -> str:
     return "\n\n".join([*blocks, NOTE_CLOCK])
 
 
-NOTE_CLOCK = (
-    "Speed-up over plain decoding of the same prompts in the same process, totals, with a 95 % bootstrap interval over "
-    f"prompts. {NOTE_PREDICTED}"
-)
+NOTE_CLOCK = f"Speed-up: over plain decoding of the same prompts in the same process. {NOTE_PREDICTED}"
 
 
 def costs(archive: Archive) -> str:

@@ -234,13 +234,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_933, 23_000),
+    "the package without contrib and distillation": (22_932, 23_000),
     "contrib": (4_169, 4_200),
-    "distillation": (2_297, 2_300),
-    "experiments": (7_000, 7_000),
+    "distillation": (2_294, 2_300),
+    "experiments": (6_998, 7_000),
     "tests": (21_471, 21_500),
-    "ten central files": (1_525, 1_700),
-    "plain AdaEDL, with all it imports": (3_068, 3_100),
+    "ten central files": (1_524, 1_700),
+    "plain AdaEDL, with all it imports": (3_067, 3_100),
 }
 
 

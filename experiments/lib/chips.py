@@ -297,6 +297,7 @@ def facts_of(platform: str, text: str, dump: Path, widths: Sequence[int]) -> dic
 
 
 COMMAND = "experiments.lib.chips"
+SLOTS = 512  # cache slots per row
 SIZES = ("argument", "alias", "output", "temp")
 
 
@@ -329,7 +330,7 @@ def compile_for(job: Job) -> dict[str, Any]:
     chip = CHIPS[job.chip]
     mesh = make_mesh(job.mesh, chip.devices(math.prod(mesh_sizes(job.mesh))))
     pair = PAIRS[job.pair]._replace(int8=job.int8)
-    shapes = placed(shapes_of(pair, job.batch, 512, job.max_draft_length), pair, mesh)
+    shapes = placed(shapes_of(pair, job.batch, SLOTS, job.max_draft_length), pair, mesh)
     function, arguments = program(job.program, shapes)
     whole = NamedSharding(mesh, PartitionSpec())  # on every chip, what is not placed
     arguments = jax.tree.map(lambda leaf: leaf if leaf.sharding else leaf.update(sharding=whole), arguments)

@@ -55,8 +55,9 @@ def acceptance(row: Row) -> float:
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    """A Markdown table; the first column is text, which may have bars, the others are numbers."""
+    escaped = [[name.replace("|", "\\|"), *cells] for name, *cells in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *escaped)]
     return "\n".join([lines[0], "| --- |" + " ---: |" * (len(heads) - 1), *lines[1:]])
 
 
@@ -73,7 +74,7 @@ def compared(rows: Mapping[str, Row], over: Sequence[str] = ()) -> str:
     for name, row in rows.items():
         gains = [NONE if other == name else percent_more(gain(row, rows[other])) for other in over]
         accepted = [f"{acceptance(row):.0%}", f"{per_round(row, 'emitted'):.2f}"]
-        lines.append([name.replace("|", "\\|"), interval(speedup(row)), *gains, *accepted])
+        lines.append([name, interval(speedup(row)), *gains, *accepted])
     return markdown(["rule", "speed-up", *(f"over {name}" for name in over), "accepted", "tokens a pass"], lines)
 
 
@@ -280,8 +281,7 @@ def methods_tables(rows: Sequence[Row]) -> list[str]:
         fast, lines = [speedup(row).estimate for row in here], []
         for row, speed in zip(here, fast, strict=True):
             mark = "**" if len(here) > 1 and speed == max(fast) else ""
-            name = f"{mark}{row['what']}{mark}".replace("|", "\\|")
-            lines.append([name, *(of(row) for of in METHOD_COLUMNS.values())])
+            lines.append([f"{mark}{row['what']}{mark}", *(of(row) for of in METHOD_COLUMNS.values())])
         blocks += [f"## {at_temperature(temperature).capitalize()}", markdown(["method", *METHOD_COLUMNS], lines)]
     count = max((len(row["emitted"]) for row in rows), default=0)
     return [*blocks, f"{count} prompt{'s' * (count != 1)}. {NOTES}"]

@@ -9,7 +9,7 @@ from jax import lax
 
 from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.phase import phase_of
-from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, policy_seeds, round_uniforms
+from specdec_jax.decoding.sampling import ACCEPT, DRAFT, NEXT, distributions, draw, pick, policy_seeds, round_uniforms
 from specdec_jax.decoding.statistics import count_round, record_round
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.types import (
@@ -215,8 +215,7 @@ def verification_in(parts: Parts, width: int) -> Callable[..., Verified]:
         target = distributions(logits, state.warp)
         log_prob_accepted, next_distribution, verifier = parts.verifier.verify(state.verifier, draft, target, context)
         accepted = draw(jnp.exp(log_prob_accepted), uniforms[:, 0, ACCEPT])
-        following = jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)[:, 0]
-        token = draw(next_distribution(accepted), following)
+        token = draw(next_distribution(accepted), pick(uniforms[..., NEXT], accepted))
         index = jnp.arange(longest + 1, dtype=jnp.int32)[None, :]
         tokens = jnp.pad(draft.tokens, ((0, 0), (0, longest + 1 - held)))
         # The accepted drafts, then the new token up to position K; the first `length` tokens count.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from specdec_jax.decoding.sampling import pick
 from specdec_jax.distillation.losses import Loss, acceptance, coarse_distributions
 from specdec_jax.models.layers import soft_cap
 from specdec_jax.types import Array
@@ -90,7 +91,7 @@ def _sums(value: Array, log_q: Array, distributions: tuple[Array, Array], labels
     first = jnp.argmax(labels.log_prob, axis=-1) if labels.top is None else labels.top[:, 0]
     best = (jnp.argmax(log_q, axis=-1) == first).astype(jnp.float32)
     accepted = acceptance(*distributions)
-    surprise = -jnp.take_along_axis(log_q, labels.following[:, None], axis=1)[:, 0]
+    surprise = -pick(log_q, labels.following)
     return Sums(value, jnp.sum(weight), jnp.sum(best * weight), jnp.sum(accepted * weight), jnp.sum(surprise * weight))
 
 

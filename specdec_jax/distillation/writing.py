@@ -18,6 +18,7 @@ from jax import lax
 from specdec_jax.decoding import sampling
 from specdec_jax.sharding import by_rows
 from specdec_jax.types import Array, Cache, LanguageModel, Params
+from specdec_jax.verification._common import at_position
 
 USER, ASSISTANT = 0, 1  # whose turn is open
 GIVEN, BY_USER, BY_ASSISTANT = 0, 1, 2  # origin of a token: the prompt or template, the model as user, as assistant
@@ -96,10 +97,10 @@ def build_writer(
 
     def step(params: Params, rows: Rows) -> tuple[Rows, Written]:
         rows = _take_spares(model, rows)
-        logits, hidden, cache = apply(params, _at(rows.now.tokens, rows.position)[:, None], rows.cache)
+        logits, hidden, cache = apply(params, at_position(rows.now.tokens, rows.position)[:, None], rows.cache)
         logits, hidden = logits[:, 0], hidden[:, 0].astype(jnp.bfloat16)
         top, log_prob = top_labels(logits, k)
-        token, writer = _at(rows.now.tokens, rows.position), _at(rows.writer, rows.position)
+        token, writer = at_position(rows.now.tokens, rows.position), at_position(rows.writer, rows.position)
         fed = Written(rows.now.id, token, writer, top, log_prob, hidden)
         live = rows.now.id >= 0
         rows = rows._replace(position=rows.position + live.astype(jnp.int32))
@@ -218,8 +219,3 @@ def _put(values: Array, index: Array, new: Array, where: Array) -> Array:
     """values [B, S] with `new` [B] (or scalar) at index [B] in the rows of `where`; indices beyond S are ignored."""
     slot = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :]
     return jnp.where((slot == index[:, None]) & where[:, None], jnp.broadcast_to(new, index.shape)[:, None], values)
-
-
-def _at(values: Array, index: Array) -> Array:
-    safe = jnp.minimum(index, values.shape[1] - 1)
-    return jnp.take_along_axis(values, safe[:, None], axis=1)[:, 0]

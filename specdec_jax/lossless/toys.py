@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decoding.phase import REASONING, ROUTINE
+from specdec_jax.decoding.sampling import pick
 from specdec_jax.models.adapters import TokenCache, from_function
 from specdec_jax.monitors.phases import Phases, phases
 from specdec_jax.types import (
@@ -152,7 +153,7 @@ def toy_phases() -> Monitor:
     real = phases()
 
     def observe(state: Phases, logits: Array, result: VerificationResult, context: RoundContext) -> Phases:
-        last = jnp.take_along_axis(result.tokens, result.length[:, None] - 1, axis=1)[:, 0]
+        last = pick(result.tokens, result.length - 1)
         phase = jnp.where(last % 2 == 1, REASONING, ROUTINE).astype(state.phase.dtype)
         return real.observe(state, logits, result, context)._replace(phase=phase)
 

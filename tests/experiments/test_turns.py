@@ -34,10 +34,10 @@ def test_another_run_begins_every_time_and_what_is_done_has_no_turn_more():
 
     left = {"plain": ([48], 16), "fast": ([8], 4), "slow": ([20], 10)}
     runs = {name: (pair(name), Left(np.array(rounds)), pace) for name, (rounds, pace) in left.items()}
-    found = in_turns(runs)
+    ended = in_turns(runs)
     assert seen == ["plain", "fast", "slow", "fast", "slow", "plain", "plain"]
-    assert [state.rounds.tolist() for state, _ in found.values()] == [[0], [0], [0]] and list(found) == list(left)
-    assert all(seconds > 0 for _, seconds in found.values())
+    assert [state.rounds.tolist() for state, _ in ended.values()] == [[0], [0], [0]] and list(ended) == list(left)
+    assert all(seconds > 0 for _, seconds in ended.values())
     state, _ = in_turns({"two": (pair("two"), Left(np.array([4, 8])), 2)}, leave=1)["two"]
     assert state.rounds.tolist() == [0, 4]
 

@@ -17,7 +17,7 @@ from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.contrib.trees.siblings import at_depth, entries_at, further_candidates, outcomes
 from specdec_jax.decoding import draft_loop, rounds, sampling
 from specdec_jax.decoding.rounds import ModelParams, Parts, Run, Verified
-from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, NEXT, draw
+from specdec_jax.decoding.sampling import ACCEPT, BY_CANDIDATE, DRAFT, NEXT, draw, pick
 from specdec_jax.hyperparameters import select_rows
 from specdec_jax.models.attention import write
 from specdec_jax.types import (
@@ -122,7 +122,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
             return verified._replace(result=TreeResult(*verified.result, jnp.zeros_like(tree.length)))  # type: ignore[arg-type]
         tree = jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf[:, :held], tree)
         start = context.length - 1
-        last = jnp.take_along_axis(state.tokens, start[:, None], axis=1)[:, 0]
+        last = pick(state.tokens, start)
         fed, *where = tree_inputs(last, tree, start, width, state.tokens.shape[1])
         with jax.named_scope("target_pass"):
             cache = parts.target.with_length(state.target_cache, start)
@@ -137,7 +137,7 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         sibling = jnp.take_along_axis(ends.tokens, jnp.maximum(candidate - 1, 0)[:, None], axis=1)
         place = tree.length + at_depth(jnp.cumsum(counts, axis=1) - counts, accepted) + candidate
         after = jnp.where(is_taken[:, None], jnp.exp(at_position(target.log_prob, place)), ends.rest)
-        token = draw(after, jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)[:, 0])[:, None]
+        token = draw(after, pick(uniforms[..., NEXT], accepted))[:, None]
         index = jnp.arange(width, dtype=jnp.int32)[None, :]  # of entries in the order of the accepted tokens
         index = jnp.where(is_taken[:, None] & (index == accepted[:, None] + 1), place[:, None], index)
         logits, hidden = jax.tree.map(lambda leaf: entries_at(leaf, index), (logits, hidden))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreeVerifier
-from specdec_jax.decoding.sampling import argmax, draw, normalised, without
+from specdec_jax.decoding.sampling import argmax, draw, normalised, pick, without
 from specdec_jax.types import Array, Distribution, RoundContext, Verifier
 
 
@@ -103,7 +103,7 @@ def in_turn(
         token = tokens[:, index]
         certain = without(jnp.zeros_like(p), token, 1.0)
         q = jnp.where(is_sampled[:, None], normalised(left), certain)
-        p_token, q_token = (jnp.take_along_axis(values, token[:, None], axis=1)[:, 0] for values in (p, q))
+        p_token, q_token = pick(p, token), pick(q, token)
         possible = tried[:, index] & (q_token > 0)
         ratio = weight * p_token / jnp.where(possible, q_token, 1.0)
         accepts.append(jnp.where(possible, jnp.minimum(1.0, ratio), 0.0))
