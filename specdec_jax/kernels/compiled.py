@@ -38,6 +38,7 @@ PATHS = {  # fastest first: required instruction sets, as named by Linux and by 
     "avx2": ("avx2", "fma"),
 }
 SECONDS = 120  # time limit for the compiler, and for the first check
+ERROR = re.compile(r"\berror:|^\w+Error:")  # in a line of a compiler or of Python, not of a library's log
 FIRST_CHECK = "import sys; sys.path[:] = {!r}; from specdec_jax.kernels import compiled; compiled._opened(sys.argv[1])"
 
 
@@ -136,7 +137,7 @@ def _run(command: list[str], name: str) -> str:
         raise OSError(f"{name} took over {SECONDS} seconds") from None
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
-        raise OSError(f"{name}: {next((line for line in lines if 'error' in line), lines[-1])}")
+        raise OSError(f"{name}: {next(filter(ERROR.search, lines), lines[-1])}")
     return result.stdout
 
 

@@ -218,7 +218,7 @@ def test_what_fails_leaves_xlas_products_and_says_why(fault, fresh, monkeypatch,
     monkeypatch.setattr(compiled, "SECONDS", 0.1 if fault == "slow" else 60)
     assert path_now() is None
     lines = capfd.readouterr().err.splitlines()
-    assert len([line for line in lines if "products are XLA's" in line and reason in line]) == 1
+    assert len([line for line in lines if "products are XLA's" in line and reason in line]) == 1, lines
     left = list((fresh / "home").rglob("*.so"))
     assert left == [], "a library that failed stays"
 
