@@ -204,6 +204,8 @@ class EvidenceConfig:
     """Folder of the prompt files."""
     out: str = "runs/evidence"
     """Where the traces lie; cells that are there are not recorded again."""
+    add_to: str = ""
+    """An archive, such as results; its cells are not recorded either."""
 
     def __post_init__(self) -> None:
         check_fields(self)

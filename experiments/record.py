@@ -13,6 +13,7 @@ answers are the target's own, decoded plainly.
 
 import hashlib
 import itertools
+import json
 import shutil
 import sys
 import time
@@ -127,10 +128,12 @@ def record_cells(config: EvidenceConfig, console: Console) -> None:
     other drafters have those of the first one's trace."""
     prompts, loaded = {pair.name: prompts_of(config, pair) for pair in config.pairs}, {}
     written: dict[tuple[Any, ...], Path] = {}
+    manifest = Path(config.add_to, "manifest.json").read_text(encoding="utf-8") if config.add_to else '{"cells": []}'
+    held = {cell["path"] for cell in json.loads(manifest)["cells"]}
     for cell in cells(config):
         pair, path = cell.pair, Path(config.out) / cell.path
         before = written.setdefault((pair.target, pair.prompts, pair.chat, pair.batch, *cell[1:]), path)
-        if path.exists():
+        if path.exists() or str(cell.path) in held:
             continue
         options = {name: getattr(pair, name) for name in ("target", "drafter", "chat", "batch")}
         options |= {"max_draft_length": config.max_draft_length, "max_new_tokens": cell.tokens, "seed": cell.seed}

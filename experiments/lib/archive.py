@@ -122,6 +122,8 @@ def groups_of(texts: pd.DataFrame, rows: pd.DataFrame, manifest: Mapping[str, An
         groups[key] = Group(each["prompt"][:, 0].tolist(), each["kind"][:, 0], seeds, each, {}, costs)
     for (*key, rule), part in rows.groupby([*KEYS, "rule"], sort=False, observed=True):
         group = groups[tuple(key)]
+        if len(part) < group.texts["tokens"].size:
+            continue  # judged since some of the seeds were recorded
         each = {name: _by_prompt(part[name], len(group.seeds)) for name in part}
         for name in ("drafted", "accepted"):  # rounds by number of tokens, as rounds that have an n-th token
             each[f"{name}_at"] = each.pop(name)[..., ::-1].cumsum(axis=-1)[..., ::-1]
@@ -223,6 +225,14 @@ class Played(NamedTuple):
     accepted: np.ndarray  # likewise accepted
 
 
+class Gain(NamedTuple):
+    """Log speed-ups of a group by rule and setting, for the other targets' choices of settings."""
+
+    target: str
+    key: Key
+    rules: Mapping[str, Sequence[float]]
+
+
 def recorded(
     config: EvidenceConfig, folder: Path, costs: Mapping[str, CostModel], done: Iterable[Cell]
 ) -> dict[Key, Texts]:
@@ -258,29 +268,27 @@ def play(texts: Texts, words: str, longest: int) -> Played:
 
 
 def choose(
-    judged: JudgedRule, key: Key, groups: Mapping[Key, Texts], played: Mapping[Key, Mapping[str, Played]]
+    judged: JudgedRule, key: Key, group: Texts, played: Mapping[str, Played], gains: Iterable[Gain]
 ) -> np.ndarray | None:
     """[N], the setting of every text by `JudgedRule.choice`; None where no other target has been recorded."""
-    group, mine = groups[key], played[key][judged.rule]
+    mine = played[judged.rule]
     texts = len(group.plain)
     if judged.choice == "default":
         return np.zeros(texts, int)
     if judged.choice == "elsewhere":
-        gains: dict[str, list[np.ndarray]] = {}
-        for other, texts_there in groups.items():
-            target = texts_there.cells[0].pair.target
-            if other[1:] == key[1:] and target != group.cells[0].pair.target:
-                seconds = played[other][judged.rule].seconds.sum(axis=1)
-                gains.setdefault(target, []).append(np.log(texts_there.plain.sum() / seconds))
-        if not gains:
+        mine_is, by_target = group.cells[0].pair.target, {}
+        for target, (_, temperature, limit), rules in gains:
+            if target != mine_is and (temperature, limit) == key[1:] and judged.rule in rules:
+                by_target.setdefault(target, []).append(rules[judged.rule])
+        if not by_target:
             return None
-        return np.full(texts, int(np.argmax(sum(np.mean(each, axis=0) for each in gains.values()))))
+        return np.full(texts, int(np.argmax(sum(np.mean(each, axis=0) for each in by_target.values()))))
     prompts = texts // len(group.traces)
     first = np.tile(half_of(prompts, 0), len(group.traces))
     chosen = np.zeros(texts, int)
     for half in (first, ~first):
         if judged.choice == "price":
-            rate = float(np.max(group.plain[half].sum() / played[key][STATIC].seconds[:, half].sum(axis=1)))
+            rate = float(np.max(group.plain[half].sum() / played[STATIC].seconds[:, half].sum(axis=1)))
             times = group.costs.verification_times(PRICED)
             price = rate * (group.costs.ratio + (times[-1] - times[0]) / PRICED)
             best = np.argmin([abs(each["threshold"] - price) if each else np.inf for each in mine.settings])
@@ -291,10 +299,14 @@ def choose(
 
 
 def rows_of(
-    config: EvidenceConfig, groups: Mapping[Key, Texts], rules: Sequence[JudgedRule], console: Console
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The columns of texts.parquet and rows.parquet."""
-    judged, played = [*rules, JudgedRule(ORACLE, ORACLE)], {}
+    config: EvidenceConfig,
+    groups: Mapping[Key, Texts],
+    rules: Sequence[JudgedRule],
+    console: Console,
+    before: Iterable[Gain] = (),
+) -> tuple[pd.DataFrame, pd.DataFrame, list[Gain]]:
+    """The columns of texts.parquet and rows.parquet, and what was gained here and by the groups of `before`."""
+    judged, played, gains = [*rules, JudgedRule(ORACLE, ORACLE)], {}, list(before)
     words = dict.fromkeys([STATIC, *(rule.rule for rule in judged)])
     for key, group in groups.items():
         played[key] = {}
@@ -302,6 +314,9 @@ def rows_of(
             with console.status(f"{', '.join(map(str, key))}: {each}"):
                 played[key][each] = play(group, each, config.max_draft_length)
         console.print(f"{', '.join(map(str, key))}: {len(words) - 1} rules replayed over {len(group.plain)} texts")
+        totals = {rule: played[key][rule].seconds.sum(axis=1) for rule in words}
+        logs = {rule: np.log(group.plain.sum() / total).round(5).tolist() for rule, total in totals.items()}
+        gains.append(Gain(group.cells[0].pair.target, key, logs))
     texts, rows = [], []
     for key, group in groups.items():
         about = dict(zip(KEYS, key, strict=True)) | {"target": group.cells[0].pair.target}
@@ -309,7 +324,7 @@ def rows_of(
         each = pd.concat([pd.DataFrame(about | column) for column in columns])
         texts.append(each)
         for rule in judged:
-            chosen, mine = choose(rule, key, groups, played), played[key][rule.rule]
+            chosen, mine = choose(rule, key, group, played[key], gains), played[key][rule.rule]
             if chosen is None:
                 continue
             at = chosen, np.arange(len(each))
@@ -319,7 +334,7 @@ def rows_of(
             counts = {"seconds": shortened(mine.seconds[at]), "rounds": mine.rounds[at], "passes": mine.passes[at]}
             lists = {"drafted": list(mine.drafted[at]), "accepted": list(mine.accepted[at])}
             rows.append(each[["seed", "kind", "prompt", "tokens"]].assign(**about, **named, **counts, **lists))
-    return pd.concat(texts), pd.concat(rows)
+    return pd.concat(texts), pd.concat(rows), gains
 
 
 def shortened(values: np.ndarray) -> np.ndarray:
@@ -360,8 +375,8 @@ class Build:
 
 
 def build(options: Build, console: Console) -> None:
-    """Replays all rules over the cells that are there and writes the archive. Raises ValueError for a pair without
-    costs, or traces that differ in their prompts."""
+    """Replays all rules over the cells that are there and puts them into the archive, beside its other cells. Raises
+    ValueError for a pair without costs, or traces that differ in their prompts."""
     enable()
     config: EvidenceConfig = load_config(options.config, experiment="record")
     live, measured = timed_runs(config, options.live)
@@ -369,26 +384,49 @@ def build(options: Build, console: Console) -> None:
     done = [cell for cell in every if (options.traces / cell.path).is_file()]
     if not done:
         raise FileNotFoundError(f"no trace in {str(options.traces)!r}: python -m experiments.record {options.config}")
+    before, frames = {"cells": [], "costs": {}, "gains": []}, {}
+    if (options.out / MANIFEST).is_file():
+        before |= read_archive(options.out).manifest
+        frames = {name: pd.read_parquet(options.out / name) for name in before["sha256"]}
+    anew = {str(cell.path) for cell in done}
+    kept = [each for each in before["cells"] if each["path"] not in anew]
+    held = {Path(each["path"]).parts[0] for each in kept}  # pairs whose other cells have their seconds by older costs
     for name in dict.fromkeys(cell.pair.name for cell in done):
         path = options.traces / name / "costs" / "cost_model.json"
-        if path.is_file():
+        if name in held:
+            measured[name] = cost_model_of(before["costs"][name])
+        elif path.is_file():
             measured[name] = load_cost_model(path)
         elif name not in measured:
             raise ValueError(f"no costs of {name}: python -m experiments.step_cost --out {path.parent}, or --live RUN")
     recordings = recorded(config, options.traces, measured, done)
-    texts, rows = rows_of(config, recordings, config.rules, console)
-    facts = {"source": options.config, "config": describe(config), **environment()}
+    gains = [Gain(target, tuple(key), rules) for target, key, rules in before["gains"]]
+    gains = [gain for gain in gains if gain.key not in recordings]
+    texts, rows, gains = rows_of(config, recordings, config.rules, console, gains)
+    facts = {"source": options.config, "config": describe(config), **environment(), "gains": gains}
     facts["pairs"] = {pair.name: describe(pair) for pair in config.pairs}
-    facts["costs"] = {name: model._asdict() for name, model in measured.items()}
-    facts["cells"] = []
+    costs = before["costs"] | {name: model._asdict() for name, model in measured.items()}
+    facts["costs"] = {pair.name: costs[pair.name] for pair in config.pairs if pair.name in costs}
+    facts["cells"] = kept
     for group in recordings.values():
         for cell, trace in zip(group.cells, group.traces, strict=True):
             about = {name: trace.about.get(name) for name in ("git", "versions", "processor", "batch")}
             about |= {"texts": trace.num_texts, "tokens": trace.num_positions}
             facts["cells"].append({"path": str(cell.path), "sha256": digest(options.traces / cell.path), **about})
-    facts["missing"] = [str(cell.path) for cell in every if cell not in done]
-    frames = {ROWS: rows, TEXTS: texts} | ({} if live.empty else {LIVE: live})
-    archive, simulated = Archive(groups_of(texts, rows, facts), live, facts), {}
+    order = {str(cell.path): number for number, cell in enumerate(every)}
+    facts["cells"] = sorted(
+        (cell for cell in facts["cells"] if cell["path"] in order), key=lambda cell: order[cell["path"]]
+    )
+    facts["missing"] = [path for path in order if path not in {cell["path"] for cell in facts["cells"]}]
+    numbers = {(*cell.key, cell.seed): number for number, cell in enumerate(every)}
+    for name, new in ((ROWS, rows), (TEXTS, texts)):
+        parts = {key: part for key, part in frames.get(name, new[:0]).groupby([*KEYS, "seed"], observed=True)}
+        parts |= {key: part for key, part in new.groupby([*KEYS, "seed"])}
+        frames[name] = pd.concat([parts[key] for key in sorted(parts.keys() & numbers.keys(), key=numbers.__getitem__)])
+    if not live.empty:
+        frames[LIVE] = live
+    live = frames.get(LIVE, live)
+    archive, simulated = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), live, facts), {}
     for contrast in config.contrasts:
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
@@ -402,7 +440,7 @@ def build(options: Build, console: Console) -> None:
     facts |= {"coverage": simulated, "sha256": {name: digest(options.out / name) for name in frames}}
     write_text(options.out / MANIFEST, json.dumps(facts, indent=1) + "\n")
     size = sum(path.stat().st_size for path in options.out.iterdir())
-    console.print(f"{options.out}: {len(done)} of {len(every)} cells, {len(rows)} rows, {size / 1e6:.2f} MB")
+    console.print(f"{options.out}: {len(facts['cells'])} of {len(every)} cells, {size / 1e6:.2f} MB")
 
 
 def with_rules(archive: Archive, folder: Path, words: Sequence[str], console: Console) -> Archive:
@@ -424,7 +462,7 @@ def with_rules(archive: Archive, folder: Path, words: Sequence[str], console: Co
     groups = {key: texts for key, texts in groups.items() if len(texts.traces) == len(archive.groups[key].seeds)}
     rules = {each: rule_of(each) for each in words}
     judged = [JudgedRule(rule.name, each, "here" if rule.grid else "default") for each, rule in rules.items()]
-    mine = groups_of(*rows_of(config, groups, judged, console), archive.manifest)
+    mine = groups_of(*rows_of(config, groups, judged, console)[:2], archive.manifest)
     for key, group in mine.items():
         group.rules.update(archive.groups[key].rules)
     return archive._replace(groups=mine)

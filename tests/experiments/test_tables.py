@@ -75,19 +75,18 @@ def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():
     fast_on_first = np.where(first, 10.0, 50.0)
     seconds = np.tile([np.full(4, 30.0), fast_on_first, 60.0 - fast_on_first], 2)  # both seeds alike
     here, mine = group("one", seconds)
-    there, other = group("two", [[30.0] * 8, [20.0] * 8, [10.0] * 8])
-    keys = ("a", 0.7, 128), ("b", 0.7, 128)
-    groups, played = dict(zip(keys, (here, there), strict=True)), {}
-    for key, each in zip(keys, (mine, other), strict=True):
-        played[key] = {"adaedl": each, "static": each}
+    key = "a", 0.7, 128
+    gains = [files.Gain("one", key, {"adaedl": [9, 0, 0]}), files.Gain("two", ("b", 0.7, 128), {"adaedl": [1, 2, 3]})]
+    gains += [files.Gain("two", ("b", 1.0, 128), {"adaedl": [9, 0, 0]}), files.Gain("two", ("c", 0.7, 128), {})]
 
-    def chosen(choice, groups=groups):
-        return files.choose(JudgedRule("mine", "adaedl", choice), keys[0], groups, played)
+    def chosen(choice, gains=gains):
+        played = {"adaedl": mine, "static": mine}
+        return files.choose(JudgedRule("mine", "adaedl", choice), key, here, played, gains)
 
     assert chosen("default").tolist() == [0] * 8
     assert chosen("here").tolist() == np.tile(np.where(first, 2, 1), 2).tolist()
-    assert chosen("elsewhere").tolist() == [2] * 8
-    assert chosen("elsewhere", {keys[0]: here}) is None
+    assert chosen("elsewhere").tolist() == [2] * 8  # of the other target at that temperature
+    assert chosen("elsewhere", gains[:1]) is None
     # the best static setting of either half emits 10 tokens a plain pass: the price, 10 (0.1 + 0.5 / 8), is above 0.2
     assert chosen("price").tolist() == [2] * 8
 
@@ -185,6 +184,27 @@ def test_an_archive_has_the_replays_of_its_traces_and_what_is_missing(recording)
     assert row["tokens"].tolist() == trace.length.tolist() and trace.about["git"]["revision"]
     speeds = {rule: group.speedup(rule).estimate for rule in group.rules}
     assert max(speeds.values()) == speeds["oracle"]
+
+
+@pytest.mark.slow
+def test_an_archive_keeps_cells_whose_traces_are_elsewhere(recording, tmp_path):
+    archive, few = tmp_path / "results", tmp_path / "traces"
+    shutil.copytree(recording / "results", archive)
+    again = "b/12-seed0/trace-0.npz"
+    for path in (again, "b/costs/cost_model.json"):
+        (few / path).parent.mkdir(parents=True)
+        shutil.copy(recording / "traces" / path, few / path)
+    files.build(files.Build(few, config=str(recording / "small.py"), out=archive), Console(quiet=True))
+    for name in (files.ROWS, files.TEXTS):
+        pd.testing.assert_frame_equal(*(pd.read_parquet(each / name) for each in (archive, recording / "results")))
+    before, after = (files.read_archive(each).manifest for each in (recording / "results", archive))
+    assert [after[name] for name in ("cells", "missing", "costs")] == [
+        before[name] for name in ("cells", "missing", "costs")
+    ]
+    assert sorted(map(str, after["gains"])) == sorted(map(str, before["gains"]))
+    words = ["--data", str(recording), "--out", str(few), "--add-to", str(archive)]
+    record.record_cells(load_config(recording / "small.py", words, "record"), Console(quiet=True))
+    assert sorted(str(path.relative_to(few)) for path in few.rglob("*.npz")) == sorted([again, *after["missing"]])
 
 
 @pytest.mark.slow
