@@ -1,10 +1,9 @@
 """All stopping rules side by side on recorded traces, by task and temperature; your own rule and settings among them.
 
-Question:  Which rule makes decoding fastest, where, and how much of what could be gained does it gain? With --ratios:
-           and on a machine of another c, a drafter step over a target pass?
+Question:  Which rule makes decoding fastest, where, and how much of what could be gained does it gain? With --ratio:
+           on a machine of another c, a drafter step over a target pass?
 Command:   python -m experiments.policies TRACES... [--rules survival my_rule.py "at_least(minimum=2, policy=svip)"]
            [--set threshold=0.1:0.9:9] [--over static adaedl] [--costs cost_model.json | --ratio 0.1 --slope 0.01]
-           python -m experiments.policies TRACES... --ratios 0.05 0.1
            python -m experiments.policies headroom LOGS... (what rules gain on public logs)
            python -m experiments.policies runs/evidence --results results --rules my_rule.py   (among the archive's)
 Time:      two minutes on 2 cores for 240 texts at three temperatures, seconds for one rule; --smoke needs no trace
@@ -21,9 +20,6 @@ lengths alone, rules that read distributions are left out.
 
 --results: the same texts with the same costs, settings from the grids of experiments/lib/rules.py; cells that
 python -m experiments.record configs/evidence.py has not made are left out.
-
---ratios: two kinds of machine, `flat`, which verifies 16 drafts in the time of none, as accelerators nearly do for one
-text, and `measured`, with the target's time by width of --costs.
 """
 
 import itertools
@@ -47,7 +43,6 @@ from specdec_jax.contrib.engine_logs import costs_named
 from specdec_jax.contrib.engine_logs.readers import DRAFTERS, kind_of, read_log
 from specdec_jax.contrib.engine_logs.rounds import trace_of_runs
 from specdec_jax.costs.cost_model import flat
-from specdec_jax.ranges import Between
 from specdec_jax.stopping import goodput
 
 MOST_REPEATED = 0.1  # texts with a larger share of repeated tokens are left out of a table of their own
@@ -63,8 +58,6 @@ class Policies(runs.TraceOptions):
     """NAME=VALUE, NAME=VALUE,VALUE or NAME=LOW:HIGH:COUNT, for the rules that have such a hyperparameter."""
     over: tuple[str, ...] = (STATIC,)  # Rules that the others are compared with, prompt by prompt.
     tuning: Literal["task", "all"] = "task"  # Settings are chosen for each task, or one for all.
-    ratios: Annotated[tuple[float, ...], Between(0, 10, open="low, high")] = ()
-    """Values of c, a drafter step over a pass of plain decoding; one table row each."""
     results: Path | None = None  # The archive, in whose tables --rules are ranked; its traces' folder is the argument.
 
     def check(self) -> None:
@@ -72,15 +65,10 @@ class Policies(runs.TraceOptions):
         super().check()
         if self.results is not None and (len(self.traces) != 1 or not self.rules):
             raise ValueError("--results needs --rules and the folder of the archive's traces")
-        if self.ratios and self.ratio is not None:
-            raise ValueError(f"--ratios says c, and --costs how long wider passes take: leave out --ratio {self.ratio}")
 
 
 def study(options: Policies, console: Console) -> None:
     """Replays what is missing and writes the run folder."""
-    if options.ratios:
-        by_machine(options, console)
-        return
     if options.results is not None:
         options.check()
         from experiments.lib.archive import read_archive, with_rules  # these need pandas
@@ -263,53 +251,6 @@ def tasks_table(tasks: Mapping[str, Mapping[str, Row]], over: str) -> str:
             lines.append([name, *(tables.bold(tables.plus_minus(each), each) for each in gains)])
     heads = [f"{task.replace('_', ' ')} ({len(rows[over]['emitted'])})" for task, rows in tasks.items()]
     return markdown(["rule", *heads], lines)
-
-
-KINDS = {"flat": "verification free in its width", "measured": "widths as measured"}
-TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-NOTE_MACHINES = (
-    "Speed-up over plain decoding, in brackets the share of the drafted tokens that were accepted; the best rule in "
-    "bold. Settings were chosen for each line on the other half of the prompts."
-)
-
-
-def by_machine(options: Policies, console: Console) -> None:
-    """Speed-ups by rule of machines of several c: a table a temperature and kind of machine."""
-    sources, read = [], runs.read_sources(options)
-    if len(drafters := dict.fromkeys(source.group for source in read)) > 1:
-        raise ValueError(f"this takes traces of one drafter, got those of {', '.join(drafters)}")
-    for source, kind, ratio in itertools.product(read, KINDS, options.ratios):
-        step = source.costs._replace(drafter_step=ratio * source.costs.plain_pass, rules=())
-        machine = flat(ratio, options.max_draft_length) if kind == "flat" else step
-        group, tasks = f"{kind}, c = {ratio:g}", {ALL: source.tasks[ALL]}
-        sources.append(source._replace(group=group, costs=machine, tasks=tasks))
-    run = runs.open_traces("policies", options, console, sources=sources)
-    played = variants_of((STATIC, *(options.rules or COMPARED)), options.settings)
-    rows = runs.sweep(run, played | {ORACLE: REFERENCES[ORACLE]})
-    sections: dict[str, list[Source]] = {}
-    for source in sorted(sources, key=lambda source: (source.temperature, source.costs.ratio)):
-        title = f"{tables.at_temperature(source.temperature)}, {KINDS[source.group.partition(', c = ')[0]]}"
-        sections.setdefault(title[0].upper() + title[1:], []).append(source)
-    blocks, curves = [runs.about_traces(run)], {}
-    for title, mine in sections.items():
-        lines = []  # machines down, rules across; the oracle takes no part in the contest
-        series = curves[title] = {name: ([source.costs.ratio for source in mine], []) for name in (*played, ORACLE)}
-        for source in mine:
-            here = runs.by_name(rows, source)
-            fast = {name: speedup(row).estimate for name, row in here.items()}
-            texts = {name: f"{fast[name]:.2f} ({tables.acceptance(here[name]):.0%})" for name in played}
-            best = max(played, key=lambda name: fast[name])
-            cells = (texts | {best: f"**{texts[best]}**"}).values()
-            lines.append([source.group, f"{source.costs.ratio:.3f}", *cells, f"{fast[ORACLE]:.2f}"])
-            for name, (_, speeds) in series.items():
-                speeds.append(fast[name])
-        heads = ["machine", "c", *(SHORT_NAMES.get(name, name) for name in series)]
-        blocks += [f"## {title}", markdown(heads, lines)]
-    axes = "c, a drafter step over a target pass", "speed-up over plain decoding"
-    styles = {ORACLE: {"color": plots.INK, "ls": "--", "marker": "."}}
-    columns = len({source.temperature for source in sources})
-    figure = plots.lines_figure(curves, axes, styles, columns=columns, ticks=TICKS, log=True)
-    runs.write(run, "Speed-ups by machine", blocks, NOTE_MACHINES, speedups=figure)
 
 
 HEADROOM = """How much could rules gain on public logs and on our traces?

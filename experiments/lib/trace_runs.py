@@ -298,7 +298,15 @@ def about(run: Run) -> str:
         name += f", {at_temperature(source.temperature)}" if costs.sampled_plain else ""
         named[name] = max(named.get(name, ""), omitted, key=len)
     times = [f"{name} ({omitted})" for name, omitted in sorted(named.items())]
-    text = f"{about_traces(run)} Replayed; time: {'; '.join(times)}."
+    sources = list({id(source.trace): source for source in reversed(run.sources)}.values())[::-1]
+    traces = [source.trace for source in sources]
+    texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
+    targets = ", ".join(dict.fromkeys(str(trace.about.get("target", "a target")) for trace in traces))
+    names = ", ".join(dict.fromkeys(str(source.trace.about.get("drafter", source.group)) for source in sources))
+    made_up = " **The numbers mean nothing.**" if run.options.smoke else ""
+    pair = "Synthetic traces" if made_up else f"Traces of {targets} with {names}"
+    text = f"{pair}: {texts} texts a trace, {sum(trace.num_positions for trace in traces)} tokens in all.{made_up}"
+    text += f" Replayed; time: {'; '.join(times)}."
     greedy, longest = [source for source in run.sources if source.temperature == 0], run.options.max_draft_length
     if not greedy:
         return text
@@ -311,19 +319,6 @@ def about(run: Run) -> str:
     exact = f"of rules that weigh costs, with these costs and --verification-widths {listed(widths)}{other}"
     live = f"Greedy rounds equal those of live decoding in the batches of the recording{rows}"
     return f"{text} {live}, with --max-draft-length {longest}; {exact}."
-
-
-def about_traces(run: Run) -> str:
-    """One sentence on the traces."""
-    sources = list({id(source.trace): source for source in reversed(run.sources)}.values())[::-1]
-    traces = [source.trace for source in sources]
-    texts = " or ".join(map(str, sorted({trace.num_texts for trace in traces})))
-    targets = ", ".join(dict.fromkeys(str(trace.about.get("target", "a target")) for trace in traces))
-    names = ", ".join(dict.fromkeys(str(source.trace.about.get("drafter", source.group)) for source in sources))
-    made_up = " **The numbers mean nothing.**" if run.options.smoke else ""
-    pair = "Synthetic traces" if made_up else f"Traces of {targets} with {names}"
-    positions = sum(trace.num_positions for trace in traces)
-    return f"{pair}: {texts} texts a trace, {positions} tokens in all.{made_up}"
 
 
 def sections(run: Run) -> list[tuple[Source, str]]:
