@@ -8,8 +8,8 @@ Expected:  two cores with AVX2, greedily: survival(together=True) 1.10 times pla
 Output:    runs/batches-<time>/, with speedup.png; results.jsonl has a line a batch, temperature, method and repeat
 
 The clock stops when the first row is done, so that none stands idle: in a file of requests the next one would take its
-place. Methods of a repeat take turns of a sixteenth of their rounds, so that what else the machine does falls on all of
-them alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are measured
+place. Methods of a repeat take turns of half of their rounds, so that what else the machine does falls on all of them
+alike; a speed-up is over plain decoding of the same repeat, by the median over repeats. Costs are measured
 for each batch and given to rules that weigh them; verification widths are those that the costs choose.
 """
 
@@ -38,7 +38,7 @@ from specdec_jax.text.sampling_params import NewTokens, SamplingParams, Temperat
 from specdec_jax.text.strategies import choose
 
 PLAIN = "plain"
-SLICES = 16  # turns of a run
+SLICES = 2  # turns of a run; each fills the buffers of a batch anew, at 16 rows in a third of a pass
 KEY = ("batch", "temperature", "method", "repeat")
 COUNTS = ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens")  # over rows
 
