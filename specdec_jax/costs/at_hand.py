@@ -64,7 +64,7 @@ def measured(
     too, unless the drafter has no model or drafts are not chains.
     """
     # Files of earlier versions, which timed passes outside decoders at temperature 0 alone, are not read.
-    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "rounds less an empty call"]
+    shapes = [_shapes(target), None if drafter is None else _shapes(drafter), SLOTS, WIDTHS, "rounds - empty"]
     mesh = mesh_here()
     shapes += [batch, FEW] if batch > 1 else []
     shapes += [dict(mesh.shape), drafter is not None and are_shared(drafter.params)] if mesh else []
