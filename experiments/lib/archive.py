@@ -413,16 +413,13 @@ def build(options: Build, console: Console) -> None:
             about = {name: trace.about.get(name) for name in ("git", "versions", "processor", "batch")}
             about |= {"texts": trace.num_texts, "tokens": trace.num_positions}
             facts["cells"].append({"path": str(cell.path), "sha256": digest(options.traces / cell.path), **about})
-    order = {str(cell.path): number for number, cell in enumerate(every)}
-    facts["cells"] = sorted(
-        (cell for cell in facts["cells"] if cell["path"] in order), key=lambda cell: order[cell["path"]]
-    )
-    facts["missing"] = [path for path in order if path not in {cell["path"] for cell in facts["cells"]}]
-    numbers = {(*cell.key, cell.seed): number for number, cell in enumerate(every)}
+    by_path = {cell["path"]: cell for cell in facts["cells"]}
+    facts["cells"] = [by_path[str(cell.path)] for cell in every if str(cell.path) in by_path]
+    facts["missing"] = [str(cell.path) for cell in every if str(cell.path) not in by_path]
     for name, new in ((ROWS, rows), (TEXTS, texts)):
-        parts = {key: part for key, part in frames.get(name, new[:0]).groupby([*KEYS, "seed"], observed=True)}
-        parts |= {key: part for key, part in new.groupby([*KEYS, "seed"])}
-        frames[name] = pd.concat([parts[key] for key in sorted(parts.keys() & numbers.keys(), key=numbers.__getitem__)])
+        parts = dict(iter(frames.get(name, new[:0]).groupby([*KEYS, "seed"], observed=True)))
+        parts |= dict(iter(new.groupby([*KEYS, "seed"])))
+        frames[name] = pd.concat([parts[key] for cell in every if (key := (*cell.key, cell.seed)) in parts])
     if not live.empty:
         frames[LIVE] = live
     live = frames.get(LIVE, live)
@@ -431,16 +428,23 @@ def build(options: Build, console: Console) -> None:
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
             simulated[len(totals)] = coverage(totals)
-    options.out.mkdir(parents=True, exist_ok=True)
+    _write(options.out, frames, facts | {"coverage": simulated})
+    size = sum(path.stat().st_size for path in options.out.iterdir())
+    console.print(f"{options.out}: {len(by_path)} of {len(every)} cells, {size / 1e6:.2f} MB")
+
+
+def _write(folder: Path, frames: Mapping[str, pd.DataFrame], facts: Mapping[str, Any]) -> None:
+    """The files of an archive, the manifest last; those that are there stay whole until all of them are written."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, frame in frames.items():
         times = [column for column in frame if frame[column].dtype == np.float32]
         encoding: dict[str, Any] = {"column_encoding": dict.fromkeys(times, "BYTE_STREAM_SPLIT")}
         encoding |= {"compression": "zstd", "compression_level": 19, "use_dictionary": [*frame.columns.drop(times)]}
-        frame.to_parquet(options.out / name, index=False, **encoding)
-    facts |= {"coverage": simulated, "sha256": {name: digest(options.out / name) for name in frames}}
-    write_text(options.out / MANIFEST, json.dumps(facts, indent=1) + "\n")
-    size = sum(path.stat().st_size for path in options.out.iterdir())
-    console.print(f"{options.out}: {len(facts['cells'])} of {len(every)} cells, {size / 1e6:.2f} MB")
+        frame.to_parquet(folder / f"{name}.new", index=False, **encoding)
+    sums = {name: digest(folder / f"{name}.new") for name in frames}
+    for name in frames:
+        (folder / f"{name}.new").replace(folder / name)
+    write_text(folder / MANIFEST, json.dumps({**facts, "sha256": sums}, indent=1) + "\n")
 
 
 def with_rules(archive: Archive, folder: Path, words: Sequence[str], console: Console) -> Archive:
