@@ -389,8 +389,8 @@ def build(options: Build, console: Console) -> None:
         before |= read_archive(options.out).manifest
         frames = {name: pd.read_parquet(options.out / name) for name in before["sha256"]}
     anew = {str(cell.path) for cell in done}
-    kept = [each for each in before["cells"] if each["path"] not in anew]
-    held = {Path(each["path"]).parts[0] for each in kept}  # pairs whose other cells have their seconds by older costs
+    others = [each for each in before["cells"] if each["path"] not in anew]
+    held = {Path(each["path"]).parts[0] for each in others}  # pairs whose other cells have their seconds by older costs
     for name in dict.fromkeys(cell.pair.name for cell in done):
         path = options.traces / name / "costs" / "cost_model.json"
         if name in held:
@@ -407,7 +407,7 @@ def build(options: Build, console: Console) -> None:
     facts["pairs"] = {pair.name: describe(pair) for pair in config.pairs}
     costs = before["costs"] | {name: model._asdict() for name, model in measured.items()}
     facts["costs"] = {pair.name: costs[pair.name] for pair in config.pairs if pair.name in costs}
-    facts["cells"] = kept
+    facts["cells"] = others
     for group in recordings.values():
         for cell, trace in zip(group.cells, group.traces, strict=True):
             about = {name: trace.about.get(name) for name in ("git", "versions", "processor", "batch")}

@@ -116,12 +116,11 @@ def timed_rounds(
 
         def call() -> float:
             state = jax.block_until_ready(jax.tree.map(lambda leaf: leaf.copy(), begun))  # `run` consumes its state
-            seconds = []
+            times = [time.perf_counter()]
             for number in (0, rounds):
-                watch = time.perf_counter()
                 state = jax.block_until_ready(decoder.run(weights, state, rounds=number))
-                seconds.append(time.perf_counter() - watch)
-            return (seconds[1] - seconds[0]) / int(np.max(state.statistics.num_rounds))
+                times.append(time.perf_counter())
+            return float(np.diff(times) @ (-1, 1)) / int(np.max(state.statistics.num_rounds))
 
         return call
 

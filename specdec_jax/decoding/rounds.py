@@ -92,7 +92,17 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
 
 
 def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
-    context = round_context(parts, state)
+    alive = ~state.done
+    budget = jnp.minimum(parts.drafter.max_draft_length, state.limit - state.length - 1)
+    context = RoundContext(
+        length=state.length,
+        emitted=state.length - state.prompt_length,
+        budget=jnp.where(alive, jnp.maximum(budget, 0), 0),
+        alive=alive,
+        policy_seed=policy_seeds(state.key),
+        warp=state.warp,
+        monitor=state.monitor,
+    )
     source = parts.drafter.source(params.drafter, state.drafter, state.tokens, context)
     return Start(context, round_uniforms(state.key, context.emitted, parts.drafter.max_draft_length + 1), source)
 
@@ -152,20 +162,6 @@ def commit(
             statistics=count_round(state.statistics, context.alive, measured),
             record=record_round(state.record, state.statistics.num_rounds, context.alive, measured),
         )
-
-
-def round_context(parts: Parts, state: DecodeState) -> RoundContext:
-    alive = ~state.done
-    budget = jnp.minimum(parts.drafter.max_draft_length, state.limit - state.length - 1)
-    return RoundContext(
-        length=state.length,
-        emitted=state.length - state.prompt_length,
-        budget=jnp.where(alive, jnp.maximum(budget, 0), 0),
-        alive=alive,
-        policy_seed=policy_seeds(state.key),
-        warp=state.warp,
-        monitor=state.monitor,
-    )
 
 
 def with_buffer(parts: Parts, params: ModelParams, state: DecodeState) -> Run:

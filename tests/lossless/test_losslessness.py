@@ -12,7 +12,7 @@ from rules import FAST, restless
 
 from specdec_jax import ModelParams, lossless, make_warp
 from specdec_jax.decoding import sampling
-from specdec_jax.decoding.rounds import round_context
+from specdec_jax.decoding.rounds import open_round
 from specdec_jax.lossless import enumeration
 from specdec_jax.lossless.enumeration import CHOSEN, DRAWN, Requests, setting_of
 from specdec_jax.lossless.toys import FADES, toy_pair, with_reading
@@ -160,7 +160,7 @@ def test_what_is_enumerated_is_what_the_decoder_drafts_from():
     decoder, params = lossless.toy_decoder(static(draft_length=2), rejection(), 2, reads=True)
     before, last = np.array([*np.ndindex(3, 3)]).T
     state = decoder.prefill(params, [*np.ndindex(3, 3)], max_new_tokens=8, warp=make_warp(9, 1.0))
-    context, half = round_context(decoder.parts, state), jnp.full((2, 9), 0.5)
+    context, half = open_round(decoder.parts, params, state).context, jnp.full((2, 9), 0.5)
     given = params.drafter, state.drafter, state.tokens, context, decoder.parts.policy, state.policy
     draft, *_ = draft_once(decoder.parts.drafter, *given, uniforms=half, vocab=3)
     np.testing.assert_allclose(draft.log_q[:, 0], table[0, before, before, last], atol=1e-5)

@@ -1,25 +1,15 @@
-"""Replays of policies with siblings, by the recorded candidate that is the text's token; rejections of a trace."""
+"""Replays of policies with siblings, by the recorded candidate that is the text's token."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
-from specdec_jax.metrics.foresight import drafts_from
 from specdec_jax.replay.chains import CANDIDATES
 from specdec_jax.replay.rounds import Rows, Texts, unrecorded
-from specdec_jax.replay.trace import FEATURES, Trace
+from specdec_jax.replay.trace import Trace
 from specdec_jax.types import Array, Draft, RoundContext
-
-
-class Rejections(NamedTuple):
-    """The first rejected draft, within K and the text, of a round from every position; R of them."""
-
-    text: np.ndarray  # [R] int64, index of the text
-    depth: np.ndarray  # [R] int64, number of drafts accepted before it
-    entropy: np.ndarray  # [R] float64, nats, of its distribution
-    candidate: np.ndarray  # [R] int64, index of the candidate that is the text's token; 0: none
 
 
 def runs(trace: Trace) -> np.ndarray:
@@ -39,32 +29,6 @@ def candidates(trace: Trace) -> np.ndarray:
         return trace.candidate.astype(np.int64)
     columns = np.arange(trace.accepted.shape[1])[None, :] + runs(trace)
     return np.take_along_axis(trace.candidate, columns, axis=1).astype(np.int64)
-
-
-def rejections(trace: Trace) -> Rejections:
-    """All rejections of a trace. Raises ValueError as `candidates`."""
-    run, right = runs(trace), candidates(trace)
-    at = np.arange(run.shape[1])[None, :]
-    text, begin = np.nonzero((run < trace.max_draft_length) & (at + run < trace.length[:, None]))
-    depth = run[text, begin]
-    return Rejections(text, depth, entropies(trace)[text, begin, depth], right[text, begin])
-
-
-def entropies(trace: Trace) -> np.ndarray:
-    """Entropies [N, T+1, K] float64, nats, of a round's drafts from each position, along the text while accepted."""
-    return drafts_from(trace, trace.max_draft_length)[..., FEATURES.index("entropy")].astype(np.float64)
-
-
-def chances(right: Any, text: np.ndarray, texts: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Number of times that candidate 1, 2 ... was correct, and that it was tested (earlier ones wrong); [N] each.
-
-    `right` and `text` [R] are of Rejections, `texts` (N) is the number of texts.
-    """
-    rows = []
-    for candidate in range(1, CANDIDATES):
-        tried = (right == 0) | (right >= candidate)
-        rows.append(tuple(np.bincount(text[of], minlength=texts) for of in (tried & (right == candidate), tried)))
-    return rows
 
 
 def check_replay(policy: TreePolicy, trace: Trace) -> None:
