@@ -235,10 +235,10 @@ PATH = (
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "the package without contrib and distillation": (22_932, 23_000),
-    "contrib": (4_169, 4_200),
+    "contrib": (4_133, 4_200),
     "distillation": (2_294, 2_300),
-    "experiments": (6_998, 7_000),
-    "tests": (21_471, 21_500),
+    "experiments": (6_979, 7_000),
+    "tests": (21_469, 21_500),
     "ten central files": (1_524, 1_700),
     "plain AdaEDL, with all it imports": (3_067, 3_100),
 }

@@ -32,10 +32,11 @@ def pair():
 
 @functools.cache
 def decoder_of(target, drafter, **options):
-    return build_decoder(target, reading(drafter, MOST, **options), static(draft_length=MOST), verification.rejection())
+    rules = static(draft_length=MOST), verification.rejection()
+    return build_decoder(target, reading(drafter, MOST, **options), *rules, verification_widths=(MOST + 1,))
 
 
-def played(pair, temperature=1.0, prompts=PROMPTS, new=24, slots=None, **options):
+def played(pair, temperature=1.0, prompts=PROMPTS, new=24, slots=96, **options):
     target, params, drafter, own = pair
     decoder, both = decoder_of(target, drafter, **options), ModelParams(params, own)
     options = {"warp": make_warp(len(prompts), temperature), "record_rounds": new, "stop_ids": [], "seed": 3}

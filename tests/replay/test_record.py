@@ -16,8 +16,6 @@ from specdec_jax.costs.cost_model import between, cost_model
 from specdec_jax.replay.trace import load_trace
 from specdec_jax.stopping import survival
 
-pytestmark = pytest.mark.optimised  # as the command's own processes are
-
 TEXTS = ["hello", "one two three four " * 4, "a b", "some more words here", "12"]
 
 
@@ -96,6 +94,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
 
 
 @pytest.mark.seldom
+@pytest.mark.optimised  # as the processes are, whose traces are compared bit by bit
 def test_processes_share_the_batches_and_leave_those_of_one(place, recorded):
     path, options = place
     out = path / "shared"

@@ -55,7 +55,7 @@ def greedy_trace():
     return trace
 
 
-@pytest.mark.often(6)
+@pytest.mark.often(4)
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]
