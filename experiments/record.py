@@ -29,7 +29,7 @@ from rich.console import Console
 from configs.base import EvidenceConfig, RecordedPair
 from experiments.lib.commands import LoadedPair, Output, Served, bar, command, config_command
 from experiments.lib.prompts import Prompt, load_prompts, task_of
-from experiments.lib.run_folder import RunFolder, git_state, package_versions
+from experiments.lib.run_folder import MANIFEST, RunFolder, git_state, package_versions
 from specdec_jax.costs.machine import processor
 from specdec_jax.loading.across import probability_shared
 from specdec_jax.locks import claimed
@@ -128,12 +128,16 @@ def record_cells(config: EvidenceConfig, console: Console) -> None:
     other drafters have those of the first one's trace."""
     prompts, loaded = {pair.name: prompts_of(config, pair) for pair in config.pairs}, {}
     written: dict[tuple[Any, ...], Path] = {}
-    manifest = Path(config.add_to, "manifest.json").read_text(encoding="utf-8") if config.add_to else '{"cells": []}'
-    held = {cell["path"] for cell in json.loads(manifest)["cells"]}
+    held: set[str] = set()
+    if config.add_to:
+        manifest = json.loads(Path(config.add_to, MANIFEST).read_text(encoding="utf-8"))
+        held = {cell["path"] for cell in manifest["cells"]}
     for cell in cells(config):
         pair, path = cell.pair, Path(config.out) / cell.path
+        if str(cell.path) in held and not path.exists():
+            continue
         before = written.setdefault((pair.target, pair.prompts, pair.chat, pair.batch, *cell[1:]), path)
-        if path.exists() or str(cell.path) in held:
+        if path.exists():
             continue
         options = {name: getattr(pair, name) for name in ("target", "drafter", "chat", "batch")}
         options |= {"max_draft_length": config.max_draft_length, "max_new_tokens": cell.tokens, "seed": cell.seed}

@@ -21,7 +21,7 @@ from tyro.conf import Positional
 from configs.base import EvidenceConfig, JudgedRule, describe, load_config
 from experiments.lib.rules import STATIC
 from experiments.lib.rules import rule as rule_of
-from experiments.lib.run_folder import REPOSITORY, environment, read_manifest, read_rows, write_text
+from experiments.lib.run_folder import MANIFEST, REPOSITORY, environment, read_manifest, read_rows, write_text
 from experiments.lib.tables import TIMED_COLUMNS
 from experiments.lib.trace_runs import ORACLE, half_of, replay_rule
 from experiments.record import Cell, Key, cells
@@ -33,7 +33,7 @@ from specdec_jax.replay.replay import oracle
 from specdec_jax.replay.trace import FEATURES, Trace, load_trace
 
 FOLDER = REPOSITORY / "results"
-ROWS, TEXTS, LIVE, MANIFEST = "rows.parquet", "texts.parquet", "live.parquet", "manifest.json"
+ROWS, TEXTS, LIVE = "rows.parquet", "texts.parquet", "live.parquet"
 KEYS = ["pair", "temperature", "limit"]  # of a group of texts
 RESAMPLES, SIMULATIONS, FEW = 1999, 400, 399  # of an interval, of a simulated coverage, and of each interval in it
 Totals = tuple[np.ndarray, np.ndarray]  # numerators and denominators [P, S]: prompts by seeds
@@ -100,15 +100,21 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_archive(folder: Path = FOLDER) -> Archive:
-    """Raises FileNotFoundError for no archive, ValueError for a file that is not the one that was written."""
+def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """The manifest of an archive and its other files by name. Raises FileNotFoundError for no archive, ValueError for a
+    file that is not the one that was written."""
     if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"no archive in {str(folder)!r}: python -m experiments.tables build writes one")
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     for name, expected in manifest["sha256"].items():
         if digest(folder / name) != expected:
             raise ValueError(f"{folder / name} is not the file that was written with {MANIFEST}: its checksum differs")
-    frames = {name: pd.read_parquet(folder / name) for name in manifest["sha256"]}
+    return manifest, {name: pd.read_parquet(folder / name) for name in manifest["sha256"]}
+
+
+def read_archive(folder: Path = FOLDER) -> Archive:
+    """Raises as `read_files`."""
+    manifest, frames = read_files(folder)
     return Archive(groups_of(frames[TEXTS], frames[ROWS], manifest), frames.get(LIVE, pd.DataFrame()), manifest)
 
 
@@ -276,10 +282,10 @@ def choose(
     if judged.choice == "default":
         return np.zeros(texts, int)
     if judged.choice == "elsewhere":
-        mine_is, by_target = group.cells[0].pair.target, {}
-        for target, (_, temperature, limit), rules in gains:
-            if target != mine_is and (temperature, limit) == key[1:] and judged.rule in rules:
-                by_target.setdefault(target, []).append(rules[judged.rule])
+        by_target: dict[str, list[Sequence[float]]] = {}
+        for gain in gains:
+            if gain.target != group.cells[0].pair.target and gain.key[1:] == key[1:] and judged.rule in gain.rules:
+                by_target.setdefault(gain.target, []).append(gain.rules[judged.rule])
         if not by_target:
             return None
         return np.full(texts, int(np.argmax(sum(np.mean(each, axis=0) for each in by_target.values()))))
@@ -299,23 +305,19 @@ def choose(
 
 
 def rows_of(
-    config: EvidenceConfig,
-    groups: Mapping[Key, Texts],
-    rules: Sequence[JudgedRule],
-    console: Console,
-    before: Iterable[Gain] = (),
+    groups: Mapping[Key, Texts], rules: Sequence[JudgedRule], longest: int, before: Iterable[Gain], console: Console
 ) -> tuple[pd.DataFrame, pd.DataFrame, list[Gain]]:
     """The columns of texts.parquet and rows.parquet, and what was gained here and by the groups of `before`."""
-    judged, played, gains = [*rules, JudgedRule(ORACLE, ORACLE)], {}, list(before)
+    judged, played, gains = [*rules, JudgedRule(ORACLE, ORACLE)], {}, [*before]
     words = dict.fromkeys([STATIC, *(rule.rule for rule in judged)])
     for key, group in groups.items():
         played[key] = {}
         for each in words:
             with console.status(f"{', '.join(map(str, key))}: {each}"):
-                played[key][each] = play(group, each, config.max_draft_length)
+                played[key][each] = play(group, each, longest)
         console.print(f"{', '.join(map(str, key))}: {len(words) - 1} rules replayed over {len(group.plain)} texts")
-        totals = {rule: played[key][rule].seconds.sum(axis=1) for rule in words}
-        logs = {rule: np.log(group.plain.sum() / total).round(5).tolist() for rule, total in totals.items()}
+        plain, totals = group.plain.sum(), {rule: each.seconds.sum(axis=1) for rule, each in played[key].items()}
+        logs = {rule: np.log(plain / total).round(5).tolist() for rule, total in totals.items()}
         gains.append(Gain(group.cells[0].pair.target, key, logs))
     texts, rows = [], []
     for key, group in groups.items():
@@ -384,53 +386,47 @@ def build(options: Build, console: Console) -> None:
     done = [cell for cell in every if (options.traces / cell.path).is_file()]
     if not done:
         raise FileNotFoundError(f"no trace in {str(options.traces)!r}: python -m experiments.record {options.config}")
-    before, frames = {"cells": [], "costs": {}, "gains": []}, {}
-    if (options.out / MANIFEST).is_file():
-        before |= read_archive(options.out).manifest
-        frames = {name: pd.read_parquet(options.out / name) for name in before["sha256"]}
-    anew = {str(cell.path) for cell in done}
-    others = [each for each in before["cells"] if each["path"] not in anew]
-    held = {Path(each["path"]).parts[0] for each in others}  # pairs whose other cells have their seconds by older costs
-    for name in dict.fromkeys(cell.pair.name for cell in done):
+    manifest, frames = read_files(options.out) if (options.out / MANIFEST).is_file() else ({}, {})
+    before = {"cells": [], "costs": {}, "gains": [], **manifest}
+    by_path = {each["path"]: each for each in before["cells"]}
+    held = {Path(path).parts[0] for path in by_path.keys() - {str(cell.path) for cell in done}}  # have archived seconds
+    measured |= {name: cost_model_of(before["costs"][name]) for name in held}
+    for name in dict.fromkeys(cell.pair.name for cell in done if cell.pair.name not in held):
         path = options.traces / name / "costs" / "cost_model.json"
-        if name in held:
-            measured[name] = cost_model_of(before["costs"][name])
-        elif path.is_file():
+        if path.is_file():
             measured[name] = load_cost_model(path)
         elif name not in measured:
             raise ValueError(f"no costs of {name}: python -m experiments.step_cost --out {path.parent}, or --live RUN")
     recordings = recorded(config, options.traces, measured, done)
     gains = [Gain(target, tuple(key), rules) for target, key, rules in before["gains"]]
     gains = [gain for gain in gains if gain.key not in recordings]
-    texts, rows, gains = rows_of(config, recordings, config.rules, console, gains)
+    texts, rows, gains = rows_of(recordings, config.rules, config.max_draft_length, gains, console)
     facts = {"source": options.config, "config": describe(config), **environment(), "gains": gains}
     facts["pairs"] = {pair.name: describe(pair) for pair in config.pairs}
-    costs = before["costs"] | {name: model._asdict() for name, model in measured.items()}
-    facts["costs"] = {pair.name: costs[pair.name] for pair in config.pairs if pair.name in costs}
-    facts["cells"] = others
+    facts["costs"] = {pair.name: measured[pair.name]._asdict() for pair in config.pairs if pair.name in measured}
     for group in recordings.values():
         for cell, trace in zip(group.cells, group.traces, strict=True):
             about = {name: trace.about.get(name) for name in ("git", "versions", "processor", "batch")}
             about |= {"texts": trace.num_texts, "tokens": trace.num_positions}
-            facts["cells"].append({"path": str(cell.path), "sha256": digest(options.traces / cell.path), **about})
-    by_path = {cell["path"]: cell for cell in facts["cells"]}
+            path = str(cell.path)
+            by_path[path] = {"path": path, "sha256": digest(options.traces / path), **about}
     facts["cells"] = [by_path[str(cell.path)] for cell in every if str(cell.path) in by_path]
     facts["missing"] = [str(cell.path) for cell in every if str(cell.path) not in by_path]
     for name, new in ((ROWS, rows), (TEXTS, texts)):
         parts = dict(iter(frames.get(name, new[:0]).groupby([*KEYS, "seed"], observed=True)))
         parts |= dict(iter(new.groupby([*KEYS, "seed"])))
         frames[name] = pd.concat([parts[key] for cell in every if (key := (*cell.key, cell.seed)) in parts])
-    if not live.empty:
-        frames[LIVE] = live
-    live = frames.get(LIVE, live)
-    archive, simulated = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), live, facts), {}
+    if not live.empty:  # the pairs' earlier runs go
+        earlier = frames.get(LIVE, live[:0])
+        frames[LIVE] = pd.concat([earlier[~earlier["pair"].isin(live["pair"])], live])
+    archive, simulated = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), frames.get(LIVE, live), facts), {}
     for contrast in config.contrasts:
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
             simulated[len(totals)] = coverage(totals)
     _write(options.out, frames, facts | {"coverage": simulated})
     size = sum(path.stat().st_size for path in options.out.iterdir())
-    console.print(f"{options.out}: {len(by_path)} of {len(every)} cells, {size / 1e6:.2f} MB")
+    console.print(f"{options.out}: {len(facts['cells'])} of {len(every)} cells, {size / 1e6:.2f} MB")
 
 
 def _write(folder: Path, frames: Mapping[str, pd.DataFrame], facts: Mapping[str, Any]) -> None:
@@ -466,7 +462,7 @@ def with_rules(archive: Archive, folder: Path, words: Sequence[str], console: Co
     groups = {key: texts for key, texts in groups.items() if len(texts.traces) == len(archive.groups[key].seeds)}
     rules = {each: rule_of(each) for each in words}
     judged = [JudgedRule(rule.name, each, "here" if rule.grid else "default") for each, rule in rules.items()]
-    mine = groups_of(*rows_of(config, groups, judged, console)[:2], archive.manifest)
+    mine = groups_of(*rows_of(groups, judged, config.max_draft_length, [], console)[:2], archive.manifest)
     for key, group in mine.items():
         group.rules.update(archive.groups[key].rules)
     return archive._replace(groups=mine)

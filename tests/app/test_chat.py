@@ -42,8 +42,7 @@ def ask(session, text):
 def fresh(session, turn):
     """The same ids decoded by a new state."""
     request = prepare(session.pair, ["x"], session.settings, slots=turn.slots, record=True)
-    request = request._replace(prompts=[turn.ids])
-    return decode(session.pair, request).results[0]
+    return decode(session.pair, request._replace(prompts=[turn.ids])).results[0]
 
 
 def run(chat, line):

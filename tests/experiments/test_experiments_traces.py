@@ -14,6 +14,7 @@ from experiments import entropy, policies
 from experiments.lib import trace_runs
 from experiments.lib.run_folder import read_rows as rows_of
 from experiments.lib.smoke import made_up_trace, made_up_traces
+from experiments.lib.tables import speedup
 from specdec_jax.costs.cost_model import flat
 from specdec_jax.replay.trace import save_trace
 
@@ -145,6 +146,9 @@ def test_a_fitted_factor_and_another_machine_are_walks(run):
     row = row_of(run("ratio"), what="static", **where)
     seconds = on_the_other_half(worse, range(12), [7, *range(17)], twins.Length, costs=flat(0.1, 16))[1]
     np.testing.assert_allclose(row["seconds"], seconds)
+    speeds = {tuple(row[key] for key in ("temperature", "task", "what")): speedup(row) for row in rows_of(run("ratio"))}
+    for (*where, _), speed in speeds.items():  # nothing is faster than the oracle
+        assert speed.estimate <= 1.0001 * speeds[*where, "oracle"].estimate
 
 
 def test_a_pair_of_drafter_and_target_may_come_once(tmp_path, capsys):

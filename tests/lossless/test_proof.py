@@ -68,9 +68,8 @@ def bolder_late(log_accept, draft, distributions, context):
     return jnp.where((context.emitted == 40_321)[:, None], jnp.minimum(0.0, log_accept + 1.0), log_accept)
 
 
-@pytest.mark.often(2)
 @pytest.mark.optimised
-@pytest.mark.parametrize("accept", [greedy_if_cool, bolder_late, never_ends])
+@pytest.mark.parametrize("accept", [never_ends, greedy_if_cool, bolder_late])
 def test_a_mistake_at_one_number_is_found_by_the_constants_of_its_program(accept):
     wrong = verifier_with(accept)
     found = lossless.prove(static(), wrong, seed=1, shapes=1 if accept is never_ends else 5)
@@ -106,7 +105,6 @@ def test_a_mistake_after_many_rounds_is_found():
     assert found[0].measure < rounds.TOLERANCE < found[1].measure
 
 
-@pytest.mark.often(1)
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     ("policy", "verifier"), [(adaedl(), rejection()), (comb(), traversal())], ids=["chains", "trees"]
@@ -166,8 +164,7 @@ WRONG_DRAFTERS = {
 @pytest.mark.optimised
 @pytest.mark.parametrize("kind", WRONG_DRAFTERS)
 def test_a_drafter_draws_what_it_reports(kind, monkeypatch):
-    real = kind in ("special tokens", "honest")  # 32,000 of them; float32 sums of so many are no false alarm
-    monkeypatch.setattr(proof, "VOCABULARIES", (49_152 if real else 4_096,))
+    monkeypatch.setattr(proof, "VOCABULARIES", (49_152,))
     numbers = constants_of(None, None, PHASES, text_drafter(kind, 3, 7))
     results = proof._drafter(lambda longest, vocab: text_drafter(kind, longest, vocab), Drawing(1, numbers))
     wrong = results[-1][1].wrong

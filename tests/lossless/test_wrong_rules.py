@@ -50,8 +50,7 @@ def policy(where, says_no):
 def drawn_token(distribution, drafted, context):
     """What the drafter draws if `context.policy_seed` is the request's own seed, and nothing of use if it is not."""
     position = jnp.broadcast_to(drafted, context.length.shape)
-    uniform = uniforms(context.policy_seed, context.emitted, position, DRAFT)
-    return draw(jnp.exp(distribution.log_prob), uniform)
+    return draw(jnp.exp(distribution.log_prob), uniforms(context.policy_seed, context.emitted, position, DRAFT))
 
 
 def improbable(distribution, drafted, context, token):

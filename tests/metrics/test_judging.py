@@ -81,9 +81,10 @@ def test_against_loops_over_tables(near):
     np.testing.assert_allclose(found.acceptance[:, 0], agreement, atol=1e-6)  # at temperature 0 they are the same
     assert found.positions.tolist() == [len(answer) for _, answer in texts]
     assert found.temperatures == TEMPERATURES
-    other = judge(*near, texts, temperatures=TEMPERATURES, batch=16, chunk=64)
-    np.testing.assert_array_equal(found.agreement, other.agreement)
-    np.testing.assert_allclose(found.acceptance, other.acceptance, atol=1e-6)
+    for batch, chunk in ((1, 3), (16, 64)):
+        other = judge(*near, texts, temperatures=TEMPERATURES, batch=batch, chunk=chunk)
+        np.testing.assert_array_equal(found.agreement, other.agreement)
+        np.testing.assert_allclose(found.acceptance, other.acceptance, atol=1e-6)
 
 
 def test_what_a_drafter_lacks_has_probability_zero():
