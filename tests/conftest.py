@@ -11,6 +11,9 @@ import jax
 import pytest
 
 from specdec_jax import compilation_cache, kernels
+from specdec_jax.costs import choices
+from specdec_jax.decoding import decoder
+from specdec_jax.text import pair
 from tools.mutations import BUGS
 
 # A silent broadcast of [B] against [B, V], or a float64 from a Python number, is a bug that still gives numbers.
@@ -108,7 +111,7 @@ def pytest_addoption(parser):
     parser.addoption("--record-seconds", action="store_true", help=f"write the tests that ran into {RECORD.name}")
 
 
-REAL = {"smollm2", "smollm2_float32", "smollm2_drafter"}
+REAL, WIDTHS = {"smollm2", "smollm2_float32", "smollm2_drafter"}, decoder.default_widths
 
 
 def pytest_collection_modifyitems(items):
@@ -143,9 +146,13 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_setup(item):
     """Tiny models run as fast without LLVM's optimisations, and their programs compile in two thirds of the time.
 
-    What is to be optimised is compiled again where models of other tests share the program.
+    What is to be optimised is compiled again where models of other tests share the program. Tiny decoders verify in one
+    width unless a test has the mark `widths`: each is another target pass to compile.
     """
     optimised = item.get_closest_marker("optimised") is not None
+    widths = WIDTHS if optimised or item.get_closest_marker("widths") else lambda most: (most + 1,)
+    for module in (decoder, choices, pair):
+        module.default_widths = widths
     if optimised and jax.config.read("jax_disable_most_optimizations"):
         jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", not optimised)

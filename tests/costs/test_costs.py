@@ -335,7 +335,7 @@ def test_passes_steps_and_a_rules_work_are_told_apart(one_pass, monkeypatch):
 def test_an_overruled_policy_drafts_to_the_static_length_and_does_its_work():
     target, drafter = tiny_pair()
     rule = step_cost.overruled(survival())
-    pair = build_pair(target, drafter, costs="estimated", max_draft_length=3, verification_widths=(4,))
+    pair = build_pair(target, drafter, costs="estimated", max_draft_length=3)
     states = []
     for policy in (static(), rule):
         request = prepare(pair.using(policy), ["ab"], SamplingParams(max_new_tokens=12, stop_ids=()), chat=False)
@@ -429,6 +429,7 @@ STEPS = cost_model(0.13, {2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5})
 FLAT = cost_model(0.05, {2: 1.0, 4: 1.0, 8: 1.01, 16: 1.02})
 
 
+@pytest.mark.widths
 @pytest.mark.parametrize(
     ("costs", "most", "widths"),
     [

@@ -18,6 +18,7 @@ from specdec_jax.stopping import adaedl, at_least, static
 from specdec_jax.verification import block, greedy, rejection
 
 K, NEW = 3, 24
+pytestmark = pytest.mark.widths
 HYPERPARAMETERS = {**FAST, "entropy_factor": 0.1}
 TWIN_FAST = {"gamma": 0.1, "epsilon": 0.5, "beta2": 0.2, "threshold": 0.6}
 POLICIES = {

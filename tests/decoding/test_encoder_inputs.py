@@ -81,13 +81,13 @@ def drafters():
     own = drafter_of(target, MOST)
     yield "t5", own, noisy, None
     yield "another source", other_source(own), noisy, None
-    weights = reduce_params(target, noisy, np.arange(5, 40))
-    yield "draft vocabulary", drafter_of(with_reduced_head(target, 16), MOST), weights, None
+    yield "several", multi_drafter([own, prompt_lookup(MOST)]), (noisy, None), phases()
     small, weights = decoder_alone()
     yield "decoder alone", model(small, MOST), weights, None
+    weights = reduce_params(target, noisy, np.arange(5, 40))
+    yield "draft vocabulary", drafter_of(with_reduced_head(target, 16), MOST), weights, None
     yield "ngram", ngram(MOST, slots=64), None, None
     yield "prompt_lookup", prompt_lookup(MOST), None, None
-    yield "several", multi_drafter([own, prompt_lookup(MOST)]), (noisy, None), phases()
 
 
 def test_greedy_decoding_is_what_one_pass_says():
@@ -98,6 +98,7 @@ def test_greedy_decoding_is_what_one_pass_says():
     assert len({tuple(row) for row in tokens.tolist()}) == len(SOURCES)  # the sources say something
 
 
+@pytest.mark.often(4)
 @pytest.mark.parametrize("case", drafters(), ids=lambda case: case[0])
 def test_every_drafter_decodes_as_plain_decoding_does(case):
     name, drafter, weights, monitor = case
@@ -176,7 +177,7 @@ def test_a_generation_copies_nothing_of_the_source():
     config = variant(num_encoder_layers=1, head_dim=256, max_position_embeddings=4096)
     target = t5.language_model(config, jnp.float32)
     params = t5.init_params(config, jax.random.key(0), jnp.float32)
-    decoder = build_decoder(target, model(target, 3), static(), rejection(), verification_widths=(4,))
+    decoder = build_decoder(target, model(target, 3), static(), rejection())
     given = ModelParams(params, params)
     options = {"sources": [[3]], "source_slots": 1024, "max_new_tokens": 8}
     state = jax.eval_shape(lambda: decoder.prefill(given, [[0]], **options))

@@ -95,7 +95,7 @@ def decoder_of(policy, most=3):
 @pytest.mark.optimised
 def test_the_whole_decoder_draws_from_the_target():
     decoder, params = decoder_of(at_least(2, adaedl()))
-    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
+    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=4096)
     assert report.lossless and report.drafted[1] > 500
 
 
@@ -106,7 +106,7 @@ def test_what_is_told_of_all_of_the_drafters_tokens_is_rejected():
     decoder, params = decoder_of(static(draft_length=2), 2)
     # e of mass beyond the shared tokens
     cheat = with_drafted(decoder, lambda drafted: drafted._replace(log_q=drafted.log_q - 1.0))
-    assert not lossless.test_by_sampling(cheat, params, tokens=3, sequences=8192).lossless
+    assert not lossless.test_by_sampling(cheat, params, tokens=3, sequences=4096).lossless
 
 
 def test_a_drafter_that_cannot_be_translated_says_why():

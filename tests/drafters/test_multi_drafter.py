@@ -249,7 +249,7 @@ def played():
     params = (None, worse, target)
     three = [prompt_lookup(LONGEST), *[model(llama, LONGEST, catch_up=4)] * 2]
     joined = multi_drafter(three, costs=[0.0, 0.1, 0.15], decay=0.1)  # none is best for long
-    decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
+    decoder = build_decoder(llama, joined, static(), rejection(), prefill_chunk=8)
     weights = ModelParams(target, params)
     options = {
         "max_new_tokens": LIMITS, "warp": make_warp(3, [0.0, 1.0, 0.8], top_k=[0, 0, 9]), "slots": 96, "seed": 3,
@@ -287,7 +287,7 @@ def test_a_rule_that_drafts_nothing_feeds_nobody(played):
     """Whoever is chosen: rounds without drafts cost no drafter pass, and nothing that was fed is lost."""
     llama, params, _ = played
     joined = multi_drafter([model(llama, LONGEST, catch_up=4)] * 2)
-    decoder = build_decoder(llama, joined, static(), rejection(), verification_widths=(4,), prefill_chunk=8)
+    decoder = build_decoder(llama, joined, static(), rejection(), prefill_chunk=8)
     weights = ModelParams(params[TARGET], params[1:])
     options = {"max_new_tokens": 9, "slots": 96, "policy_hyperparameters": {"draft_length": 0}, "stop_ids": ()}
     with jax.default_matmul_precision("highest"):

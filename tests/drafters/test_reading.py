@@ -32,8 +32,7 @@ def pair():
 
 @functools.cache
 def decoder_of(target, drafter, **options):
-    rules = static(draft_length=MOST), verification.rejection()
-    return build_decoder(target, reading(drafter, MOST, **options), *rules, verification_widths=(MOST + 1,))
+    return build_decoder(target, reading(drafter, MOST, **options), static(draft_length=MOST), verification.rejection())
 
 
 def played(pair, temperature=1.0, prompts=PROMPTS, new=24, slots=96, **options):

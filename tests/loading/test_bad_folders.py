@@ -41,12 +41,9 @@ def test_folders_of_something_else_and_missing_files(tmp_path, folder):
     assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
 
 
-def load_changed(changes, folder):
-    change_json(folder / "config.json", **json.loads(changes))
-    load_model(folder)
-
-
-test_config_that_does_not_fit = stored_refusals("hf_configs", load_changed)
+test_config_that_does_not_fit = stored_refusals(
+    "hf_configs", lambda given, folder: [change_json(folder / "config.json", **json.loads(given)), load_model(folder)]
+)
 
 
 def test_weights_and_family_come_before_a_tokenizer_that_is_missing_too(folder):
@@ -226,11 +223,9 @@ def test_gguf_with_bytes_that_are_no_text(tmp_path, where):
     assert_says(refusal(path), path, "damaged")
 
 
-def load_gguf(options, tmp_path):
-    load_model(tiny.write_gguf(tmp_path / "bad.gguf", tiny.weights(), **json.loads(options)))
-
-
-test_gguf_that_is_not_served = stored_refusals("gguf", load_gguf)
+test_gguf_that_is_not_served = stored_refusals(
+    "gguf", lambda options, tmp_path: load_model(tiny.write_gguf(tmp_path / "a", tiny.weights(), **json.loads(options)))
+)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def by_chance(distribution, drafted, context, token):
 
 
 def sampled(rule):
-    decoder, params = lossless.toy_decoder(rule, rejection(), MOST, distance=0.5, widths=(MOST + 1,))
+    decoder, params = lossless.toy_decoder(rule, rejection(), MOST, distance=0.5)
     return lossless.test_by_sampling(decoder, params, tokens=MOST + 1, sequences=16_384)
 
 

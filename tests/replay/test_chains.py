@@ -64,7 +64,7 @@ def test_rounds_of_a_drafter_with_attention_are_the_live_ones_from_a_prompts_fir
     np.testing.assert_allclose(trace.chains[:, 0, :, FEATURES.index("entropy")], seen, atol=1e-4)
 
 
-@pytest.mark.often(3)
+@pytest.mark.often(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_rounds_are_the_live_ones(rule, greedy_trace):
     policy, hyperparameters = RULES[rule]

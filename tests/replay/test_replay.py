@@ -26,8 +26,7 @@ PARAMS = ModelParams(*(jnp.asarray(table) for table in PAIR[:2]))
 
 def live(policy, prompts, hyperparameters, *, limit=LIMIT, **options):
     begun = {"policy_hyperparameters": hyperparameters, "record_rounds": limit, "monitor_hyperparameters": WATCH}
-    built = {"verification_widths": (policy.max_tokens(MOST) + 1,), "monitor": phases()}
-    options |= {"limit": limit, "decoder_options": built, "prefill_options": begun}
+    options |= {"limit": limit, "decoder_options": {"monitor": phases()}, "prefill_options": begun}
     return decoded(TABLE, model(TABLE, MOST, catch_up=4), PARAMS, prompts, policy, **options)
 
 

@@ -101,13 +101,9 @@ def test_a_users_file_can_import_files_of_its_folder(tmp_path, monkeypatch):
 test_what_is_wrong_is_named = stored_refusals("strategies", lambda words: choose("policy", words))
 
 
-def choose_written(text, tmp_path):
-    path = tmp_path / "my_rule.py"
-    path.write_text(text)
-    choose("policy", str(path))
-
-
-test_a_users_file_that_fails_is_one_message = stored_refusals("strategy_files", choose_written)
+test_a_users_file_that_fails_is_one_message = stored_refusals(
+    "strategy_files", lambda path: choose("policy", path), "my_rule.py"
+)
 
 
 SIZED = """

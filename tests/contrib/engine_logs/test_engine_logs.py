@@ -246,13 +246,7 @@ def test_without_pyarrow_a_table_is_refused(tmp_path, monkeypatch):
         read_log(tmp_path / "t.parquet")
 
 
-def read_written(text, tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text(text + "\n")
-    read_log(path)
-
-
-test_what_is_no_log_is_refused_by_name = stored_refusals("engine_logs", read_written)
+test_what_is_no_log_is_refused_by_name = stored_refusals("engine_logs", lambda path: read_log(path), "log.jsonl")
 
 
 def test_a_draft_length_says_whether_the_last_round_was_cut(tmp_path):
