@@ -234,7 +234,7 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_932, 23_000),
+    "the package without contrib and distillation": (22_930, 23_000),
     "contrib": (4_133, 4_200),
     "distillation": (2_294, 2_300),
     "experiments": (6_979, 7_000),

@@ -1,7 +1,7 @@
 """Creates traces: both models along texts of the target, and the drafter's continuation after every rejected token.
 
 Continuations are drafted from the last position of a text to the first: each overwrites cache entries that only later
-positions needed, so that no cache is copied. They feed two tokens per pass like drafters/model.py.
+positions needed, so that no cache is copied. A pass feeds one token: those before it are in the cache.
 """
 
 import functools
@@ -204,18 +204,16 @@ def _programs(
             position = jnp.maximum(lax.dynamic_index_in_dim(at, index, axis=1, keepdims=False), 0)
             token = lax.dynamic_index_in_dim(first, index, axis=1, keepdims=False)
             end = texts.prompt + position  # [B], the slot of the rejected token
-            before = sampling.pick(texts.tokens, jnp.maximum(end - 1, 0))
 
-            def one_pass(step: Array, inner: tuple[Cache, Array, Array, Array]) -> tuple[Cache, Array, Array, Array]:
-                cache, before, last, tail = inner
-                cache = drafter.with_length(cache, end + step - FED)
-                logits, cache = drafter.apply(params, jnp.stack([before, last], axis=1), cache)
-                seen = sampling.distribution(logits[:, -1], warp)
+            def one_pass(step: Array, inner: tuple[Cache, Array, Array]) -> tuple[Cache, Array, Array]:
+                cache, last, tail = inner
+                logits, cache = drafter.apply(params, last[:, None], drafter.with_length(cache, end + step - 1))
+                seen = sampling.distribution(logits[:, 0], warp)
                 drawn = sampling.draw_token(seen, warp, sampling.uniforms(seeds, position, step, sampling.DRAFT))
                 line = features(seen, sampling.log_prob_of(seen, drawn))[:, None, None]
-                return cache, last, drawn, lax.dynamic_update_slice(tail, line, (0, index, step, 0))
+                return cache, drawn, lax.dynamic_update_slice(tail, line, (0, index, step, 0))
 
-            cache, _, _, tail = lax.fori_loop(1, longest, one_pass, (cache, before, token, tail))
+            cache, _, tail = lax.fori_loop(1, longest, one_pass, (cache, token, tail))
             return cache, tail
 
         return lax.fori_loop(0, jnp.max(jnp.sum(at >= 0, axis=1)), one_tail, (cache, tail))[1]
