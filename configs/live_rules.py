@@ -8,13 +8,17 @@ Command:   python -m experiments.step_cost --drafter smollm2-drafter-reading@819
                --only static-3 adaedl-keep-0.4 cumulative-0.35 confidence-keep-0.5 survival
            (*reading*; SHORT.jsonl: those of Spec-Bench's questions that have fewer than 1,200 characters, so that they
            fit the 512 slots of the costs, every second one of 480 being here; --only picks the settings of a pair and
-           temperature, here at 0.7 and 1 static 3, 2, adaedl-keep 0.6, 0.65, cumulative 0.6, 0.6, confidence 0.8, 0.8)
+           temperature, here at 0.7 and 1 static 3, 2, adaedl-keep 0.6, 0.65, cumulative 0.6, 0.6, confidence 0.8, 0.8;
+           Qwen, 10 GB, after `make coder`: --target runs/coder-1.5b.gguf --drafter runs/coder-0.5b.gguf in both, with
+           SHORT.jsonl:10, static-3 adaedl-keep-0.65 cumulative-0.65 confidence-keep-0.8 survival survival-bound at 0
+           and 0.7; --drafter smollm2 with adaedl-keep-0.5 cumulative-0.5: 15 minutes a temperature, as many for costs)
 Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      4 minutes for the costs, as many a temperature; interrupted, the same command with --out goes on
 Expected:  predicted over measured, relative to plain decoding, within 3 % for every rule (docs/results.md#by-the-clock)
 
-Static lengths and thresholds are those that replays choose on configs/prompts. The survival rule is given the costs of
-the machine it runs on; `survival-bound` is the same price with AdaEDL's bound in place of the acceptance odds.
+Static lengths and thresholds are those that replays choose on configs/prompts; Qwen's are those of the archive's greedy
+cells. The survival rule is given the costs of the machine it runs on; `survival-bound` is the same price with AdaEDL's
+bound in place of the acceptance odds.
 """
 
 from configs.base import CompareConfig, Method

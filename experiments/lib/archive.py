@@ -382,12 +382,12 @@ def build(options: Build, console: Console) -> None:
     enable()
     config: EvidenceConfig = load_config(options.config, experiment="record")
     live, measured = timed_runs(config, options.live)
-    every = cells(config)
+    every, new = cells(config), {}
     done = [cell for cell in every if (options.traces / cell.path).is_file()]
-    if not done:
-        raise FileNotFoundError(f"no trace in {str(options.traces)!r}: python -m experiments.record {options.config}")
     manifest, frames = read_files(options.out) if (options.out / MANIFEST).is_file() else ({}, {})
     before = {"cells": [], "costs": {}, "gains": [], **manifest}
+    if not done and (live.empty or not frames):
+        raise FileNotFoundError(f"no trace in {str(options.traces)!r}: python -m experiments.record {options.config}")
     by_path = {each["path"]: each for each in before["cells"]}
     held = {Path(path).parts[0] for path in by_path.keys() - {str(cell.path) for cell in done}}  # have archived seconds
     measured |= {name: cost_model_of(before["costs"][name]) for name in held}
@@ -398,9 +398,9 @@ def build(options: Build, console: Console) -> None:
         elif name not in measured:
             raise ValueError(f"no costs of {name}: python -m experiments.step_cost --out {path.parent}, or --live RUN")
     recordings = recorded(config, options.traces, measured, done)
-    gains = [Gain(target, tuple(key), rules) for target, key, rules in before["gains"]]
-    gains = [gain for gain in gains if gain.key not in recordings]
-    texts, rows, gains = rows_of(recordings, config.rules, config.max_draft_length, gains, console)
+    gains = [Gain(target, tuple(key), rules) for target, key, rules in before["gains"] if tuple(key) not in recordings]
+    if done:
+        new[TEXTS], new[ROWS], gains = rows_of(recordings, config.rules, config.max_draft_length, gains, console)
     facts = {"source": options.config, "config": describe(config), **environment(), "gains": gains}
     facts["pairs"] = {pair.name: describe(pair) for pair in config.pairs}
     facts["costs"] = {pair.name: measured[pair.name]._asdict() for pair in config.pairs if pair.name in measured}
@@ -408,19 +408,19 @@ def build(options: Build, console: Console) -> None:
         for cell, trace in zip(group.cells, group.traces, strict=True):
             about = {name: trace.about.get(name) for name in ("git", "versions", "processor", "batch")}
             about |= {"texts": trace.num_texts, "tokens": trace.num_positions}
-            path = str(cell.path)
-            by_path[path] = {"path": path, "sha256": digest(options.traces / path), **about}
+            by_path[str(cell.path)] = {"path": str(cell.path), "sha256": digest(options.traces / cell.path), **about}
     facts["cells"] = [by_path[str(cell.path)] for cell in every if str(cell.path) in by_path]
     facts["missing"] = [str(cell.path) for cell in every if str(cell.path) not in by_path]
-    for name, new in ((ROWS, rows), (TEXTS, texts)):
-        parts = dict(iter(frames.get(name, new[:0]).groupby([*KEYS, "seed"], observed=True)))
-        parts |= dict(iter(new.groupby([*KEYS, "seed"])))
+    for name, frame in new.items():
+        parts = dict(iter(frames.get(name, frame[:0]).groupby([*KEYS, "seed"], observed=True)))
+        parts |= dict(iter(frame.groupby([*KEYS, "seed"])))
         frames[name] = pd.concat([parts[key] for cell in every if (key := (*cell.key, cell.seed)) in parts])
     if not live.empty:  # the pairs' earlier runs go
         earlier = frames.get(LIVE, live[:0])
         frames[LIVE] = pd.concat([earlier[~earlier["pair"].isin(live["pair"])], live])
-    archive, simulated = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), frames.get(LIVE, live), facts), {}
-    for contrast in config.contrasts:
+    archive = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), frames.get(LIVE, live), facts)
+    simulated = {} if done else before["coverage"]  # that of the same rows
+    for contrast in config.contrasts if done else ():
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
             simulated[len(totals)] = coverage(totals)

@@ -188,13 +188,13 @@ def test_an_archive_has_the_replays_of_its_traces_and_what_is_missing(recording)
 
 
 def test_an_archive_keeps_cells_whose_traces_are_elsewhere(recording, tmp_path, monkeypatch):
-    whole, archive, few = recording / "results", tmp_path / "archive", tmp_path / "few"
-    one = "b/12-seed0/trace-0.npz"
+    whole, archive, few, one = recording / "results", tmp_path / "archive", tmp_path / "few", "b/12-seed0/trace-0.npz"
     shutil.copytree(whole, archive)
     (few / one).parent.mkdir(parents=True)
     shutil.copy(recording / "traces" / one, few / one)
     monkeypatch.setattr(files, "timed_runs", lambda *_: (pd.DataFrame({"pair": ["b"]}), {"a": None, "b": None}))
-    files.build(files.Build(few, config=str(recording / "small.py"), out=archive), Console(quiet=True))
+    for traces in (tmp_path / "none", few):  # runs by the clock alone, then a cell too
+        files.build(files.Build(traces, config=str(recording / "small.py"), out=archive), Console(quiet=True))
     for name in (files.ROWS, files.TEXTS):
         pd.testing.assert_frame_equal(*(pd.read_parquet(each / name) for each in (archive, whole)))
     after, before = (files.read_archive(each).manifest for each in (archive, whole))
