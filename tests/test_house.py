@@ -27,7 +27,7 @@ from specdec_jax.types import (
     VerificationResult,
     Verifier,
 )
-from tools.mutations import BUGS
+from tools import mutations
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "specdec_jax"
@@ -317,10 +317,11 @@ def test_names_say_what_a_thing_is():
 
 
 def test_every_seeded_bug_has_a_test_in_make_test(request):
+    assert [bug.words for bug in mutations.BUGS if mutations.place_of(bug, ROOT) is None] == []
     tests = [item.nodeid for item in request.session.items if not item.get_closest_marker("long")]
     if "not slow" in (option := request.config.option).markexpr or option.keyword or request.config.args != ["tests"]:
         pytest.skip("not all of make test was collected")
-    named = {test for bug in BUGS for test in bug.tests.split()}
+    named = [name for bug in mutations.BUGS for name in bug.tests.split()]
     assert [name for name in named if not any(test.startswith(name) for test in tests)] == []
 
 

@@ -57,8 +57,8 @@ BUGS = (
     # Rounds.
     Bug(
         "the token after the draft is drawn with the draft's own uniform",
-        "jnp.take_along_axis(uniforms[..., NEXT], accepted[:, None], axis=1)",
-        "jnp.take_along_axis(uniforms[..., DRAFT], accepted[:, None], axis=1)",
+        "pick(uniforms[..., NEXT], accepted)",
+        "pick(uniforms[..., DRAFT], accepted)",
         "tests/decoding/test_decoding.py::test_the_loop_is_the_twin",
         folder="decoding",
     ),

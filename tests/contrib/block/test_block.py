@@ -106,7 +106,6 @@ def test_extend_goes_on_as_a_fresh_prefill():
     np.testing.assert_array_equal(state.tokens, fresh.tokens)
 
 
-@pytest.mark.seldom
 def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     few = tuple(range(3, 50, 2))
     (_, _, drafter, _), state = played(few=few)
