@@ -306,8 +306,8 @@ def choose(
 
 def rows_of(
     groups: Mapping[Key, Texts], rules: Sequence[JudgedRule], longest: int, before: Iterable[Gain], console: Console
-) -> tuple[pd.DataFrame, pd.DataFrame, list[Gain]]:
-    """The columns of texts.parquet and rows.parquet, and what was gained here and by the groups of `before`."""
+) -> tuple[list[pd.DataFrame], list[pd.DataFrame], list[Gain]]:
+    """By group the rows of texts.parquet and rows.parquet, and what was gained here and by the groups of `before`."""
     judged, played, gains = [*rules, JudgedRule(ORACLE, ORACLE)], {}, [*before]
     words = dict.fromkeys([STATIC, *(rule.rule for rule in judged)])
     for key, group in groups.items():
@@ -325,6 +325,7 @@ def rows_of(
         columns = [text_columns(cell, trace) for cell, trace in zip(group.cells, group.traces, strict=True)]
         each = pd.concat([pd.DataFrame(about | column) for column in columns])
         texts.append(each)
+        rows.append([])
         for rule in judged:
             chosen, mine = choose(rule, key, group, played[key], gains), played[key][rule.rule]
             if chosen is None:
@@ -335,8 +336,8 @@ def rows_of(
             named = {"rule": rule.name, "setting": values[chosen].astype(np.float32)}
             counts = {"seconds": shortened(mine.seconds[at]), "rounds": mine.rounds[at], "passes": mine.passes[at]}
             lists = {"drafted": list(mine.drafted[at]), "accepted": list(mine.accepted[at])}
-            rows.append(each[["seed", "kind", "prompt", "tokens"]].assign(**about, **named, **counts, **lists))
-    return pd.concat(texts), pd.concat(rows), gains
+            rows[-1].append(each[["seed", "kind", "prompt", "tokens"]].assign(**about, **named, **counts, **lists))
+    return texts, [*map(pd.concat, rows)], gains
 
 
 def shortened(values: np.ndarray) -> np.ndarray:
@@ -382,7 +383,7 @@ def build(options: Build, console: Console) -> None:
     enable()
     config: EvidenceConfig = load_config(options.config, experiment="record")
     live, measured = timed_runs(config, options.live)
-    every, new = cells(config), {}
+    every = cells(config)
     done = [cell for cell in every if (options.traces / cell.path).is_file()]
     manifest, frames = read_files(options.out) if (options.out / MANIFEST).is_file() else ({}, {})
     before = {"cells": [], "costs": {}, "gains": [], **manifest}
@@ -399,8 +400,7 @@ def build(options: Build, console: Console) -> None:
             raise ValueError(f"no costs of {name}: python -m experiments.step_cost --out {path.parent}, or --live RUN")
     recordings = recorded(config, options.traces, measured, done)
     gains = [Gain(target, tuple(key), rules) for target, key, rules in before["gains"] if tuple(key) not in recordings]
-    if done:
-        new[TEXTS], new[ROWS], gains = rows_of(recordings, config.rules, config.max_draft_length, gains, console)
+    texts, rows, gains = rows_of(recordings, config.rules, config.max_draft_length, gains, console)
     facts = {"source": options.config, "config": describe(config), **environment(), "gains": gains}
     facts["pairs"] = {pair.name: describe(pair) for pair in config.pairs}
     facts["costs"] = {pair.name: measured[pair.name]._asdict() for pair in config.pairs if pair.name in measured}
@@ -411,16 +411,15 @@ def build(options: Build, console: Console) -> None:
             by_path[str(cell.path)] = {"path": str(cell.path), "sha256": digest(options.traces / cell.path), **about}
     facts["cells"] = [by_path[str(cell.path)] for cell in every if str(cell.path) in by_path]
     facts["missing"] = [str(cell.path) for cell in every if str(cell.path) not in by_path]
-    for name, frame in new.items():
-        parts = dict(iter(frames.get(name, frame[:0]).groupby([*KEYS, "seed"], observed=True)))
-        parts |= dict(iter(frame.groupby([*KEYS, "seed"])))
+    for name, anew in ((TEXTS, texts), (ROWS, rows)):
+        archived = [frames[name]] if name in frames else []
+        parts = dict(part for frame in [*archived, *anew] for part in frame.groupby([*KEYS, "seed"], observed=True))
         frames[name] = pd.concat([parts[key] for cell in every if (key := (*cell.key, cell.seed)) in parts])
     if not live.empty:  # the pairs' earlier runs go
         earlier = frames.get(LIVE, live[:0])
         frames[LIVE] = pd.concat([earlier[~earlier["pair"].isin(live["pair"])], live])
-    archive = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), frames.get(LIVE, live), facts)
-    simulated = {} if done else before["coverage"]  # that of the same rows
-    for contrast in config.contrasts if done else ():
+    archive, simulated = Archive(groups_of(frames[TEXTS], frames[ROWS], facts), frames.get(LIVE, live), facts), {}
+    for contrast in config.contrasts:
         totals = archive.totals(contrast.rule, contrast.over, contrast.temperatures, contrast.targets)
         if totals and len(totals) not in simulated:
             simulated[len(totals)] = coverage(totals)
@@ -462,7 +461,8 @@ def with_rules(archive: Archive, folder: Path, words: Sequence[str], console: Co
     groups = {key: texts for key, texts in groups.items() if len(texts.traces) == len(archive.groups[key].seeds)}
     rules = {each: rule_of(each) for each in words}
     judged = [JudgedRule(rule.name, each, "here" if rule.grid else "default") for each, rule in rules.items()]
-    mine = groups_of(*rows_of(groups, judged, config.max_draft_length, [], console)[:2], archive.manifest)
+    texts, rows, _ = rows_of(groups, judged, config.max_draft_length, [], console)
+    mine = groups_of(pd.concat(texts), pd.concat(rows), archive.manifest)
     for key, group in mine.items():
         group.rules.update(archive.groups[key].rules)
     return archive._replace(groups=mine)

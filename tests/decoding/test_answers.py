@@ -83,16 +83,16 @@ WRONG = [
     (TREE, "beside", raising, "KeyError: 'lost'"),
     (INNER, "verify", lambda state, draft: state, "the verifier's verify .* takes 2 positional arguments"),
     (INNER, "verify", lambda *given: INNER.verify(*given)[:2], "must return (log_prob_accepted,"),
-    (INNER, "verify", verified(0, lambda chance: chance[:, 0]), "(float32[2,4], float32[2,4], ()): [0] is float32[2]"),
-    (INNER, "verify", verified(1, lambda _: 3), "the second a function, not (float32[2,4], int, ())"),
+    (INNER, "verify", verified(0, lambda chance: chance[:, 0]), "(float32[2,2], float32[2,4], ()): [0] is float32[2]"),
+    (INNER, "verify", verified(1, lambda _: 3), "the second a function, not (float32[2,2], int, ())"),
     (
         INNER,
         "verify",
         verified(1, lambda _: lambda accepted: accepted),
-        "must return (float32[2,4], float32[2,4], ()): [1] is int32[2]",
+        "must return (float32[2,2], float32[2,4], ()): [1] is int32[2]",
     ),
     (INNER, "verify", verified(1, lambda _: raising), "KeyError: 'lost'"),
-    (INNER, "verify", verified(2, lambda _: ONE), "(float32[2,4], float32[2,4], ()), not (.*, bool[])"),
+    (INNER, "verify", verified(2, lambda _: ONE), "(float32[2,2], float32[2,4], ()), not (.*, bool[])"),
     (traversal(), "outcomes", raising, "KeyError: 'lost'"),
     (traversal(), "outcomes", lambda *given: given[2], "must return SiblingOutcomes(.*), not int32[2]"),
     (LOOKUP, "init", raising, "KeyError: 'lost'"),
@@ -119,6 +119,7 @@ def decoder_of(changed):
     return build_decoder(table_model(TOKENS), **given), ModelParams(table, table)
 
 
+@pytest.mark.widths
 @pytest.mark.parametrize("strategy, name, function, words", WRONG)
 def test_a_wrong_function_is_one_line(strategy, name, function, words):
     decoder, params = decoder_of(strategy.replace(**{name: function}))

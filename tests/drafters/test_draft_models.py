@@ -95,7 +95,7 @@ def decoder_of(policy, most=3):
 @pytest.mark.optimised
 def test_the_whole_decoder_draws_from_the_target():
     decoder, params = decoder_of(at_least(2, adaedl()))
-    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=4096)
+    report = lossless.test_by_sampling(decoder, params, warp={"temperature": 1.5}, tokens=3, sequences=8192)
     assert report.lossless and report.drafted[1] > 500
 
 

@@ -80,9 +80,8 @@ def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():
     gains += [files.Gain("two", ("b", 1.0, 128), {"adaedl": [9, 0, 0]}), files.Gain("two", ("c", 0.7, 128), {})]
 
     def chosen(choice, gains=gains):
-        return files.choose(
-            JudgedRule("mine", "adaedl", choice), key, here, dict.fromkeys(("adaedl", "static"), mine), gains
-        )
+        played = {"adaedl": mine, "static": mine}
+        return files.choose(JudgedRule("mine", "adaedl", choice), key, here, played, gains)
 
     assert chosen("default").tolist() == [0] * 8
     assert chosen("here").tolist() == np.tile(np.where(first, 2, 1), 2).tolist()

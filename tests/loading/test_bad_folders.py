@@ -41,9 +41,12 @@ def test_folders_of_something_else_and_missing_files(tmp_path, folder):
     assert_says(refusal(folder), folder, "no tokenizer.json", "tokenizer.model is not enough")
 
 
-test_config_that_does_not_fit = stored_refusals(
-    "hf_configs", lambda given, folder: [change_json(folder / "config.json", **json.loads(given)), load_model(folder)]
-)
+def load_changed(changes, folder):
+    change_json(folder / "config.json", **json.loads(changes))
+    load_model(folder)
+
+
+test_config_that_does_not_fit = stored_refusals("hf_configs", load_changed)
 
 
 def test_weights_and_family_come_before_a_tokenizer_that_is_missing_too(folder):

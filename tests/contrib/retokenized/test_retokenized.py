@@ -120,8 +120,7 @@ def badly(text):
     return "".join(letters)
 
 
-@pytest.mark.often(1)
-@pytest.mark.parametrize("name", [BOTH, *(name for name in PAIRS if name != BOTH)])
+@pytest.mark.parametrize("name", PAIRS)
 def test_after_rejections_it_goes_on_where_both_vocabularies_end(name):
     """Its own text is that of the row after every round, and its cache is what was fed of it."""
     target, drafter, decoder, params = recited(name, badly(TEXT))
@@ -192,7 +191,6 @@ def test_what_it_reads_is_in_its_cache():
         state = decoder.run(params, state, rounds=1)
 
 
-@pytest.mark.seldom
 def test_among_several_drafters_it_goes_on_where_it_was_left():
     """Beside one of the target's own vocabulary, in rounds that each of them sits out by turns."""
     target, drafter = PAIRS[BOTH]()
