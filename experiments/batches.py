@@ -29,7 +29,7 @@ from experiments.lib.run_folder import RunFolder
 from experiments.lib.tables import at_temperature, interval, markdown, publish
 from experiments.lib.turns import in_turns
 from specdec_jax.compilation_cache import compile_together
-from specdec_jax.costs.at_hand import sentence
+from specdec_jax.costs.this_machine import sentence
 from specdec_jax.metrics.intervals import Interval
 from specdec_jax.ranges import Between
 from specdec_jax.text.generation import prepare, start

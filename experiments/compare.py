@@ -41,8 +41,8 @@ from experiments.lib.tables import NONE, Row, at_temperature, interval, markdown
 from experiments.lib.turns import in_turns
 from specdec_jax.app.views.printing import interrupts_end_here, progress
 from specdec_jax.compilation_cache import describe_cache, enable
-from specdec_jax.costs.at_hand import sentence
 from specdec_jax.costs.cost_model import cost_model_of, decoding_seconds, passes_disagree
+from specdec_jax.costs.this_machine import sentence
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import readable, slots_for
 from specdec_jax.loading import download

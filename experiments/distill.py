@@ -40,7 +40,7 @@ from specdec_jax.loading.draft_vocabulary import RANKING
 from specdec_jax.loading.new_folder import replacing
 from specdec_jax.locks import locked
 from specdec_jax.meshes import make_spanning_mesh, use_mesh
-from specdec_jax.processes import Share, join, together
+from specdec_jax.processes import Share, join, watch_others
 from specdec_jax.ranges import Between, check_fields
 
 SMOKE = "--smoke"
@@ -84,7 +84,7 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
             check_rows(config.packing)
     first = share is None or share.index == 0
     with locked(folder) if first else nullcontext():
-        with together(folder, share) if share else nullcontext():
+        with watch_others(folder, share) if share else nullcontext():
             enable()
             download(config.target)
             with console.status("Loading the target"):

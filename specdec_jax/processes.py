@@ -41,7 +41,7 @@ class Share(NamedTuple):
 
 
 def join() -> Share:
-    """Connects to the other processes of this launch, for programs `together`. Raises ValueError without others."""
+    """Connects to the other processes of this launch, for `watch_others`. Raises ValueError without others."""
     addresses: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if variable in os.environ:
@@ -59,7 +59,7 @@ def join() -> Share:
 
 
 @contextlib.contextmanager
-def together(folder: Path, share: Share) -> Iterator[None]:
+def watch_others(folder: Path, share: Share) -> Iterator[None]:
     """A block that all processes run together, and after which they have left JAX's service.
 
     If one is lost in the block, the others end with one line and exit code 2. If it is the first, JAX's service ends

@@ -14,7 +14,7 @@ from verifier_cases import case, verified
 
 from specdec_jax import lossless
 from specdec_jax.decoding import build_decoder
-from specdec_jax.decoding.answers import Sizes, check_policy
+from specdec_jax.decoding.function_checks import Sizes, check_policy
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.drafters import model as model_drafter
 from specdec_jax.drafters.draft_models import llama_reading

@@ -64,12 +64,12 @@ def recorded(state: Any) -> Fields:
     yield "tokens", np.stack([np.pad(span, (0, NEW - len(span)), constant_values=-1) for span in spans])
     for name in COUNTS:
         yield f"counts.{name}", np.asarray(getattr(state.statistics, name))
-    played = np.arange(NEW)[None, :] < np.asarray(state.statistics.num_rounds)[:, None]
+    occurred = np.arange(NEW)[None, :] < np.asarray(state.statistics.num_rounds)[:, None]
     drafted, passes = (np.asarray(getattr(state.record, name)) for name in ("drafted", "drafter_passes"))
     for name in ROUNDS:
         value = np.asarray(getattr(state.record, name))
         used = drafted if name == "proposed" else np.maximum(drafted, passes)
-        means = played if value.ndim == 2 else played[..., None] & (np.arange(value.shape[2]) < used[..., None])
+        means = occurred if value.ndim == 2 else occurred[..., None] & (np.arange(value.shape[2]) < used[..., None])
         yield f"rounds.{name}", np.where(means, value, np.array(np.nan if value.dtype.kind == "f" else 0, value.dtype))
 
 

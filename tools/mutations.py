@@ -76,8 +76,8 @@ BUGS = (
     ),
     Bug(
         "rows that are done teach the rule",
-        "policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)",
-        "policy = parts.policy.update(drafted.policy, draft, result)",
+        "policy = select_rows(context.alive, parts.policy.update(loop.policy, draft, result), loop.policy)",
+        "policy = parts.policy.update(loop.policy, draft, result)",
         "tests/decoding/test_decoding.py::test_a_rules_state_changes_by_its_own_row_alone",
     ),
     # Statistics.

@@ -220,7 +220,7 @@ class Texts(NamedTuple):
         return np.concatenate([trace.length for trace in self.traces]) * self.costs.plain_pass
 
 
-class Played(NamedTuple):
+class Replays(NamedTuple):
     """A rule's settings over the texts of a group, [settings, N] or with K positions of a draft."""
 
     settings: Sequence[Mapping[str, Any]]
@@ -257,7 +257,7 @@ def recorded(
     return groups
 
 
-def play(texts: Texts, words: str, longest: int) -> Played:
+def replays_of(texts: Texts, words: str, longest: int) -> Replays:
     """Replays every setting of a rule over all seeds, or ORACLE: the drafts that will be accepted, and no others."""
     rule = None if words == ORACLE else rule_of(words)
     settings, timed, parts = [{}] if rule is None else rule.settings(), texts.costs.at(policy=rule and rule.policy), []
@@ -270,14 +270,14 @@ def play(texts: Texts, words: str, longest: int) -> Played:
             counts = result.record[..., 0], result.record[..., 1]  # drafted and accepted tokens of every round
             by_number = [np.stack([(each == k + 1).sum(-1, np.int16) for k in range(longest)], -1) for each in counts]
         parts.append((result.seconds(timed), result.rounds, result.passes, *by_number))
-    return Played(settings, *(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
+    return Replays(settings, *(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
 
 
 def choose(
-    judged: JudgedRule, key: Key, group: Texts, played: Mapping[str, Played], gains: Iterable[Gain]
+    judged: JudgedRule, key: Key, group: Texts, replays: Mapping[str, Replays], gains: Iterable[Gain]
 ) -> np.ndarray | None:
     """[N], the setting of every text by `JudgedRule.choice`; None where no other target has been recorded."""
-    mine = played[judged.rule]
+    mine = replays[judged.rule]
     texts = len(group.plain)
     if judged.choice == "default":
         return np.zeros(texts, int)
@@ -294,7 +294,7 @@ def choose(
     chosen = np.zeros(texts, int)
     for half in (first, ~first):
         if judged.choice == "price":
-            rate = float(np.max(group.plain[half].sum() / played[STATIC].seconds[:, half].sum(axis=1)))
+            rate = float(np.max(group.plain[half].sum() / replays[STATIC].seconds[:, half].sum(axis=1)))
             times = group.costs.verification_times(PRICED)
             price = rate * (group.costs.ratio + (times[-1] - times[0]) / PRICED)
             best = np.argmin([abs(each["threshold"] - price) if each else np.inf for each in mine.settings])
@@ -308,15 +308,15 @@ def rows_of(
     groups: Mapping[Key, Texts], rules: Sequence[JudgedRule], longest: int, before: Iterable[Gain], console: Console
 ) -> tuple[list[pd.DataFrame], list[pd.DataFrame], list[Gain]]:
     """By group the rows of texts.parquet and rows.parquet, and what was gained here and by the groups of `before`."""
-    judged, played, gains = [*rules, JudgedRule(ORACLE, ORACLE)], {}, [*before]
+    judged, replays, gains = [*rules, JudgedRule(ORACLE, ORACLE)], {}, [*before]
     words = dict.fromkeys([STATIC, *(rule.rule for rule in judged)])
     for key, group in groups.items():
-        played[key] = {}
+        replays[key] = {}
         for each in words:
             with console.status(f"{', '.join(map(str, key))}: {each}"):
-                played[key][each] = play(group, each, longest)
+                replays[key][each] = replays_of(group, each, longest)
         console.print(f"{', '.join(map(str, key))}: {len(words) - 1} rules replayed over {len(group.plain)} texts")
-        plain, totals = group.plain.sum(), {rule: each.seconds.sum(axis=1) for rule, each in played[key].items()}
+        plain, totals = group.plain.sum(), {rule: each.seconds.sum(axis=1) for rule, each in replays[key].items()}
         logs = {rule: np.log(plain / total).round(5).tolist() for rule, total in totals.items()}
         gains.append(Gain(group.cells[0].pair.target, key, logs))
     texts, rows = [], []
@@ -327,7 +327,7 @@ def rows_of(
         texts.append(each)
         rows.append([])
         for rule in judged:
-            chosen, mine = choose(rule, key, group, played[key], gains), played[key][rule.rule]
+            chosen, mine = choose(rule, key, group, replays[key], gains), replays[key][rule.rule]
             if chosen is None:
                 continue
             at = chosen, np.arange(len(each))

@@ -116,7 +116,7 @@ def build_decoder(
         raise ValueError(
             f"drafter and target must share a vocabulary: {drafts} against {target.spec.vocab_size} entries"
         )
-    play = decode_round if policy.tree_hooks is None else policy.tree_hooks.round_of(target, drafter, policy)
+    run_round = decode_round if policy.tree_hooks is None else policy.tree_hooks.round_of(target, drafter, policy)
     parts = Parts(target, drafter, policy, verifier, monitor or no_monitor(), widths)
     for kind, part in (("policy", policy), ("verifier", verifier)):
         if part.needs_phases and not (monitor and hasattr(monitor.init(1), "phase")):
@@ -128,17 +128,17 @@ def build_decoder(
 
     def run_rounds(params: ModelParams, state: DecodeState, rounds: Array, leave: Array) -> DecodeState:
         def unfinished(carry: tuple[Array, Run]) -> Array:
-            played, run = carry
-            return (played < rounds) & (jnp.sum(run.state.done.astype(jnp.int32)) < leave)
+            num_rounds, run = carry
+            return (num_rounds < rounds) & (jnp.sum(run.state.done.astype(jnp.int32)) < leave)
 
         drafter_params = params.drafter if drafter.model is None else drafter.model.hidden.prepared(params.drafter)
         params = ModelParams(target.hidden.prepared(params.target), drafter_params)
-        one_more = lambda carry: (carry[0] + 1, play(parts, params, carry[1]))  # noqa: E731
+        one_more = lambda carry: (carry[0] + 1, run_round(parts, params, carry[1]))  # noqa: E731
         _, run = lax.while_loop(unfinished, one_more, (jnp.int32(0), with_buffer(parts, params, state)))
         return by_rows(run.state)
 
     def one_round(params: ModelParams, state: DecodeState) -> DecodeState:
-        return by_rows(play(parts, params, with_buffer(parts, params, state)).state)
+        return by_rows(run_round(parts, params, with_buffer(parts, params, state)).state)
 
     def continue_from(params: ModelParams, state: DecodeState, fresh: DecodeState) -> DecodeState:
         slot = jnp.arange(state.tokens.shape[1], dtype=jnp.int32)[None, :]

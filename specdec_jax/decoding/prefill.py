@@ -97,12 +97,12 @@ def fill(
         _, hidden, cache = target.hidden.streams(params, fed, cache, observer.layers)
         rows, slots = jnp.arange(fed.shape[0])[:, None], start[:, None] + jnp.arange(fed.shape[1])[None, :]
         put = lambda leaf, new: leaf.at[rows, slots].set(new, mode="drop")  # noqa: E731
-        return cache, jax.tree.map(put, reads, observer.take(reader, hidden))
+        return cache, jax.tree.map(put, reads, observer.features(reader, hidden))
 
     reads = ()
     if observer is not None:
         hidden = jax.ShapeDtypeStruct((*tokens.shape, len(observer.layers), observer.target_width), jnp.float32)
-        empty = jax.eval_shape(observer.take, reader, hidden)
+        empty = jax.eval_shape(observer.features, reader, hidden)
         reads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty)
     with jax.named_scope("prefill"):  # products of 512 rows are closer to peak throughput than those of 64
         held, _ = feed_long(run, (cache, reads), tokens, cache.length, wanted, chunk, WIDE * chunk)

@@ -17,10 +17,10 @@ from specdec_jax.types import (
     Cache,
     DecodeState,
     Draft,
-    Drafted,
     Drafter,
     DrafterState,
     LanguageModel,
+    LoopResult,
     Monitor,
     MonitorState,
     Params,
@@ -58,7 +58,7 @@ class Verified(NamedTuple):
     cache: Cache
     verifier: VerifierState
     monitor: MonitorState
-    taken: Any  # result of the drafter's observer, leaves [B, K+1, ...]; () without one
+    features: Any  # result of the drafter's observer, leaves [B, K+1, ...]; () without one
 
 
 class Run(NamedTuple):
@@ -81,14 +81,14 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
         context, uniforms, source = open_round(parts, params, state)
         uniform = lambda step: uniforms[:, step, DRAFT]  # noqa: E731
         longest = parts.drafter.max_draft_length
-        drafted = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
-        drafter, to_verify = source.close(drafted)
+        loop = draft_loop.draft(source, parts.policy, state.policy, context, uniform, longest, log_q)
+        drafter, to_verify = source.close(loop)
         draft = draft_of(to_verify)
     with jax.named_scope("verify"):
         choice = narrowest(parts.widths, draft.length)
         branches = [verification_in(parts, width) for width in parts.widths]
         verified = lax.switch(choice, branches, params, state, draft, context, uniforms)
-    return Run(commit(parts, params, state, context, drafted, drafter, draft, verified, choice), drafted.log_q)
+    return Run(commit(parts, params, state, context, loop, drafter, draft, verified, choice), loop.log_q)
 
 
 def open_round(parts: Parts, params: ModelParams, state: DecodeState) -> Start:
@@ -112,7 +112,7 @@ def commit(
     params: ModelParams,
     state: DecodeState,
     context: RoundContext,
-    drafted: Drafted,
+    loop: LoopResult,
     drafter: DrafterState,
     draft: Any,
     verified: Verified,
@@ -125,15 +125,15 @@ def commit(
     are not chains: the drafter has no entries of them. `draft` and the result are those that the policy learns from.
     """
     with jax.named_scope("commit"):
-        result, threshold = verified.result, parts.policy.threshold(drafted.policy)
-        policy = select_rows(context.alive, parts.policy.update(drafted.policy, draft, result), drafted.policy)
+        result, threshold = verified.result, parts.policy.threshold(loop.policy)
+        policy = select_rows(context.alive, parts.policy.update(loop.policy, draft, result), loop.policy)
         count = result.length if extra_tokens is None else result.length + extra_tokens
         emitted, stopped = cut(state, result.tokens, count, context)
         tokens, length = append(state.tokens, state.length, result.tokens, emitted), state.length + emitted
         if extra_tokens is not None:
             matching = jnp.minimum(length, state.length + result.length)
             drafter = parts.drafter.commit(params.drafter, drafter, tokens, matching)
-        seen = () if parts.drafter.observe is None else (Seen(verified.taken, state.length - 1, emitted),)
+        seen = () if parts.drafter.observe is None else (Seen(verified.features, state.length - 1, emitted),)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], phase_of(context)
         accepted = result.length - 1
         measured = RoundInfo(
@@ -141,13 +141,13 @@ def commit(
             drafted=draft.length,
             accepted=jnp.minimum(accepted, emitted),
             emitted=emitted,
-            drafter_passes=drafted.passes,
-            discarded=jnp.maximum(jnp.where(drafted.passes > 0, drafted.passes - drafted.length, 0), 0),
+            drafter_passes=loop.passes,
+            discarded=jnp.maximum(jnp.where(loop.passes > 0, loop.passes - loop.length, 0), 0),
             width=jnp.broadcast_to(width, emitted.shape),
-            entropy=drafted.entropy,
-            max_prob=drafted.max_prob,
+            entropy=loop.entropy,
+            max_prob=loop.max_prob,
             threshold=jnp.broadcast_to(threshold.astype(jnp.float32), emitted.shape),
-            drafter_id=drafted.drafter_id,
+            drafter_id=loop.drafter_id,
             phase=phase,
         )
         return state._replace(
@@ -179,10 +179,10 @@ def empty_log_q(source: Source, batch: int, max_draft_length: int, vocab_size: i
     return jnp.full((batch, max_draft_length, vocab_size), -jnp.inf, jnp.float32) if drawn else None
 
 
-def draft_of(drafted: Drafted) -> Draft:
+def draft_of(loop: LoopResult) -> Draft:
     """The draft that the target verifies."""
-    one_hot = jnp.broadcast_to(drafted.chosen[:, None], drafted.tokens.shape)
-    return Draft(drafted.tokens, drafted.log_q, one_hot, drafted.length)
+    one_hot = jnp.broadcast_to(loop.chosen[:, None], loop.tokens.shape)
+    return Draft(loop.tokens, loop.log_q, one_hot, loop.length)
 
 
 def narrowest(widths: tuple[int, ...], drafted: Array) -> Array:
@@ -217,9 +217,9 @@ def verification_in(parts: Parts, width: int) -> Callable[..., Verified]:
         # The accepted drafts, then the new token up to position K; the first `length` tokens count.
         result = VerificationResult(jnp.where(index < accepted[:, None], tokens, token[:, None]), accepted + 1)
         monitor = parts.monitor.observe(state.monitor, logits, result, context)
-        taken = take(parts.drafter, params.drafter, hidden)
+        features = observed_features(parts.drafter, params.drafter, hidden)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
-        return Verified(result, cache, verifier, monitor, padded(taken, longest + 1))
+        return Verified(result, cache, verifier, monitor, padded(features, longest + 1))
 
     return verify
 
@@ -238,9 +238,9 @@ def apply_observed(
     return target.hidden.streams(params, tokens, cache, layers, *where)
 
 
-def take(drafter: Drafter, params: Params, hidden: Array | None) -> Any:
+def observed_features(drafter: Drafter, params: Params, hidden: Array | None) -> Any:
     """The result of the drafter's observer on a target pass; () for a drafter without one."""
-    return () if drafter.observe is None else drafter.observe.take(params, hidden)  # type: ignore[arg-type]
+    return () if drafter.observe is None else drafter.observe.features(params, hidden)  # type: ignore[arg-type]
 
 
 def padded(tree: Any, size: int) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from specdec_jax.loading.orbax_checkpoint import alone
+from specdec_jax.loading.orbax_checkpoint import independent
 
 
 class Checkpoints:
@@ -20,7 +20,7 @@ class Checkpoints:
             max_to_keep=keep,
             create=jax.process_count() == 1 or not by_itself,
             enable_async_checkpointing=False,
-            multiprocessing_options=alone() if by_itself else ocp.options.MultiprocessingOptions(),
+            multiprocessing_options=independent() if by_itself else ocp.options.MultiprocessingOptions(),
         )
         self._manager = ocp.CheckpointManager(self.path, options=options)
 

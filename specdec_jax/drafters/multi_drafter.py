@@ -30,10 +30,10 @@ from specdec_jax.ranges import Between
 from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
-    Drafted,
     Drafter,
     DrafterState,
     InTurn,
+    LoopResult,
     Next,
     Observer,
     Params,
@@ -120,15 +120,15 @@ def multi_drafter(
             models = jnp.array(with_model, jnp.int32)
             return joined(with_model, models[jnp.argmax(rates[:, models], axis=1)])
 
-        def close(drafted: Drafted) -> tuple[MultiDrafterState, Drafted]:
-            each, states = [(begun, drafted.memory)], dict(enumerate(state.states))
-            if isinstance(drafted.memory, InTurn):
-                each = [(begun, drafted.memory.first), (drafted.memory.source, drafted.memory.second)]
+        def close(loop: LoopResult) -> tuple[MultiDrafterState, LoopResult]:
+            each, states = [(begun, loop.memory)], dict(enumerate(state.states))
+            if isinstance(loop.memory, InTurn):
+                each = [(begun, loop.memory.first), (loop.memory.source, loop.memory.second)]
             for drafting, memory in each:
-                closed, drafted = drafting.close(drafted._replace(memory=memory))
+                closed, loop = drafting.close(loop._replace(memory=memory))
                 states |= closed
-            now = {"drafter": drafted.drafter_id, "drafted": drafted.length, "length": context.length}
-            return state._replace(states=tuple(states.values()), **now), drafted
+            now = {"drafter": loop.drafter_id, "drafted": loop.length, "length": context.length}
+            return state._replace(states=tuple(states.values()), **now), loop
 
         begun = joined(lookups or with_model, best)
         return begun._replace(close=close, otherwise=hand_over if lookups and with_model else None)
@@ -144,7 +144,7 @@ def multi_drafter(
         """Calls a method of every drafter for the text; each gets what it observed of the target."""
 
         def observed(index: int) -> tuple[Seen, ...]:
-            return () if seen is None or index not in seen.taken else (seen._replace(taken=seen.taken[index]),)
+            return () if seen is None or index not in seen.features else (seen._replace(features=seen.features[index]),)
 
         states = tuple(
             getattr(part, method)(params[index], state.states[index], tokens, length, *observed(index))
@@ -163,13 +163,13 @@ def multi_drafter(
         raise ValueError(f"drafters that read targets {' and '.join(map(str, widths))} wide cannot read the same one")
     ends = np.cumsum([0, *(len(observer.layers) for observer in observers.values())]).tolist()
 
-    def take(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
+    def features(params: Sequence[Params], hidden: Array) -> dict[int, Any]:
         """Results by drafter, also of idle ones, each from its layers."""
         spans = zip(observers.items(), ends, ends[1:], strict=False)
-        return {i: observer.take(params[i], hidden[:, :, begin:end]) for (i, observer), begin, end in spans}
+        return {i: observer.features(params[i], hidden[:, :, begin:end]) for (i, observer), begin, end in spans}
 
     layers = tuple(layer for observer in observers.values() for layer in observer.layers)
-    observe = Observer(take, layers, widths[0]) if observers else None
+    observe = Observer(features, layers, widths[0]) if observers else None
     return Drafter(init, source, commit, longest, observe=observe, prefill=partial(call_each, "fill"))
 
 
@@ -227,12 +227,12 @@ def _joined(sources: dict[int, Source], choice: Array, vocab_size: int | None) -
         each = zip(sources.items(), memory, strict=True)
         return tuple(source.keep(before, token, is_drafted & rows[index], drafted) for (index, source), before in each)
 
-    def close(drafted: Drafted) -> tuple[dict[int, DrafterState], Drafted]:
-        states, verified = {}, drafted
-        for (index, source), memory in zip(sources.items(), drafted.memory, strict=True):
-            mine = drafted.drafter_id == index
-            passes, length = jnp.where(mine, drafted.passes, 0), jnp.where(mine, drafted.length, 0)
-            states[index], changed = source.close(drafted._replace(passes=passes, length=length, memory=memory))
+    def close(loop: LoopResult) -> tuple[dict[int, DrafterState], LoopResult]:
+        states, verified = {}, loop
+        for (index, source), memory in zip(sources.items(), loop.memory, strict=True):
+            mine = loop.drafter_id == index
+            passes, length = jnp.where(mine, loop.passes, 0), jnp.where(mine, loop.length, 0)
+            states[index], changed = source.close(loop._replace(passes=passes, length=length, memory=memory))
             verified = verified._replace(  # the source may have changed its draft
                 tokens=jnp.where(mine[:, None], changed.tokens, verified.tokens),
                 length=jnp.where(mine, changed.length, verified.length),

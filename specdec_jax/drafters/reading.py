@@ -22,10 +22,10 @@ from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
-    Drafted,
     Drafter,
     DraftModel,
     LanguageModel,
+    LoopResult,
     Next,
     Observer,
     Params,
@@ -93,10 +93,10 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
             last = jnp.where(is_drafted[:, None], longer[0], memory.last)
             return memory._replace(last=last, reads=jnp.where(is_drafted[:, None, None], longer[1], memory.reads))
 
-        def close(drafted: Drafted) -> tuple[ReadingState, Drafted]:
+        def close(loop: LoopResult) -> tuple[ReadingState, LoopResult]:
             # Only the first pass used the target's features; later entries are recomputed if their tokens are accepted.
-            fed = jnp.where(drafted.passes > 0, context.length, state.valid)
-            return state._replace(cache=drafted.memory.cache, valid=jnp.maximum(state.valid, fed)), drafted
+            fed = jnp.where(loop.passes > 0, context.length, state.valid)
+            return state._replace(cache=loop.memory.cache, valid=jnp.maximum(state.valid, fed)), loop
 
         return Source(open, predict, keep, close)
 
@@ -108,7 +108,7 @@ def reading(language_model: LanguageModel, max_draft_length: DraftLength = 7, ca
         The features stay valid: an idle drafter is called with old lengths.
         """
         if seen is not None:
-            after = store_reads(state.reads, seen.taken, seen.start, seen.count)
+            after = store_reads(state.reads, seen.features, seen.start, seen.count)
             num_reads = jnp.where(seen.count > 0, seen.start + seen.count + 1, state.num_reads)
             state = state._replace(reads=after, num_reads=num_reads)
         return state._replace(valid=still_valid(state.valid, length))

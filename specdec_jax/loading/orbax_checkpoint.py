@@ -37,14 +37,14 @@ def save_orbax(path: str | Path, config: Any, params: Any, tokenizer: Tokenizer,
     with new_folder(path, overwrite=overwrite) as folder:
         if jax.process_count() > 1:  # Orbax accepts device arrays only from all processes
             params = jax.tree.map(np.asarray, params)
-        with ocp.StandardCheckpointer(multiprocessing_options=alone()) as writer:  # leaving it waits for completion
+        with ocp.StandardCheckpointer(multiprocessing_options=independent()) as writer:  # leaving waits for completion
             writer.save((folder / PARAMS).absolute(), params)
         (folder / TOKENIZER).mkdir()
         tokenizer.save(folder / TOKENIZER)
         (folder / MARKER).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
 
 
-def alone() -> Any:
+def independent() -> Any:
     """Orbax's options for a process that works independently of the others of its launch."""
     import orbax.checkpoint as ocp
 

@@ -14,7 +14,7 @@ from jax import lax
 from specdec_jax.types import RoundContext
 
 ROWS = 512  # rows per compiled call
-ALONE = 32  # rows per call that are repeated alone
+REPEATED = 32  # rows per call that are repeated in a batch of one
 
 
 class Neighbours:
@@ -52,7 +52,7 @@ def in_batches(
     compiled = jax.jit(lambda arguments: lax.map(lambda rows: function(*rows), arguments))
 
     def answers(rows: Any, batch: int) -> Any:
-        """The answers for rows in batches of `batch`, one after the other; ROWS or ALONE of them."""
+        """The answers for rows in batches of `batch`, one after the other; ROWS or REPEATED of them."""
         grouped = jax.tree.map(lambda leaf: leaf.reshape(len(leaf) // batch, batch, *leaf.shape[1:]), rows)
         flat = lambda leaf: np.asarray(leaf).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # noqa: E731
         return jax.tree.map(flat, compiled(grouped))
@@ -64,28 +64,28 @@ def in_batches(
             return jax.tree.map(lambda leaf: leaf[:0], call(neighbours, *one_row))
         places = np.arange(-(-count // size) * size)
         order = neighbours.rng.permutation(count)
-        alive = take(context.alive, order[places % count]) & (places < count)
-        context, *others = take((context, *rest), order[places % count])
+        alive = take_rows(context.alive, order[places % count]) & (places < count)
+        context, *others = take_rows((context, *rest), order[places % count])
         context = context._replace(alive=alive, budget=np.where(alive, context.budget, 0))
         parts = [
-            answers(take((context, *others), slice(first, first + size)), batch)
+            answers(take_rows((context, *others), slice(first, first + size)), batch)
             for first in range(0, len(places), size)
         ]
         results = joined(parts)
         if not joins_rows:
             shifted = places[:size].reshape(-1, batch)
             shifted = np.stack([np.roll(column, index) for index, column in enumerate(shifted.T)], axis=1).ravel()
-            again = answers(take((context, *others), shifted), batch)
-            neighbours.compare(name, "beside other rows", take(results, shifted), again, exact=True)
-            some = neighbours.rng.choice(count, ALONE)
-            alone = answers(take((context, *others), some), 1)
-            neighbours.compare(name, "alone and in a batch", as_used(take(results, some)), as_used(alone), exact=False)
-        return take(results, np.argsort(order))
+            again = answers(take_rows((context, *others), shifted), batch)
+            neighbours.compare(name, "beside other rows", take_rows(results, shifted), again, exact=True)
+            some = neighbours.rng.choice(count, REPEATED)
+            single = as_used(answers(take_rows((context, *others), some), 1))
+            neighbours.compare(name, "alone and in a batch", as_used(take_rows(results, some)), single, exact=False)
+        return take_rows(results, np.argsort(order))
 
     return call
 
 
-def take(rows: Any, index: Any) -> Any:
+def take_rows(rows: Any, index: Any) -> Any:
     """Rows of every leaf, copied."""
     return jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[index]), rows)
 

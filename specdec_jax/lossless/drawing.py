@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.decoding import answers, draft_loop
-from specdec_jax.decoding.answers import Sizes
+from specdec_jax.decoding import draft_loop
+from specdec_jax.decoding.function_checks import Sizes, array, context_shapes, distribution_shapes, draft_shapes
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.lossless.enumeration import CHOSEN, DRAWN, EVEN, ODD, Requests
 from specdec_jax.types import Drafter, Monitor, StoppingPolicy, VerificationResult, Verifier, Warp
@@ -128,21 +128,21 @@ def constants_of(
     policy: StoppingPolicy | None, verifier: Verifier | None, monitor: Monitor, drafter: Drafter | None = None
 ) -> list[float]:
     """The numbers that occur in the programs and initial states of these strategies' functions."""
-    batch, whole = SIZES.batch, answers.array(jnp.int32, SIZES.batch)
+    batch, whole = SIZES.batch, array(jnp.int32, SIZES.batch)
     watched = monitor.init(batch)
-    context = answers.context_shapes(batch, watched)._replace(relative_drafter_cost=answers.array(jnp.float32, batch))
-    row, constants = answers.distribution_shapes(batch, SIZES.vocab_size), set()
-    drafts = answers.draft_shapes(SIZES, True)
+    context = context_shapes(batch, watched)._replace(relative_drafter_cost=array(jnp.float32, batch))
+    row, constants = distribution_shapes(batch, SIZES.vocab_size), set()
+    drafts = draft_shapes(SIZES, True)
     if policy is not None:
         chain = policy.as_chain()
-        state, emitted = chain.init(batch), answers.array(jnp.int32, batch, SIZES.max_draft_length + 1)
+        state, emitted = chain.init(batch), array(jnp.int32, batch, SIZES.max_draft_length + 1)
         constants |= _of_leaves(state)
         constants |= _traced(chain.begin, state, context) | _traced(chain.check, state, row, whole, context)
         constants |= _traced(chain.proceed, state, row, whole, whole, context)
         constants |= _traced(chain.update, state, drafts, VerificationResult(emitted, whole))
     if verifier is not None:
         state = verifier.init(batch)
-        target = answers.distribution_shapes(batch, SIZES.vocab_size, SIZES.max_draft_length + 1)
+        target = distribution_shapes(batch, SIZES.vocab_size, SIZES.max_draft_length + 1)
 
         def verified(state: Any, draft: Any, target: Any, context: Any, accepted: Any) -> Any:
             log_prob, following, state = verifier.verify(state, draft, target, context)
@@ -150,7 +150,7 @@ def constants_of(
 
         constants |= _of_leaves(state) | _traced(verified, state, drafts, target, context, whole)
     if drafter is not None:
-        tokens, longest = answers.array(jnp.int32, batch, 16), drafter.max_draft_length
+        tokens, longest = array(jnp.int32, batch, 16), drafter.max_draft_length
         begun = partial(drafter.init, None, batch, 16)
 
         def predicted(tokens: Any, context: Any, uniform: Any, drafted: Any) -> Any:
@@ -165,8 +165,8 @@ def constants_of(
         def committed(tokens: Any, length: Any) -> Any:
             return drafter.commit(None, drafter.fill(None, begun(), tokens, length), tokens, length)
 
-        numbers, always = answers.array(jnp.float32, batch), StoppingPolicy(lambda batch: (), hyperparameters={})
-        log_q = answers.array(jnp.float32, batch, longest, SIZES.vocab_size)
+        numbers, always = array(jnp.float32, batch), StoppingPolicy(lambda batch: (), hyperparameters={})
+        log_q = array(jnp.float32, batch, longest, SIZES.vocab_size)
         constants |= _traced(predicted, tokens, context, numbers, whole) | _traced(committed, tokens, whole)
         constants |= _traced(closed, tokens, context, numbers, log_q)
     return sorted(constants)

@@ -15,7 +15,7 @@ import numpy as np
 from specdec_jax.decoding import no_monitor
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.hyperparameters import host, select_rows
-from specdec_jax.lossless.batched import Neighbours, in_batches, joined, take
+from specdec_jax.lossless.batched import Neighbours, in_batches, joined, take_rows
 from specdec_jax.lossless.results import Coverage
 from specdec_jax.lossless.toys import FADES, Toy, toy_phases
 from specdec_jax.types import (
@@ -108,8 +108,8 @@ def distribution_table(logits: np.ndarray, warp: Warp) -> Distribution:
     parts = []
     for first in range(0, len(flat), TABLE_ROWS):
         rows = np.minimum(np.arange(first, first + TABLE_ROWS), len(flat) - 1)
-        parts.append(jax.tree.map(np.asarray, _distribution(flat[rows], take(warp, index[rows]))))
-    return take(joined(parts), slice(0, len(flat)))
+        parts.append(jax.tree.map(np.asarray, _distribution(flat[rows], take_rows(warp, index[rows]))))
+    return take_rows(joined(parts), slice(0, len(flat)))
 
 
 def setting_of(
@@ -172,7 +172,7 @@ def drawn_distribution(weights: np.ndarray) -> np.ndarray:
 
 def context_of(setting: Setting, nodes: Nodes) -> RoundContext:
     """The decoder's context for policy and verifier at the beginning of the round."""
-    request = take(setting.requests, nodes.request)
+    request = take_rows(setting.requests, nodes.request)
     budget = np.clip(request.limit - nodes.emitted - 1, 0, setting.longest).astype(np.int32)
     emitted, alive = (request.before + nodes.emitted).astype(np.int32), host(np.ones(len(budget), bool))
     length = (request.prompt + emitted).astype(np.int32)
@@ -185,9 +185,9 @@ def verify_arguments(
     """The arguments of the verifier."""
     vocab, longest = setting.vocab_size, setting.longest
     pairs = np.stack([pair(branches.text[:, k : k + 2], vocab) for k in range(longest + 1)], axis=1)
-    distributions = take(setting.target_distributions, branches.request[:, None] * vocab**2 + pairs)
-    context = take(context_of(setting, nodes), branches.node)
-    return context, take(nodes.verifier, branches.node), draft, distributions
+    distributions = take_rows(setting.target_distributions, branches.request[:, None] * vocab**2 + pairs)
+    context = take_rows(context_of(setting, nodes), branches.node)
+    return context, take_rows(nodes.verifier, branches.node), draft, distributions
 
 
 def draft_of(setting: Setting, branches: Branches) -> Draft:
@@ -241,27 +241,27 @@ def draft_tree(setting: Setting, nodes: Nodes) -> Branches:
     tally.asks(0, going[has_budget])
     going, finished = going & has_budget, []
     for step in range(longest):
-        finished.append(take(branches, ~going))
-        branches = take(branches, going)
+        finished.append(take_rows(branches, ~going))
+        branches = take_rows(branches, going)
         here = drafter_place(setting, branches, step) + pair(branches.text[:, step : step + 2], vocab)
-        distributions = take(setting.drafter_distributions, here)
+        distributions = take_rows(setting.drafter_distributions, here)
         branches.log_q[:, step] = distributions.log_prob
-        row = take(context, branches.node)
+        row = take_rows(context, branches.node)
         draws, policy = rules.check(watch, row, branches.policy, distributions, branches.drafted)
         tally.checks(step, draws)
         branches = branches._replace(policy=policy)
-        finished.append(take(branches, ~draws))
-        branches, distributions = take(branches, draws), take(distributions, draws)
+        finished.append(take_rows(branches, ~draws))
+        branches, distributions = take_rows(branches, draws), take_rows(distributions, draws)
         prob = np.exp(distributions.log_prob.astype(np.float64))  # [M, V]
         chose = chosen_at(setting, branches)[:, step]
         prob = np.where(chose[:, None], np.eye(vocab)[distributions.top_token], prob)
         prob /= prob.sum(axis=1, keepdims=True)
         parent, token = np.nonzero(prob > 0)  # one branch per possible token
-        branches, distributions, token = take(branches, parent), take(distributions, parent), token.astype(np.int32)
+        (branches, distributions), token = take_rows((branches, distributions), parent), token.astype(np.int32)
         branches.text[:, 2 + step] = token
         chance = branches.chance * prob[parent, token]
         branches = branches._replace(drafted=branches.drafted + 1, chance=chance)
-        row = take(context, branches.node)
+        row = take_rows(context, branches.node)
         going, policy = rules.proceed(watch, row, branches.policy, distributions, token, branches.drafted)
         branches = branches._replace(policy=policy)
         has_budget = branches.drafted < row.budget
@@ -298,7 +298,7 @@ def ends_of_round(setting: Setting, nodes: Nodes) -> tuple[Branches, Ends]:
     def following(index: np.ndarray, probability: np.ndarray) -> Nodes:
         result = VerificationResult(host(tokens[index]), host((accepted[index] + 1).astype(np.int32)))
         _, draft, distributions = arguments
-        learnt = take((draft, distributions, state), branch[index])
+        learnt = take_rows((draft, distributions, state), branch[index])
         return advance(setting, nodes, branches, branch[index], probability, learnt, result, result)
 
     length = (accepted + 1).astype(np.int32)
@@ -329,7 +329,7 @@ def advance(
     """
     draft, distributions, verifier = learnt
     node, watch = branches.node[branch], setting.neighbours
-    context, policy = take(context_of(setting, nodes), node), take(branches.policy, branch)
+    context, policy = take_rows(context_of(setting, nodes), node), take_rows(branches.policy, branch)
     if setting.policy is not None:
         policy = _rules(setting.policy.bare, setting.batch).update(watch, context, policy, draft, result)
     monitor = context.monitor

@@ -20,7 +20,7 @@ from specdec_jax.decoding import draft_loop
 from specdec_jax.decoding.rounds import draft_of, empty_log_q
 from specdec_jax.decoding.sampling import uniforms
 from specdec_jax.hyperparameters import host
-from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.batched import take_rows
 from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.enumeration import ENDS, PHASES
 from specdec_jax.lossless.results import Result
@@ -134,8 +134,8 @@ def _functions(drafter: Drafter, vocab_size: int) -> _Functions:
         source = drafter.source(params, state, tokens, context)
         log_q = empty_log_q(source, len(tokens), longest, vocab_size, True)
         uniform = lambda index: lax.dynamic_index_in_dim(numbers, index, 1, keepdims=False)  # noqa: E731
-        closed, drafted = source.close(draft_loop.draft(source, policy, (), context, uniform, longest, log_q))
-        return draft_of(drafted), closed
+        closed, loop = source.close(draft_loop.draft(source, policy, (), context, uniform, longest, log_q))
+        return draft_of(loop), closed
 
     def sweep(
         params: Params,
@@ -301,11 +301,11 @@ def _beside_others(
         return jax.tree.map(lambda a, b: np.where(same.reshape(-1, *(1,) * (a.ndim - 1)), a, b), mine, theirs)
 
     for index, exact in ((np.arange(batch), True), (order, False)):
-        here, uniforms = take(mixed((text, numbers), (other, numbers_of_others)), index)
+        here, uniforms = take_rows(mixed((text, numbers), (other, numbers_of_others)), index)
         state = functions.fill(params, here.tokens, here.context.length)
         again = _rows_of(functions.draft(params, state, here.tokens, here.context, uniforms)[0])
         rows = np.flatnonzero(same[index])
-        for mine, others in zip(take(first, index[rows]), take(again, rows), strict=True):
+        for mine, others in zip(take_rows(first, index[rows]), take_rows(again, rows), strict=True):
             equal = np.array_equal(mine, others) if exact else np.allclose(mine, others, rtol=1e-4, atol=1e-6)
             if not equal:
                 return "a row's drafts depend on the other rows of its batch"

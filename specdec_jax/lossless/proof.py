@@ -90,8 +90,8 @@ class _Sums:
         """Enumerated rounds of one shape, with the policy or with drafts that end at random. Whether they pass."""
         if policy is None and shape.longest == 0:
             return True  # without drafts they are the same rounds
-        played = rounds.MANY if policy is not None and shape.longest == 1 else rounds.ROUNDS
-        result, compared, coverage = prove_rounds(policy, verifier, drawing, shape, monitor=monitor, rounds=played)
+        num_rounds = rounds.MANY if policy is not None and shape.longest == 1 else rounds.ROUNDS
+        result, compared, coverage = prove_rounds(policy, verifier, drawing, shape, monitor=monitor, rounds=num_rounds)
         for total, counted in zip(self.decisions, coverage, strict=True):
             if policy is not None or counted is coverage.accepted:
                 total[: len(counted)] += counted
@@ -177,8 +177,8 @@ def _drafter(drafter: Callable[[int, int], Drafter], drawing: Drawing) -> list[t
     rng, results = drawing.rng, []
     cases = [(rng.choice([4, 6, 9, 13]), 16, rng.integers(3, 9), 4), (rng.choice(VOCABULARIES), 4, 3, 6)]
     cases += [(rng.choice([3, 5, 8]), rng.integers(2, 9), rng.integers(1, 9), 4)]
-    for vocab, batch, longest, played in (map(int, case) for case in cases):
-        options, exactly = {"vocab_size": vocab, "batch": batch, "rounds": played}, vocab not in VOCABULARIES
+    for vocab, batch, longest, num_rounds in (map(int, case) for case in cases):
+        options, exactly = {"vocab_size": vocab, "batch": batch, "rounds": num_rounds}, vocab not in VOCABULARIES
         with jax.default_matmul_precision("highest"):  # a thread has its own
             result = prove_law(drafter(longest, vocab), None, drawing, exactly=exactly, **options)
         name = "the drafter's distribution" if exactly else f"the drafter with {vocab:,} tokens"

@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec_jax.decoding.sampling import distribution
 from specdec_jax.hyperparameters import host
-from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.batched import take_rows
 from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.enumeration import monitor_for
 from specdec_jax.lossless.results import Counterexample, Result, shown_warp
@@ -45,10 +45,10 @@ def prove_real_size(
         (warps, DRAFTS, FEW), np.float32
     )
     choices = np.stack(np.meshgrid(range(FEW), range(FEW), indexing="ij"), axis=-1).reshape(-1, DRAFTS)
-    worst, wrong, played = 0.0, None, 0
+    worst, wrong, num_rounds = 0.0, None, 0
     outcomes = jax.jit(lambda *arguments: _outcomes(verifier, monitor, *arguments))
     for each, (chosen, length) in [(each, kind) for each in range(warps) for kind in KINDS]:
-        here = take(warp, np.full(several, each))
+        here = take_rows(warp, np.full(several, each))
         drafts = tokens[each][choices].astype(np.int32)
         one_hot, size = host(np.full(drafts.shape, chosen)), host(np.full(several, length, np.int32))
         draft = Draft(drafts, None, one_hot, size)
@@ -63,14 +63,14 @@ def prove_real_size(
         if chosen:
             chance = (np.arange(several) == rng.integers(several)).astype(np.float64)
         error, example = _compared(np.stack(p), chance, np.exp(lengths), rest, drafts, choices)
-        worst, played = max(worst, error), played + int(np.sum(chance > 0))
+        worst, num_rounds = max(worst, error), num_rounds + int(np.sum(chance > 0))
         if wrong is None and not error < ROUNDING:
             text = example[0]
             likely_drafts = np.where(drafts[:, 0] == text[0], 1 + chance, chance)  # those that begin with the text
             shown = tuple(map(int, drafts[np.argmax(likely_drafts * (chance > 0))][:length]))
             name = f"float32, {vocab_size:,} tokens"
             wrong = Counterexample(name, (), shown_warp(warp, each), text, *example[1:], draft=shown)
-    return Result(worst, {"rounds": played}, counterexample=wrong)
+    return Result(worst, {"rounds": num_rounds}, counterexample=wrong)
 
 
 def _outcomes(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specdec_jax.lossless import enumeration
-from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.batched import take_rows
 from specdec_jax.lossless.drawing import Drawing, Shape
 from specdec_jax.lossless.enumeration import Branches, Ends, Nodes, Setting
 from specdec_jax.lossless.results import Counterexample, Coverage, Result, shown_warp
@@ -53,19 +53,19 @@ def prove_rounds(
     seed = int(rng.integers(2**31))
     setting = enumeration.setting_of(chain, verifier, monitor, shape.longest, requests, toys, **size, seed=seed)
     prompts = rng.integers(0, shape.vocab_size, (count, 2)).astype(np.int32)
-    result, neighbours = play(setting, rounds, prompts, np.arange(count)), setting.neighbours
+    result, neighbours = enumerate_rounds(setting, rounds, prompts, np.arange(count)), setting.neighbours
     return result, Result(np.nan, {"answers": neighbours.compared}, neighbours.wrong), setting.tally
 
 
-def play(setting: Setting, rounds: int, prompts: np.ndarray, request: np.ndarray) -> Result:
+def enumerate_rounds(setting: Setting, rounds: int, prompts: np.ndarray, request: np.ndarray) -> Result:
     """Enumerates `rounds` rounds from each prompt [N, 2] of the requests [N]."""
-    rng, error, played, drafts, wrong = setting.neighbours.rng, 0.0, 0, 0, None
+    rng, error, num_rounds, drafts, wrong = setting.neighbours.rng, 0.0, 0, 0, None
     nodes = enumeration.first_nodes(setting, prompts, request)
     for _ in range(rounds):
         branches, ends = enumeration.ends_of_round(setting, nodes)
         worst, counterexample = round_error(setting, nodes, branches, ends)
         error, wrong = max(error, worst), wrong or counterexample
-        played, drafts = played + len(nodes.emitted), drafts + len(branches.node)
+        num_rounds, drafts = num_rounds + len(nodes.emitted), drafts + len(branches.node)
         # One end per node: by probability in even nodes, in odd ones biased to long texts. A node whose ends are not
         # probabilities, because of a wrong verifier, has none.
         index = np.flatnonzero(ends.chance > 0)  # some are slightly negative by rounding
@@ -78,11 +78,11 @@ def play(setting: Setting, rounds: int, prompts: np.ndarray, request: np.ndarray
         chosen = index[order == best[node]]
         chosen = chosen[np.argsort(branches.node[ends.branch[chosen]], kind="stable")]
         nodes = ends.following(chosen, ends.chance[chosen])
-        nodes = take(nodes, nodes.emitted < setting.requests.limit[nodes.request])
+        nodes = take_rows(nodes, nodes.emitted < setting.requests.limit[nodes.request])
         if len(nodes.emitted) == 0:
             break
         nodes = nodes._replace(chance=np.ones(len(nodes.emitted)))
-    return Result(error, {"rounds": played, "drafts": drafts}, setting.neighbours.wrong, wrong)
+    return Result(error, {"rounds": num_rounds, "drafts": drafts}, setting.neighbours.wrong, wrong)
 
 
 def round_error(setting: Setting, nodes: Nodes, branches: Branches, ends: Ends) -> tuple[float, Counterexample | None]:

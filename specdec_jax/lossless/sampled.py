@@ -18,14 +18,14 @@ import numpy as np
 from scipy import stats
 
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
-from specdec_jax.decoding.answers import check_parts
+from specdec_jax.decoding.function_checks import check_parts
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distribution, distributions, make_warp
 from specdec_jax.drafters.model import model
 from specdec_jax.drafters.multi_drafter import multi_drafter
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
 from specdec_jax.drafters.reading import reading
-from specdec_jax.lossless.batched import joined, take
+from specdec_jax.lossless.batched import joined, take_rows
 from specdec_jax.lossless.enumeration import PHASES
 from specdec_jax.lossless.results import Counterexample
 from specdec_jax.lossless.toys import ReadingTable, reading_table_model, table_model, toy_pair, with_reading
@@ -99,7 +99,7 @@ def check_on_toy(
     """Checks a user's functions at a toy's sizes, with and without drafts, before proofs that take minutes.
 
     Raises:
-        ValueError: one line with the file and line (`answers.check_parts`).
+        ValueError: one line with the file and line (`function_checks.check_parts`).
     """
     widths = (1, *default_widths(policy.max_tokens(longest)))
     decoder, params = toy_decoder(policy, verifier, longest, monitor=monitor, widths=widths, **options)
@@ -288,7 +288,7 @@ class Positions:
         each, size = [], min(self.rows, len(texts))
         for first in range(0, len(texts), size):
             index = np.minimum(np.arange(first, first + size), len(texts) - 1)
-            chance, group, bins = map(np.asarray, self.binned(self.params, texts[index], take(warp, index)))
+            chance, group, bins = map(np.asarray, self.binned(self.params, texts[index], take_rows(warp, index)))
             count = min(size, len(texts) - first)
             chance, inside = chance[:count].astype(np.float64), np.arange(self.tokens) < every[index[:count], None]
             chance /= chance.sum(axis=-1, keepdims=True)

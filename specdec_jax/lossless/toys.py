@@ -130,7 +130,7 @@ def reading_table_model(vocab_size: int) -> DraftModel:
         logits, cache = plain.apply(params.table, tokens, cache, positions, mask)
         return logits + reads @ jnp.asarray(params.read), reads, cache
 
-    def alone(params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None) -> Any:
+    def refuse_pass(params: Params, tokens: Array, cache: TokenCache, positions: Any = None, mask: Any = None) -> Any:
         raise ValueError("this toy reads its target: it decodes nothing alone")
 
     reading = Reading(
@@ -142,7 +142,7 @@ def reading_table_model(vocab_size: int) -> DraftModel:
         stand_in=lambda params, hidden: FADES * hidden,
         apply=reading_pass,
     )
-    return DraftModel(plain.init_cache, alone, plain.with_length, plain.spec, reading=reading)
+    return DraftModel(plain.init_cache, refuse_pass, plain.with_length, plain.spec, reading=reading)
 
 
 def toy_phases() -> Monitor:

@@ -17,7 +17,7 @@ from specdec_jax.decoding.decoder import default_widths
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import make_warp
 from specdec_jax.decoding.state import slots_for
-from specdec_jax.lossless.batched import take
+from specdec_jax.lossless.batched import take_rows
 from specdec_jax.lossless.drawing import Drawing
 from specdec_jax.lossless.results import Result
 from specdec_jax.lossless.sampled import Positions, toy_decoder
@@ -66,7 +66,7 @@ def prove_whole(
         several=kind == 2,
         widths=sorted({*map(int, widths), 1 + widest}),
     )
-    played, plain = [], np.arange(rows) < rows * PLAIN
+    results, plain = [], np.arange(rows) < rows * PLAIN
     for index in range(batches):
         texts = [np.resize(rng.integers(0, vocab, rng.integers(1, PROMPT + 1)), PROMPT) for _ in range(rows)]
         limit = np.where(plain | (rng.uniform(size=rows) < 0.7), tokens, rng.integers(1, tokens + 1, rows))
@@ -76,20 +76,20 @@ def prove_whole(
         warp = jax.tree.map(lambda a, b: np.where(plain, a, b), simple, warp)
         seed = np.where(plain, index * rows + np.arange(rows), rng.integers(2**31, 2**32, rows))
         requests = _Requests(np.stack(texts), seed, limit, stop, warp)
-        played.append((requests, _decoded(decoder, params, requests, tokens)))
-    p_values, wrong = _p_values(decoder, params, played, tokens), next(filter(None, map(_ends, played)), "")
+        results.append((requests, _decoded(decoder, params, requests, tokens)))
+    p_values, wrong = _p_values(decoder, params, results, tokens), next(filter(None, map(_ends, results)), "")
     if not wrong and not policy.joins_rows:
-        (requests, first), (others, _) = played[:2]
+        (requests, first), (others, _) = results[:2]
         order = rng.permutation(rows)
         half = order < rows // 2  # these requests are decoded again, in other places beside other requests
         mixed = jax.tree.map(
             lambda a, b: np.where(half.reshape(-1, *(1,) * (a.ndim - 1)), a[order], b), requests, others
         )
         again = _decoded(decoder, params, mixed, tokens)
-        pairs = zip(jax.tree.leaves(take(first, order[half])), jax.tree.leaves(take(again, half)), strict=True)
+        pairs = zip(*map(jax.tree.leaves, (take_rows(first, order[half]), take_rows(again, half))), strict=True)
         if not all(np.array_equal(mine, other) for mine, other in pairs):
             wrong = "a request's tokens or counts depend on the other requests of its batch"
-    statistics = [decoded.statistics for _, decoded in played]
+    statistics = [decoded.statistics for _, decoded in results]
     counts = {"texts": rows * batches, "rounds": sum(int(each.num_rounds.sum()) for each in statistics)}
     counts["drafts"] = sum(int(each.num_drafts.sum()) for each in statistics)
     return Result(min(1.0, len(p_values) * min(p_values)), counts, wrong)
@@ -149,7 +149,7 @@ def _p_values(
     for some, rows in ((batches[:1], plain), (batches, plain), (batches, ~plain)):
         positions, products, variance = Positions(decoder.parts.target, params.target, PROMPT, tokens), 0.0, 0.0
         for requests, decoded in some:
-            texts, warp = decoded.tokens[rows, : PROMPT + tokens], take(requests.warp, rows)
+            texts, warp = decoded.tokens[rows, : PROMPT + tokens], take_rows(requests.warp, rows)
             difference, chance = positions.add(texts, warp, decoded.emitted[rows])
             weight = np.random.default_rng(0).normal(size=chance.shape[-1])
             mine, spread = difference @ weight, (chance @ weight**2) - (chance @ weight) ** 2

@@ -34,11 +34,11 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     time = costs.verification_times(longest) + np.arange(longest + 1) * costs.ratio
     rate, best = 1.0, None
     for _ in range(ROUNDS_OF_RATE):
-        played = rounds_of(trace, np.argmax(worth - rate * time, axis=2), longest)
-        speed = played.total_speedup(costs)[0]
+        replayed = rounds_of(trace, np.argmax(worth - rate * time, axis=2), longest)
+        speed = replayed.total_speedup(costs)[0]
         if best is not None and speed <= best.total_speedup(costs)[0]:
             break
-        rate, best = speed, played
+        rate, best = speed, replayed
     assert best is not None
     return best
 

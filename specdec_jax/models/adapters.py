@@ -141,7 +141,7 @@ def check_model(
     vocab, half, batch, worst = model.spec.vocab_size, num_tokens // 2, 3, 0.0
     init_cache, apply = jax.jit(model.init_cache, static_argnums=(1, 2)), jax.jit(model.apply)
     tokens, others = np.random.default_rng(0).integers(0, vocab, (2, batch, num_tokens)).astype(np.int32)
-    fresh, alone = (init_cache(params, rows, 2 * num_tokens) for rows in (batch, 1))
+    fresh, one_row = (init_cache(params, rows, 2 * num_tokens) for rows in (batch, 1))
     bits = [leaf.dtype.itemsize for leaf in jax.tree.leaves((params, fresh)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     limit = tolerance or (1e-4 if min(bits, default=4) >= 4 else 0.05)
 
@@ -190,7 +190,7 @@ def check_model(
         context, sizes = model.spec.context, []
         for slots in (num_tokens, context):
             sizes.append(shapes(jax.eval_shape(lambda params, slots=slots: model.init_cache(params, 1, slots), params)))
-        fits = sizes[0] != sizes[1] or any(context in leaf.shape for leaf in jax.tree.leaves(alone))
+        fits = sizes[0] != sizes[1] or any(context in leaf.shape for leaf in jax.tree.leaves(one_row))
         require(fits, f"init_cache has no room for the context, {context} tokens: it must use `slots`")
 
     def check_shapes() -> None:
@@ -232,7 +232,7 @@ def check_model(
         equal(steps, whole, "a text in several passes differs from one pass")
         rest, _ = run(tokens[:, half:], cut(full, half, half, half))
         equal(rest, whole[:, half:], "a cache that was rolled back to a part differs from one of that part alone")
-        rows = [run(tokens[row : row + 1], alone)[0][0] for row in range(batch)]
+        rows = [run(tokens[row : row + 1], one_row)[0][0] for row in range(batch)]
         equal(np.stack(rows), whole, "rows together differ from rows alone")
         lengths = half, half // 2, 0
         mixed = np.stack([[*tokens[row, :n], *others[row, n:]] for row, n in enumerate(lengths)])

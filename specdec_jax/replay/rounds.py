@@ -140,7 +140,7 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
         policy, state, context, going, rows.drafted, distribution, unrecorded("which token was drawn")
     )
     rows = rows._replace(
-        drafted=step.drafted,
+        drafted=step.num_drafted,
         accepted=rows.accepted + (step.is_drafted & hit).astype(jnp.int32),
         passes=rows.passes + going.astype(jnp.int32),
         fresh=jnp.zeros_like(going),

@@ -69,9 +69,9 @@ def bandit(lengths: Annotated[Sequence[int], Between(1)] = (1, 2, 3, 4)) -> Stop
         return BanditState(arms, full(batch, choices[0], dtype=np.int32), warmup)
 
     def begin(state: BanditState, context: RoundContext) -> tuple[Array, BanditState]:
-        played = rounds(state.arms)
+        num_rounds = rounds(state.arms)
         ranked = best(upper_bounds(state.arms, UCB_WIDTH))
-        arm = jnp.where(played < state.warmup, played % len(choices), ranked)
+        arm = jnp.where(num_rounds < state.warmup, num_rounds % len(choices), ranked)
         state = state._replace(arms=state.arms._replace(arm=arm), draft_length=jnp.asarray(choices)[arm])
         return jnp.ones_like(context.alive), state
 
@@ -99,7 +99,7 @@ def rounds(arms: Arms) -> Array:
 
 
 def upper_bounds(arms: Arms, width: float) -> Array:
-    """`mean + exploration * sqrt(width * ln(rounds) / pulls)` [B, A] float32; infinite for an arm never played."""
+    """`mean + exploration * sqrt(width * ln(rounds) / pulls)` [B, A] float32; infinite for an arm never pulled."""
     pulls = jnp.maximum(arms.pulls, 1).astype(jnp.float32)
     logarithm = jnp.log(jnp.maximum(rounds(arms), 1).astype(jnp.float32))
     bonus = arms.exploration[:, None] * jnp.sqrt(width * logarithm[:, None] / pulls)
@@ -107,7 +107,7 @@ def upper_bounds(arms: Arms, width: float) -> Array:
 
 
 def samples(arms: Arms, normal: Array) -> Array:
-    """`mean + exploration / sqrt(pulls) * normal` [B, A] float32; infinite for an arm never played."""
+    """`mean + exploration / sqrt(pulls) * normal` [B, A] float32; infinite for an arm never pulled."""
     pulls = jnp.maximum(arms.pulls, 1).astype(jnp.float32)
     sample = arms.rewards / pulls + arms.exploration[:, None] * normal / jnp.sqrt(pulls)
     return jnp.where(arms.pulls > 0, sample, jnp.inf)
@@ -122,7 +122,7 @@ def learn(arms: Arms, emitted: Array, passes: Array, drafted: Array) -> Arms:
     """The arms after a round that emitted `emitted` tokens; a round without a drafter pass is not counted."""
     as_float = lambda count: count.astype(jnp.float32)  # noqa: E731
     time = 1.0 + arms.drafter_cost * as_float(passes) + arms.verification_cost * as_float(drafted)
-    played = jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]
-    played = played & (passes > 0)[:, None]
-    reward = jnp.where(played, (as_float(emitted) / time)[:, None], 0.0)
-    return arms._replace(pulls=arms.pulls + played.astype(jnp.int32), rewards=arms.rewards + reward)
+    pulled = jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]
+    pulled = pulled & (passes > 0)[:, None]
+    reward = jnp.where(pulled, (as_float(emitted) / time)[:, None], 0.0)
+    return arms._replace(pulls=arms.pulls + pulled.astype(jnp.int32), rewards=arms.rewards + reward)

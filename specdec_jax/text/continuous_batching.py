@@ -129,7 +129,7 @@ class _Waiting:
         self._look()
         return self._queue[0].size if self._queue else None
 
-    def take(self, size: Size, smaller: bool) -> _Held | None:
+    def pop_fitting(self, size: Size, smaller: bool) -> _Held | None:
         """The oldest request of this size, else, with `smaller`, the oldest one that fits."""
         self._look()
         fitting = [request for request in self._queue if request.size == size]
@@ -162,10 +162,10 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterato
     while True:
         for row in range(batch):
             running = any(request is not None and request.size == size for request in held)
-            taken = waiting.take(size, smaller=running) if held[row] is None else None
-            if taken is None:
+            new = waiting.pop_fitting(size, smaller=running) if held[row] is None else None
+            if new is None:
                 continue
-            compiling, options = 0.0, taken.request.options | ({"source_slots": size.source} if size.source else {})
+            compiling, options = 0.0, new.request.options | ({"source_slots": size.source} if size.source else {})
             if state is None:  # free rows; every program is run once without work, and compilation timed
                 watch, programs = time.perf_counter(), decoder.num_programs("run")
                 shared = {name: options[name] for name in (*SHAPING, "source_slots") if name in options}
@@ -175,8 +175,8 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterato
                 state = jax.block_until_ready(decoder.run(pair.params, state, rounds=0))
                 if decoder.num_programs("run") > programs:
                     compiling = time.perf_counter() - watch
-            state = decoder.refill(pair.params, state, row, taken.request.prompts[0], **options)
-            held[row] = taken._replace(since=time.perf_counter(), compile_seconds=compiling)
+            state = decoder.refill(pair.params, state, row, new.request.prompts[0], **options)
+            held[row] = new._replace(since=time.perf_counter(), compile_seconds=compiling)
         busy = [row for row in range(batch) if held[row] is not None]
         if not busy or state is None:
             return
@@ -189,8 +189,8 @@ def _one_shape(pair: Pair, waiting: _Waiting, batch: int, size: Size) -> Iterato
         for row in ended:
             request, held[row] = held[row], None
             assert request is not None
-            alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], finished)
-            seconds, prefilled = now - request.since, Prefilled(alone, 0.0, request.compile_seconds)
-            result = finish(pair, request.request, alone, 0, seconds, prefilled)
+            one_row = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], finished)
+            seconds, prefilled = now - request.since, Prefilled(one_row, 0.0, request.compile_seconds)
+            result = finish(pair, request.request, one_row, 0, seconds, prefilled)
             waiting.done(request.index)
             yield Completed(request.index, batch, size.slots, result, size.source)

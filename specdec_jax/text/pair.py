@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 from jax.sharding import Mesh
 
-from specdec_jax.costs.at_hand import measured
 from specdec_jax.costs.choices import DRAFTS, ESTIMATED, MEASURED, costs_asked, longest_draft, widths_for
 from specdec_jax.costs.cost_model import CostModel, between
+from specdec_jax.costs.this_machine import measured
 from specdec_jax.decoding import Decoder, build_decoder, default_widths
-from specdec_jax.decoding.answers import check_parts
 from specdec_jax.decoding.cache_feed import check_reads
+from specdec_jax.decoding.function_checks import check_parts
 from specdec_jax.decoding.rounds import ModelParams, Parts
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters.draft_models import with_vocabulary
@@ -132,24 +132,24 @@ def build_pair(
 
     Raises:
         ValueError: vocabularies without a common token, a number out of range, options or parameters that no drafter
-            accepts, or a function of a user's file that fails (`decoding.answers.check_parts`).
+            accepts, or a function of a user's file that fails (`decoding.function_checks.check_parts`).
         FileNotFoundError: a missing file of costs.
     """
     if costs == MEASURED:
         raise ValueError("build_pair measures nothing: measure_costs(pair) does")
     origin = ESTIMATED if costs is None else costs_asked(costs)
-    together = drafter is not None and not _is_drafter(drafter)
+    several = drafter is not None and not _is_drafter(drafter)
     monitor = _watching(policy, verifier, monitor)
     loaded = "bfloat16" if dtype == "auto" else dtype
     big = _loaded(target, loaded, mesh_here()) if isinstance(target, str) else target
     if DraftModel.of(big.model).head is not None:
         raise ValueError(f"target {big.name!r} has a draft vocabulary: that is for drafters, a target needs all tokens")
-    arguments = together, drafter_params, max_draft_length, verification_widths
+    arguments = several, drafter_params, max_draft_length, verification_widths
     notices: list[str] = []
     if drafter == SMOLLM2_DRAFTER and big.model.spec.source is not None:
         drafter = ENCODER_DEFAULT
         notices.append(f"{drafter} drafts for {big.name}; a smaller model of its kind may too")
-    each: list[Any] = [] if drafter is None else list(drafter) if together else [drafter]  # type: ignore[arg-type]
+    each: list[Any] = [] if drafter is None else list(drafter) if several else [drafter]  # type: ignore[arg-type]
     drafters = tuple(_resolved(big, part, big.dtype if dtype == "auto" else dtype, notices) for part in each)
     pair = _join(big, drafters, arguments, policy, verifier, monitor, origin if isinstance(origin, CostModel) else None)
     return pair._replace(notices=tuple(notices))
@@ -213,15 +213,15 @@ def _join(
 
     `ratios` are the measured costs of drafters by index, in target passes; those of others are estimated by bytes.
     """
-    together, drafter_params, limit, widths = arguments
+    several, drafter_params, limit, widths = arguments
     costs = costs if drafters else None
     if limit is None:  # the longest that pays, or that the policy drafts, within the given widths
         limit, draft_length = DRAFTS if costs is None else longest_draft(costs), policy.given.get("draft_length", 0)
         limit = max(limit, draft_length) if isinstance(draft_length, int) else limit
         limit = max(min(limit, max(widths) - 1), 1) if widths else limit
-    weights = drafter_params if together else [drafter_params]
+    weights = drafter_params if several else [drafter_params]
     weights = [None] * len(drafters) if weights is None else weights
-    if together and (not isinstance(weights, (list, tuple)) or len(weights) != len(drafters)):
+    if several and (not isinstance(weights, (list, tuple)) or len(weights) != len(drafters)):
         raise ValueError(
             f"drafter_params for {len(drafters)} drafters must be a sequence of as many, None where not needed"
         )
@@ -233,8 +233,8 @@ def _join(
             pairs.append((part, weight))
         else:
             pairs.append((choose("drafter", part, max_draft_length=limit, vocab_size=size), weight))
-    built, params = pairs[0] if pairs and not together else (no_drafter(), None)
-    if together:
+    built, params = pairs[0] if pairs and not several else (no_drafter(), None)
+    if several:
         params = tuple(weight for _, weight in pairs)
         sizes = enumerate(_relative_size(weight, big.params) for weight in params)
         built = multi_drafter(tuple(part for part, _ in pairs), tuple(ratios.get(i, size) for i, size in sizes))

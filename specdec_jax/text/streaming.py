@@ -87,10 +87,10 @@ class Stream(Iterator[Chunk]):
                 chunk = Chunk("", [], tokens, kinds_of(round_), rejected, float(round_["threshold"]), *log_probs)
                 rounds, decoded = rounds + 1, decoded + emitted
                 text.add(chunk, ends)
-                yield _filled(chunk, text.take())
+                yield _filled(chunk, text.release())
                 if text.ended:
                     return
-        if rest := text.take(everything=True):
+        if rest := text.release(everything=True):
             yield _filled(Chunk("", [], [], [], [], float("nan")), rest)
 
 
@@ -181,7 +181,7 @@ class _HeldText:
                 self._last = [*self._last[1 - CONTEXT :], token]
                 self._text += self._hold(self._decoder.push([token]), kind)
 
-    def take(self, everything: bool = False) -> list[Piece]:
+    def release(self, everything: bool = False) -> list[Piece]:
         """The pieces that are final; with `everything` all pieces before a stop string."""
         if everything:
             self._text += self._hold(self._decoder.flush(), self._kind)  # an incomplete character, as U+FFFD

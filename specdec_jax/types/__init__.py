@@ -43,8 +43,8 @@ from specdec_jax.types.values import Cache as Cache
 from specdec_jax.types.values import DecodeState as DecodeState
 from specdec_jax.types.values import Distribution as Distribution
 from specdec_jax.types.values import Draft as Draft
-from specdec_jax.types.values import Drafted as Drafted
 from specdec_jax.types.values import DrafterState as DrafterState
+from specdec_jax.types.values import LoopResult as LoopResult
 from specdec_jax.types.values import ModelSpec as ModelSpec
 from specdec_jax.types.values import MonitorState as MonitorState
 from specdec_jax.types.values import Params as Params

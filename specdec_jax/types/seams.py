@@ -18,8 +18,8 @@ from specdec_jax.types.values import (
     Cache,
     Distribution,
     Draft,
-    Drafted,
     DrafterState,
+    LoopResult,
     ModelSpec,
     MonitorState,
     Params,
@@ -196,7 +196,7 @@ class Verifier(Strategy):
 class Observer(NamedTuple):
     """What a drafter observes of the target's passes; the result is passed to the drafter's `commit` and `prefill`."""
 
-    take: Callable[[Params, Array], Any]
+    features: Callable[[Params, Array], Any]
     # (params, hidden states of `layers` [B, T, N, D] float32) -> leaves [B, T, ...]
     layers: tuple[int, ...]  # the N layers whose hidden states are read, numbered as in `StreamsForward`
     target_width: int  # D of the target
@@ -208,7 +208,7 @@ class Seen(NamedTuple):
     The first count[b] entries belong to tokens of the text; the others to rejected tokens, or are meaningless.
     """
 
-    taken: Any  # leaves [B, T, ...]
+    features: Any  # leaves [B, T, ...]
     start: Array  # [B] int32
     count: Array  # [B] int32; 0 for finished rows
 
@@ -227,7 +227,7 @@ class Source(NamedTuple):
     open: Callable[[Array], Any]  # rows that begin [B] bool -> memory; feeds tokens that their caches lack
     predict: Callable[[Any, Array, Array], tuple[Next, Any]]  # (memory, drafted [B], uniform [B]) -> (next, memory)
     keep: Callable[[Any, Array, Array, Array], Any]  # (memory, token, is_drafted, drafted), each [B] -> memory after it
-    close: Callable[[Drafted], tuple[DrafterState, Drafted]]  # the drafter's state after the loop, the draft to verify
+    close: Callable[[LoopResult], tuple[DrafterState, LoopResult]]  # the drafter's state and the draft to verify
     cost: Array | float | tuple[float, float] = 1.0  # [B], of a prediction, in passes; 0: a lookup; (first, later) ones
     chosen: Array | bool = False  # [B] bool or one for all: tokens are chosen, not drawn, so q is one-hot
     drafter_id: Array | int = 0  # [B] int32 or one for all

@@ -63,7 +63,7 @@ class Draft(NamedTuple):
     length: Array  # [B] int32, 0..K
 
 
-class Drafted(NamedTuple):
+class LoopResult(NamedTuple):
     """The result of a round's draft loop. A row's tokens and log_q at and beyond `length` are meaningless."""
 
     tokens: Array  # [B, K] int32

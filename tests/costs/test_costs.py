@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.lib.smoke import tiny_pair
-from specdec_jax.costs import at_hand, choices, machine, step_cost
+from specdec_jax.costs import choices, machine, step_cost, this_machine
 from specdec_jax.costs.choices import VARIABLE, costs_asked, costs_for, longest_draft, weighs_costs, widths_for
 from specdec_jax.costs.cost_model import (
     RuleCost,
@@ -47,7 +47,7 @@ TIMES = {1: 1.0, 2: 1.0, 4: 1.01, 6: 1.1, 8: 1.2, 12: 1.21, 16: 1.5}
 
 
 def measured(*models, **options):
-    return at_hand.measured(*(models or tiny_pair()), drafter_of=drafter_of, **options)
+    return this_machine.measured(*(models or tiny_pair()), drafter_of=drafter_of, **options)
 
 
 class Made(list):
@@ -82,10 +82,10 @@ def measuring(monkeypatch, tmp_path):
         made.append([repr(policy)])
         return RuleCost(repr(policy.bare), 0.01, 0.02, 0.03, 0.04), {}
 
-    monkeypatch.setattr(at_hand, "pass_programs", pass_programs)
-    monkeypatch.setattr(at_hand, "timed_rounds", lambda *args, **options: lambda temperature: None)
-    monkeypatch.setattr(at_hand, "time_policy", time_policy)
-    monkeypatch.setattr(at_hand, "turns", turns)
+    monkeypatch.setattr(this_machine, "pass_programs", pass_programs)
+    monkeypatch.setattr(this_machine, "timed_rounds", lambda *args, **options: lambda temperature: None)
+    monkeypatch.setattr(this_machine, "time_policy", time_policy)
+    monkeypatch.setattr(this_machine, "turns", turns)
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     monkeypatch.setenv("HOME", str(tmp_path))
     another_process()
@@ -94,7 +94,7 @@ def measuring(monkeypatch, tmp_path):
 
 def another_process():
     """The measurements that a process remembers are forgotten."""
-    at_hand.tables.clear()
+    this_machine.tables.clear()
 
 
 def test_a_pair_is_measured_once_and_its_costs_are_printed(measuring, tmp_path, capsys):
@@ -134,7 +134,7 @@ def test_other_shapes_dtypes_devices_and_versions_are_other_measurements(measuri
     measured(drafter, drafter)
     measured(target._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), target.params)), None)
     assert len(measuring) == 3 and "0 drafter step" not in measuring[-1]
-    monkeypatch.setattr(at_hand, "device", lambda: "64 cores of another processor")
+    monkeypatch.setattr(this_machine, "device", lambda: "64 cores of another processor")
     measured()
     monkeypatch.setattr(jax, "__version__", "99.0")
     measured()
@@ -259,7 +259,7 @@ def test_costs_of_earlier_versions_serve_for_every_temperature_and_say_so(tmp_pa
     (tmp_path / "old.json").write_text(json.dumps(old))
     costs = load_cost_model(tmp_path / "old.json")
     assert costs.at(temperature=0.7, policy=survival()) == costs.at(temperature=0.0)._replace(rules=())
-    assert "; at other temperatures taken to be the same" in at_hand.sentence(costs)
+    assert "; at other temperatures taken to be the same" in this_machine.sentence(costs)
     assert "last as long as greedy ones and the rules' own" in costs.left_out(0.7)
     assert costs.left_out(0.0) == "the rules' own computation is not counted"
     sampled = {"sampled_step": 0.2, "sampled_pass": [1.2, 1.1], "sampled_plain": 1.1}

@@ -8,7 +8,7 @@ from drafting import with_drafted
 from tiny_llama import CONFIG, model_and_params, one_pass, random_named, variant
 
 from specdec_jax import ModelParams, build_decoder, lossless, verification
-from specdec_jax.decoding.answers import check_parts
+from specdec_jax.decoding.function_checks import check_parts
 from specdec_jax.drafters import model
 from specdec_jax.drafters.draft_models.intersection import ROOM, shared_params, with_shared_tokens
 from specdec_jax.models import llama
@@ -129,8 +129,8 @@ def means(params, hidden):
     return hidden.mean((2, 3))
 
 
-def decoded(take, prefill=None, widths=(2, 8), layers=(1,)):
-    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(take, layers, CONFIG.hidden_size))
+def decoded(features, prefill=None, widths=(2, 8), layers=(1,)):
+    drafter = INNER.replace(commit=commit, prefill=prefill, observe=Observer(features, layers, CONFIG.hidden_size))
     rule, (_, params) = static(draft_length=3), model_and_params()
     decoder = build_decoder(TARGET, drafter, rule, verification.rejection(), verification_widths=widths)
     weights = ModelParams(params, params)
@@ -142,17 +142,17 @@ def test_hidden_states_have_the_same_positions_in_every_width():
     """Widths above the longest draft have positions that nobody reads: they are cut."""
     sizes = set()
 
-    def take(params, hidden):
+    def features(params, hidden):
         sizes.add(hidden.shape[1])
         return means(params, hidden)
 
-    assert decoded(take).length.tolist() == decoded(take, widths=(4,)).length.tolist() == [11]
+    assert decoded(features).length.tolist() == decoded(features, widths=(4,)).length.tolist() == [11]
     assert sizes >= {2, 4} and 8 not in sizes
 
 
 def test_functions_that_fail_on_prompts_are_refused_before_anything_compiles():
     def prefill(params, state, tokens, length, seen=None):
-        return commit(params, state, tokens, length + seen.taken)
+        return commit(params, state, tokens, length + seen.features)
 
     for functions in ((lambda params, hidden: hidden.mean((2, 3)).T,), (means, prefill)):
         with pytest.raises(ValueError, match="test_draft_models.py"):

@@ -41,7 +41,7 @@ def rows_of(texts, slots):
 
 
 def drafts_of(drafter, texts, state=(), slots=96, policy=None, **hyperparameters):
-    """(Draft, Drafted) of one round on those texts."""
+    """(Draft, LoopResult) of one round on those texts."""
     policy, (tokens, lengths) = policy or static(), rows_of(texts, slots)
     now = context_of(lengths, [drafter.max_draft_length] * len(texts))
     return draft_once(drafter, None, state, tokens, now, policy, policy.init(len(texts), **hyperparameters))[:2]

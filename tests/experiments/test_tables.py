@@ -67,7 +67,7 @@ def group(target, seconds):
     traces = [made_up_trace(0.7, texts=prompts)._replace(length=np.full(prompts, 100, np.int32))] * 2
     texts = files.Texts([record.Cell(pair, 0.7, seed, 128) for seed in (0, 1000)], traces, COSTS)
     settings = [{}, *({"threshold": 0.1 * number} for number in range(1, len(seconds)))]
-    return texts, files.Played(settings, seconds, *[np.zeros((*seconds.shape, 15))] * 4)
+    return texts, files.Replays(settings, seconds, *[np.zeros((*seconds.shape, 15))] * 4)
 
 
 def test_a_setting_is_chosen_on_the_other_half_elsewhere_or_by_the_price():

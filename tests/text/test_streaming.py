@@ -59,7 +59,7 @@ def test_the_kinds_of_a_known_round():
     held = _HeldText(tokenizer(), [])
     held.add(Chunk("", [], [a, b, c, d], ["accepted", "branch", "branch", "bonus"], [x, y], 0.0), set())
     shown = [("a", "accepted"), ("xy", "rejected"), ("b", "branch"), ("c", "branch"), ("d", "bonus")]
-    assert held.take(everything=True) == [Piece(*each) for each in shown]
+    assert held.release(everything=True) == [Piece(*each) for each in shown]
 
 
 def test_an_ordinary_token_that_ends_the_text_is_no_part_of_it():

@@ -65,9 +65,9 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     traces, lengths = [log.likely] if log.exact else [log.low, log.likely, log.high], []
     for length in range(limit + 1):
         ends = (trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1 for trace in traces)
-        played = [rounds_of(trace, np.clip(end, 0, length), limit) for trace, end in zip(traces, ends, strict=True)]
-        speedup = _joined([_speedup(each, costs) for each in played])
-        lengths.append(Choice(length, speedup, played[len(played) // 2].seconds(costs)[0]))
+        replayed = [rounds_of(trace, np.clip(end, 0, length), limit) for trace, end in zip(traces, ends, strict=True)]
+        speedup = _joined([_speedup(each, costs) for each in replayed])
+        lengths.append(Choice(length, speedup, replayed[len(replayed) // 2].seconds(costs)[0]))
     if log.exact:
         best = max(lengths, key=lambda choice: choice.speedup.estimate)
         # those whose time over the best one's is not significantly above 1, paired
@@ -107,11 +107,11 @@ def best_threshold(trace: Trace, costs: CostModel, rule: StoppingPolicy, longest
     if trace.num_texts < 2:
         raise ValueError("a threshold is chosen on one half of the texts and judged on the other: one text is too few")
     limit = min(longest, costs.widths[-1] - 1, trace.max_draft_length)
-    played = replay(trace, rule, {"threshold": np.array(THRESHOLDS)}, max_draft_length=limit)
-    seconds, half = played.seconds(costs), np.arange(trace.num_texts) % 2 == 0
+    replayed = replay(trace, rule, {"threshold": np.array(THRESHOLDS)}, max_draft_length=limit)
+    seconds, half = replayed.seconds(costs), np.arange(trace.num_texts) % 2 == 0
     other = np.where(half, np.argmin(seconds[:, ~half].sum(axis=1)), np.argmin(seconds[:, half].sum(axis=1)))
     judged = seconds[other, np.arange(trace.num_texts)]
-    plain = played.emitted[0] * costs.plain_pass
+    plain = replayed.emitted[0] * costs.plain_pass
     return Choice(THRESHOLDS[int(np.argmin(seconds.sum(axis=1)))], ratio_of_totals(plain, judged), judged)
 
 
@@ -162,8 +162,8 @@ def engine_options(
     return options
 
 
-def _speedup(played: Replay, costs: CostModel) -> Interval:
-    return ratio_of_totals(played.emitted[0] * costs.plain_pass, played.seconds(costs)[0])
+def _speedup(replayed: Replay, costs: CostModel) -> Interval:
+    return ratio_of_totals(replayed.emitted[0] * costs.plain_pass, replayed.seconds(costs)[0])
 
 
 def _joined(bounds: Sequence[Interval]) -> Interval:

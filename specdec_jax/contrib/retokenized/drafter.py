@@ -30,10 +30,10 @@ from specdec_jax.strategy import strategy
 from specdec_jax.types import (
     Array,
     Cache,
-    Drafted,
     Drafter,
     DraftModel,
     LanguageModel,
+    LoopResult,
     Next,
     Params,
     RoundContext,
@@ -100,14 +100,14 @@ def retokenized(
             following, memory = inner.predict(memory, drafted, uniform)
             return following._replace(token=following.distribution.top_token), memory
 
-        def close(drafted: Drafted) -> tuple[RetokenizedState, Drafted]:
-            (cache, valid), _ = inner.close(drafted)
+        def close(loop: LoopResult) -> tuple[RetokenizedState, LoopResult]:
+            (cache, valid), _ = inner.close(loop)
             with jax.named_scope("draft_retokenize"):
-                again_tokens, count, ends = retokenize(params.tables, drafted.tokens, drafted.length, vocab_size)
+                again_tokens, count, ends = retokenize(params.tables, loop.tokens, loop.length, vocab_size)
             count = jnp.minimum(count, context.budget)
             after = state._replace(cache=cache, valid=valid)
-            after = with_drafts(after, drafted.tokens, length, again_tokens, count, ends)
-            return after, drafted._replace(tokens=again_tokens, length=count)
+            after = with_drafts(after, loop.tokens, length, again_tokens, count, ends)
+            return after, loop._replace(tokens=again_tokens, length=count)
 
         return Source(inner.open, predict, inner.keep, close, chosen=True)
 

@@ -3,7 +3,7 @@
 Drawing is reimplemented here, like the draft loop in lossless/enumeration.py; the number of siblings is decided by the
 policy, and their acceptance by the verifier or `siblings.py`, as in the decoder.
 
-In a proof, shapes, toys and requests are drawn, and rounds are played as in `lossless.rounds`. Policies do not see the
+In a proof, shapes, toys and requests are drawn, and rounds enumerated as in `lossless.rounds`. Policies do not see the
 tokens of siblings, so only their acceptance can be wrong: a verifier's `outcomes`, or its next distribution, by which
 they are tested. A verifier's rounds have up to SIBLINGS siblings at one draft, or one sibling at every draft; a
 policy's have its own shapes. Toys have more tokens than a draft and its siblings.
@@ -20,7 +20,7 @@ from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.contrib.trees.siblings import outcomes
 from specdec_jax.contrib.trees.stopping.comb import comb
 from specdec_jax.hyperparameters import host
-from specdec_jax.lossless.batched import in_batches, joined, take
+from specdec_jax.lossless.batched import in_batches, joined, take_rows
 from specdec_jax.lossless.drawing import Drawing, Shape
 from specdec_jax.lossless.enumeration import (
     CHOSEN,
@@ -41,7 +41,7 @@ from specdec_jax.lossless.enumeration import (
     verify_arguments,
 )
 from specdec_jax.lossless.results import Result, shortest
-from specdec_jax.lossless.rounds import play
+from specdec_jax.lossless.rounds import enumerate_rounds
 from specdec_jax.lossless.toys import drawn_pair
 from specdec_jax.types import Distribution, Draft, Monitor, RoundContext, StoppingPolicy, VerificationResult, Verifier
 
@@ -77,7 +77,7 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
     assert isinstance(policy, TreePolicy)
     is_greedy = float(temperature[0]) <= 0
     assert np.all((temperature <= 0) == is_greedy), "rounds with siblings are greedy for all requests or for none"
-    seen, context = setting.drafter_distributions, take(context_of(setting, nodes), branches.node)
+    seen, context = setting.drafter_distributions, take_rows(context_of(setting, nodes), branches.node)
     count = _counted(policy.bare, setting.batch)
     draft = count(setting.neighbours, context, branches.policy, draft_of(setting, branches))
     tokens, length, counts, siblings = map(
@@ -86,7 +86,7 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
     table = np.exp(np.float64(seen.raw_log_prob if is_greedy else seen.log_prob))  # ranks of candidates, or weights
     rows = _Rows(np.arange(len(tokens)), np.ones(len(tokens)), siblings.copy(), length, table)
     for depth in range(setting.longest):
-        branch, text = take(branches, rows.branch), tokens[rows.branch, depth]
+        branch, text = take_rows(branches, rows.branch), tokens[rows.branch, depth]
         left = table[
             drafter_place(setting, branch, depth) + pair(branch.text[:, depth : depth + 2], setting.vocab_size)
         ]
@@ -94,9 +94,9 @@ def with_siblings(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
         rows = rows._replace(count=np.where(depth < length, counts[:, depth], 0)[rows.branch], left=left)
         for index in range(siblings.shape[2]):
             rows = _drawn_next(rows, is_greedy, depth, index)
-    branches = take(branches, rows.branch)
+    branches = take_rows(branches, rows.branch)
     branches = branches._replace(chance=branches.chance * rows.chance)
-    return branches, take(draft, rows.branch)._replace(siblings=host(rows.siblings))
+    return branches, take_rows(draft, rows.branch)._replace(siblings=host(rows.siblings))
 
 
 def _drawn_next(rows: _Rows, is_greedy: bool, depth: int, index: int) -> _Rows:
@@ -160,7 +160,7 @@ def ends_of_round(setting: Setting, nodes: Nodes, branches: Branches) -> tuple[B
 
     def following_nodes(index: np.ndarray, chance: np.ndarray) -> Nodes:
         result = TreeResult(*map(host, (tokens[index], length[index], extra[index])))
-        learnt = take((*arguments[1:], state), branch[index])
+        learnt = take_rows((*arguments[1:], state), branch[index])
         emitted = VerificationResult(result.tokens, result.emitted)
         return advance(setting, nodes, branches, branch[index], chance, learnt, result, emitted)
 
@@ -188,7 +188,7 @@ def prove_siblings(
             size = {"tokens": ROUNDS * (longest + 1), "batch": batch, "seed": int(rng.integers(2**31))}
             setting = setting_of(rule, verifier, monitor, longest, requests, toys, **size)
             prompts = rng.integers(0, vocab, (REQUESTS, 2)).astype(np.int32)
-            results.append(play(setting, ROUNDS, prompts, np.arange(REQUESTS)))
+            results.append(enumerate_rounds(setting, ROUNDS, prompts, np.arange(REQUESTS)))
             accepted[: longest + 1] += setting.siblings
     counts = {unit: sum(each.counts[unit] for each in results) for unit in ("rounds", "drafts")}
     error, wrong = max(each.measure for each in results), next(filter(None, [each.wrong for each in results]), "")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.rounds import decode_round
 from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreePolicy, TreeResult
-from specdec_jax.decoding import answers
-from specdec_jax.decoding.answers import Probe, Sizes, array
+from specdec_jax.decoding import function_checks as checks
+from specdec_jax.decoding.function_checks import Probe, Sizes, array
 from specdec_jax.types import Drafter, LanguageModel, MonitorState, RoundContext, Verifier, VerifierState
 
 ENUMERATED, REPLAYED = ("prove_siblings", "ends_of_round"), ("check_replay", "end_round")  # imported on use
@@ -52,7 +52,7 @@ def check_answers(
     wanted = probe.result("beside", probe.state, whole, whole, context)
     drafts = getattr(wanted, "shape", (sizes.batch, 0))[1:2] or (0,)  # N is the policy's
     probe.must_be("beside", wanted, array(jnp.int32, sizes.batch, *drafts), loose=1)
-    return _shapes(policy, sizes, keep_log_q), TreeResult(*answers.result_shapes(sizes), whole)
+    return _shapes(policy, sizes, keep_log_q), TreeResult(*checks.result_shapes(sizes), whole)
 
 
 def check_verifier(
@@ -64,8 +64,8 @@ def check_verifier(
     batch, vocab, siblings = sizes.batch, sizes.vocab_size, policy.siblings
     probe = Probe.of("verifier", verifier, state, batch)
     draft = _shapes(policy, sizes._replace(max_draft_length=held), verifier.needs_log_q)
-    target = answers.distribution_shapes(batch, vocab, held + 1)
-    ends = probe.result("outcomes", draft, target, array(jnp.int32, batch), answers.context_shapes(batch, monitor))
+    target = checks.distribution_shapes(batch, vocab, held + 1)
+    ends = probe.result("outcomes", draft, target, array(jnp.int32, batch), checks.context_shapes(batch, monitor))
     chance, tokens = array(jnp.float32, batch, siblings + 1), array(jnp.int32, batch, siblings)
     probe.must_be("outcomes", ends, SiblingOutcomes(chance, tokens, array(jnp.float32, batch, vocab)), loose=3)
 
@@ -74,4 +74,4 @@ def _shapes(policy: TreePolicy, sizes: Sizes, keep_log_q: bool) -> TreeDraft:
     """The shapes of a draft of at most `sizes.max_draft_length` tokens with its siblings."""
     counts = array(jnp.int32, sizes.batch, sizes.max_draft_length)
     siblings = array(jnp.int32, *counts.shape, policy.siblings)
-    return TreeDraft(*answers.draft_shapes(sizes, keep_log_q), siblings, counts)
+    return TreeDraft(*checks.draft_shapes(sizes, keep_log_q), siblings, counts)

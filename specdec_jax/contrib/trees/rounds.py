@@ -25,8 +25,8 @@ from specdec_jax.types import (
     Cache,
     DecodeState,
     Draft,
-    Drafted,
     InTurn,
+    LoopResult,
     Next,
     RoundContext,
     Source,
@@ -45,18 +45,18 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
     assert isinstance(policy, TreePolicy) and policy.beside is not None  # checked by round_of
     with jax.named_scope("draft"):
         context, uniforms, source = rounds.open_round(parts, params, state)
-        drafted, siblings = draft(source, policy, state.policy, context, state.key, longest, log_q)
-        drafter, to_verify = source.close(drafted)
+        loop, siblings = draft(source, policy, state.policy, context, state.key, longest, log_q)
+        drafter, to_verify = source.close(loop)
         chain = rounds.draft_of(to_verify)
         free = parts.widths[-1] - 1 - chain.length
-        tree = TreeDraft.of(chain, siblings, policy.beside(drafted.policy, chain.length, free, context), free)
+        tree = TreeDraft.of(chain, siblings, policy.beside(loop.policy, chain.length, free, context), free)
     with jax.named_scope("verify"):
         choice = rounds.narrowest(parts.widths, tree.places)
         branches = [_verification(parts, width) for width in parts.widths]
         of_siblings = sampling.uniforms(state.key, context.emitted, jnp.int32(BY_CANDIDATE), ACCEPT)
         verified = lax.switch(choice, branches, params, state, tree, context, uniforms, of_siblings)
     result: TreeResult = verified.result
-    after = rounds.commit(parts, params, state, context, drafted, drafter, tree, verified, choice, result.extra_tokens)
+    after = rounds.commit(parts, params, state, context, loop, drafter, tree, verified, choice, result.extra_tokens)
     with jax.named_scope("commit"):
         extra_tokens = jnp.clip(after.length - state.length - (result.length - 1), 0, result.extra_tokens)
         more = jnp.where(context.alive[:, None], jnp.stack([tree.places - tree.length, extra_tokens], axis=1), 0)
@@ -64,7 +64,7 @@ def decode_round(parts: Parts, params: ModelParams, run: Run) -> Run:
             num_draft_tokens=after.statistics.num_draft_tokens + more[:, 0],
             num_accepted_tokens=after.statistics.num_accepted_tokens + more[:, 1],
         )
-        return Run(after._replace(statistics=counts), drafted.log_q)
+        return Run(after._replace(statistics=counts), loop.log_q)
 
 
 class _Memory(NamedTuple):
@@ -78,7 +78,7 @@ class _Memory(NamedTuple):
 
 def draft(
     source: Source, policy: TreePolicy, state: Any, context: RoundContext, key: Array, longest: int, log_q: Array | None
-) -> tuple[Drafted, Array]:
+) -> tuple[LoopResult, Array]:
     """As `draft_loop.draft`; also the siblings [B, K, M] int32 of every draft, `policy.siblings` (M) of each."""
     uniform = lambda index: sampling.uniforms(key, context.emitted, index, DRAFT)  # noqa: E731
 
@@ -101,12 +101,12 @@ def draft(
         otherwise = source.otherwise and (lambda rows: with_siblings(source.otherwise(rows)))  # type: ignore[misc]
         return source._replace(open=open, predict=predict, keep=keep, otherwise=otherwise)
 
-    drafted = draft_loop.draft(with_siblings(source), policy, state, context, uniform, longest, log_q)
-    if not isinstance(drafted.memory, InTurn):
-        return drafted._replace(memory=drafted.memory.inner), drafted.memory.siblings
-    first, second, other = drafted.memory
+    loop = draft_loop.draft(with_siblings(source), policy, state, context, uniform, longest, log_q)
+    if not isinstance(loop.memory, InTurn):
+        return loop._replace(memory=loop.memory.inner), loop.memory.siblings
+    first, second, other = loop.memory
     siblings = select_rows(second.going, second.siblings, first.siblings)
-    return drafted._replace(memory=InTurn(first.inner, second.inner, other)), siblings
+    return loop._replace(memory=InTurn(first.inner, second.inner, other)), siblings
 
 
 def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
@@ -151,9 +151,9 @@ def _verification(parts: Parts, width: int) -> Callable[..., Verified]:
         result = TreeResult(tokens, accepted + 1, is_taken.astype(jnp.int32))
         emitted = VerificationResult(result.tokens, result.emitted)
         monitor = parts.monitor.observe(state.monitor, logits, emitted, context)
-        taken = rounds.take(parts.drafter, params.drafter, hidden)
+        features = rounds.observed_features(parts.drafter, params.drafter, hidden)
         verifier, monitor = select_rows(context.alive, (verifier, monitor), (state.verifier, state.monitor))
-        return Verified(result, cache, verifier, monitor, rounds.padded(taken, longest + 1))  # type: ignore[arg-type]
+        return Verified(result, cache, verifier, monitor, rounds.padded(features, longest + 1))  # type: ignore[arg-type]
 
     return verify
 

@@ -78,14 +78,14 @@ def sibling_outcomes(following: Array, draft: TreeDraft, accepted: Array, is_sam
         left = jnp.ones_like(following)  # for verifiers that need no distributions
         if draft.log_q is not None:
             left = without(jnp.exp(at_depth(draft.log_q, accepted)).astype(following.dtype), token, 0.0)
-        accepts, _, rest = in_turn(p, weight, left, tokens, tried, is_sampled)
+        accepts, _, rest = accept_in_order(p, weight, left, tokens, tried, is_sampled)
         return by_candidate(accepts), rest
 
     chance, rest = lax.cond(jnp.any(is_sampled & (count > 0)), sampled, greedy)
     return SiblingOutcomes(chance, tokens, rest)
 
 
-def in_turn(
+def accept_in_order(
     p: Array, weight: Array, left: Array, tokens: Array, tried: Array, is_sampled: Array
 ) -> tuple[Array, Array, Array]:
     """Siblings tested in turn against p [B, V]; `weight` [B] is w of block verification, or 1.

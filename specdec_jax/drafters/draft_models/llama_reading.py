@@ -131,7 +131,7 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Dra
     kernel = head.kernel
     assert kernel is not None
 
-    def alone(params, tokens, cache, positions=None, mask=None):
+    def refuse_pass(params, tokens, cache, positions=None, mask=None):
         raise ValueError("this model reads its target's hidden states: it drafts for it, and decodes nothing alone")
 
     def reading_pass(params, tokens, reads, cache, positions=None, mask=None):
@@ -149,8 +149,8 @@ def language_model(config: LlamaReadingConfig, dtype: Any = jnp.bfloat16) -> Dra
         stand_in=lambda params, hidden: stand_in(params, hidden, dtype),
         apply=reading_pass,
     )
-    hidden = head._replace(last=alone, streams=None)
-    return DraftModel(base.init_cache, alone, base.with_length, base.spec, hidden, reading=reading)
+    hidden = head._replace(last=refuse_pass, streams=None)
+    return DraftModel(base.init_cache, refuse_pass, base.with_length, base.spec, hidden, reading=reading)
 
 
 def init_params(config: LlamaReadingConfig, key: Array, dtype: Any = jnp.bfloat16):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.contrib.trees.seams import SiblingOutcomes, TreeDraft, TreeVerifier
-from specdec_jax.contrib.trees.siblings import after_rejection, at_depth, by_candidate, in_turn
+from specdec_jax.contrib.trees.siblings import accept_in_order, after_rejection, at_depth, by_candidate
 from specdec_jax.decoding.sampling import normalised, without
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Distribution, RoundContext
@@ -46,7 +46,7 @@ def traversal() -> TreeVerifier:
         if not isinstance(draft, TreeDraft):  # a chain
             return lengths, next_distribution, state
         nodes, weight = _nodes(draft, distributions, context)
-        accepts, last, _ = _in_turn(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), nodes))
+        accepts, last, _ = _accept_siblings(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), nodes))
         ends = (1.0 - jnp.prod(1.0 - accepts, axis=1) * (1.0 - last)).reshape(draft.tokens.shape)
         index, length = positions(weight.shape[1])[None, :], draft.length[:, None]
         ends = jnp.pad(ends, ((0, 0), (0, 1)))
@@ -56,7 +56,7 @@ def traversal() -> TreeVerifier:
         draft: TreeDraft, distributions: Distribution, accepted: Array, context: RoundContext
     ) -> SiblingOutcomes:
         node = at_depth(_nodes(draft, distributions, context)[0], accepted)
-        accepts, last, rest = _in_turn(node)
+        accepts, last, rest = _accept_siblings(node)
         chance = by_candidate(accepts, last)
         none = jnp.zeros_like(chance).at[:, 0].set(1.0)
         inside = (accepted < draft.length)[:, None]
@@ -79,8 +79,8 @@ def _nodes(draft: TreeDraft, distributions: Distribution, context: RoundContext)
     return _Node(p, q, weight[:, :width], draft.tokens, draft.siblings, tried, is_sampled), weight
 
 
-def _in_turn(node: _Node) -> tuple[Array, Array, Array]:
+def _accept_siblings(node: _Node) -> tuple[Array, Array, Array]:
     """(acceptance probability of each sibling if earlier ones are rejected [N, M], of the prefix [N]; its p [N, V])."""
     p, weight = after_rejection(node.p, node.q, node.weight)
     left = without(node.q, node.token, 0.0)
-    return in_turn(p, weight, left, node.siblings, node.tried, node.is_sampled)
+    return accept_in_order(p, weight, left, node.siblings, node.tried, node.is_sampled)

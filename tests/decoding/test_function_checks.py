@@ -9,7 +9,7 @@ import pytest
 from specdec_jax import ModelParams, build_decoder
 from specdec_jax.app import cli
 from specdec_jax.contrib.trees import comb, survival_tree, traversal
-from specdec_jax.decoding.answers import check_parts
+from specdec_jax.decoding.function_checks import check_parts
 from specdec_jax.decoding.user_code import is_users
 from specdec_jax.drafters import model
 from specdec_jax.drafters.prompt_lookup import prompt_lookup
@@ -99,7 +99,7 @@ WRONG = [
     (LOOKUP, "source", raising, "KeyError: 'lost'"),
     (LOOKUP, "source", lambda *given: given[1], "source .* must return a Source, not"),
     (LOOKUP, "source", opened(close=short), "[0].tokens is int32[2,1]"),
-    (LOOKUP, "source", opened(close=lambda drafted: drafted.length), "close with (state, Drafted), not int32[2]"),
+    (LOOKUP, "source", opened(close=lambda drafted: drafted.length), "close with (state, LoopResult), not int32[2]"),
     (LOOKUP, "source", opened(keep=lambda *given: given[1]), "must keep a memory (), not int32[2]"),
     (LOOKUP, "source", predicting(lambda next, memory: next), "must predict (Next, memory), not Next"),
     (LOOKUP, "source", predicting(one_token), "must predict a token int32[2], not int32[1]"),
@@ -127,7 +127,7 @@ def test_a_wrong_function_is_one_line(strategy, name, function, words):
         check_parts(decoder.parts, params)
     message = str(caught.value)
     pattern = re.escape(words).replace(r"\.\*", ".*").replace(r"\ ", " ")
-    assert re.match(r"\S*test_answers\.py:\d+: .*" + pattern, message) and "\n" not in message, message
+    assert re.match(r"\S*test_function_checks\.py:\d+: .*" + pattern, message) and "\n" not in message, message
 
 
 def test_what_the_package_has_is_not_checked_and_would_pass():

@@ -22,7 +22,7 @@ from specdec_jax.types import (
     DecodeState,
     Distribution,
     Draft,
-    Drafted,
+    LoopResult,
     MonitorState,
     Next,
     PolicyState,
@@ -226,8 +226,8 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
         closed = source.close(
             draft_loop.draft(source, policy, policy_state, context, uniform, sizes.max_draft_length, log_q)
         )
-        if not isinstance(closed, tuple) or len(closed) != 2 or not isinstance(closed[1], Drafted):
-            probe.refuse("source", f"must close with (state, Drafted), not {words(closed)}")
+        if not isinstance(closed, tuple) or len(closed) != 2 or not isinstance(closed[1], LoopResult):
+            probe.refuse("source", f"must close with (state, LoopResult), not {words(closed)}")
         return draft_of(closed[1]), closed[0]
 
     context = context_shapes(batch, state.monitor)
@@ -239,11 +239,11 @@ def _check_drafter(parts: Parts, params: ModelParams, sizes: Sizes, state: Decod
         observer, longest = drafter.observe, sizes.max_draft_length + 1
         hidden = array(jnp.float32, batch, longest, len(observer.layers), observer.target_width)
         watcher = Probe("drafter's observer", observer, begun)
-        taken = watcher.result("take", params.drafter, hidden)
-        if any(leaf.shape[:2] != (batch, longest) for leaf in jax.tree.leaves(taken)):
-            watcher.refuse("take", f"must return leaves [{batch},{longest},...]; it returns {words(taken)}")
+        features = watcher.result("features", params.drafter, hidden)
+        if any(leaf.shape[:2] != (batch, longest) for leaf in jax.tree.leaves(features)):
+            watcher.refuse("features", f"must return leaves [{batch},{longest},...]; it returns {words(features)}")
         for name in feeding:
-            probe.returns(name, (params.drafter, begun, *text, Seen(taken, text[1], text[1])), begun)
+            probe.returns(name, (params.drafter, begun, *text, Seen(features, text[1], text[1])), begun)
     return keep_log_q
 
 
