@@ -83,7 +83,7 @@ def study(options: Policies, console: Console) -> None:
     run = runs.open_traces("policies", options, console)
     if not options.rules and any(source.trace.candidate is None for source in run.sources):
         console.print("Traces that were recorded before siblings were: rules with siblings are left out.")
-        every = [entry.name for entry in RULES if entry.policy.tree_hooks is None]
+        every = [entry.name for entry in RULES if entry.policy.drafts_chains]
     references = dict(REFERENCES)
     if any(source.trace.lengths_only for source in run.sources):
         references.pop(FORESIGHT)

@@ -40,6 +40,7 @@ class Strategy:
     """
 
     call: Call | None = None
+    tree_hooks: Any = None  # of policies and verifiers of trees: a module of functions, `contrib.trees.hooks`
     init: Callable[..., Any]
     hyperparameters: Any  # a Mapping: parameters of `init` with initial values; None: from its signature
 

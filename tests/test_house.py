@@ -235,11 +235,11 @@ PATH = (
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "the package without contrib and distillation": (22_930, 23_000),
-    "contrib": (4_133, 4_200),
+    "contrib": (4_113, 4_200),
     "distillation": (2_294, 2_300),
     "experiments": (6_979, 7_000),
     "tests": (21_469, 21_500),
-    "ten central files": (1_524, 1_700),
+    "ten central files": (1_523, 1_700),
     "plain AdaEDL, with all it imports": (3_067, 3_100),
 }
 
@@ -338,9 +338,8 @@ def test_seams_have_at_most_eight_fields():
         **{kind.__name__: len(kind.__dataclass_fields__) for kind in kinds},  # ClassVars are among them
         **{kind.__name__: len(kind._fields) for kind in records},
     }
-    most = {"StoppingPolicy": 9, "Drafter": 10}  # with variables that subclasses set: of trees, of contrib's drafters
     assert fields["LanguageModel"] == 5
-    assert {name: count for name, count in fields.items() if count > most.get(name, 8)} == {}
+    assert {name: count for name, count in fields.items() if count > 8} == {}
 
 
 def test_files_and_functions_stay_short():

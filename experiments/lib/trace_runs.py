@@ -159,7 +159,7 @@ def replay_rule(
     gets them at the hyperparameters `phases`, or at percentiles of the texts' running entropy."""
     chosen, policy = [rule.settings()[0]] if settings is None else list(settings), rule.policy
     path = phase_path(trace, **(phases or percentile_thresholds(trace))) if policy.needs_phases else None
-    widest = costs.widths[-1] if policy.tree_hooks is not None else None
+    widest = None if policy.drafts_chains else costs.widths[-1]
     hyperparameters = rule.hyperparameters(chosen, costs, longest)
     return replay(trace, policy, hyperparameters, max_draft_length=longest, phases=path, widest=widest, record=record)
 

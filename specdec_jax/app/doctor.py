@@ -270,7 +270,7 @@ def _acceptance(page: Page, settings: Settings, pair: Pair, prompts: Sequence[li
     if shared is not None:
         held = f"The tokens that both have hold {shared:.1%} of the target's probability along a sample text."
         page.console.print(held)
-        if not drafter.drafts_from_model:
+        if pair.params.drafter.tables is not None:
             page.console.print("These are replayed; text that is tokenised again is measured by generate --compare.")
     facts = {"texts": trace.num_texts, "tokens": trace.num_positions}
     page.report["acceptance"] = facts | {"measured_by_draft": accepted, "measured_probability_shared": shared}

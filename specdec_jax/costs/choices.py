@@ -77,7 +77,7 @@ def costs_for(policy: StoppingPolicy, costs: CostModel, max_draft_length: int) -
     `drafter_cost` is c, `verification_times` the times of passes that verify k drafts and `verification_cost` the
     average cost of another verified token, all in passes of plain decoding.
     """
-    longest = max_draft_length if policy.tree_hooks is None else costs.widths[-1] - 1  # a tree may fill the widest pass
+    longest = max_draft_length if policy.drafts_chains else costs.widths[-1] - 1  # a tree may fill the widest pass
     times = costs.verification_times(longest)
     decided: Mapping[str, Any] = {
         "verification_times": tuple(times.tolist()),

@@ -134,7 +134,7 @@ def seven_drafts(
     """Rounds of a policy with a drafter of seven drafts, in one width, and the passes of a round of seven drafts."""
     made = drafter_of(with_vocabulary(drafter.model, target.model.spec.vocab_size), DRAFTS)
     timed = partial(timed_rounds, target, made, drafter.params, widths=(DRAFTS + 1,), **options)
-    return timed, 1 if made.one_pass else DRAFTS
+    return timed, made.num_passes(DRAFTS)
 
 
 def pass_programs(

@@ -93,7 +93,7 @@ def measured(
 
     costs = once(path, measure)
     measured_rules = {repr(static()), *(rule.policy for rule in costs.rules)}
-    if policy is None or policy.tree_hooks is not None or drafter is None or repr(policy.bare) in measured_rules:
+    if policy is None or not policy.drafts_chains or drafter is None or repr(policy.bare) in measured_rules:
         return costs
     say(f"measuring what {policy.bare} costs{rows} with {' and '.join(names)}, once")
     rule = time_policy(target, drafter, policy, drafter_of=drafter_of, repeats=REPEATS, seconds=SECONDS, **options)[0]

@@ -121,15 +121,14 @@ def check_parts(parts: Parts, params: ModelParams) -> None:
         state, source = fresh_state(parts, [[0], [0]], sources=sources, max_new_tokens=0)
     sizes = Sizes(2, parts.target.spec.vocab_size, longest)
     check_policy(policy, state.policy, state.monitor, sizes, keep_log_q=verifier.needs_log_q)
-    keep_log_q = verifier.needs_log_q
     if is_users(drafter) or is_users(verifier):
         keep_log_q = _check_drafter(parts, params, sizes, state, source)
-    if is_users(verifier):
-        for held in sorted({min(width - 1, longest) for width in parts.widths}):
-            few = sizes._replace(max_draft_length=held)
-            check_verifier(verifier, state.verifier, few, state.monitor, keep_log_q=keep_log_q)
-            if policy.tree_hooks is not None:
-                policy.tree_hooks.check_verifier(policy, verifier, state.verifier, sizes, state.monitor, held)
+        if is_users(verifier):
+            for held in sorted({min(width - 1, longest) for width in parts.widths}):
+                few = sizes._replace(max_draft_length=held)
+                check_verifier(verifier, state.verifier, few, state.monitor, keep_log_q=keep_log_q)
+                if policy.tree_hooks is not None:
+                    policy.tree_hooks.check_verifier(policy, verifier, state.verifier, few, state.monitor)
     if is_users(parts.monitor):
         probe, context = Probe.of("monitor", parts.monitor, state.monitor, 2), context_shapes(2, state.monitor)
         for width in parts.widths:

@@ -135,11 +135,10 @@ def commit(
             drafter = parts.drafter.commit(params.drafter, drafter, tokens, matching)
         seen = () if parts.drafter.observe is None else (Seen(verified.features, state.length - 1, emitted),)
         width, phase = jnp.array(parts.widths, jnp.int32)[choice], phase_of(context)
-        accepted = result.length - 1
         measured = RoundInfo(
             proposed=draft.tokens,
             drafted=draft.length,
-            accepted=jnp.minimum(accepted, emitted),
+            accepted=jnp.minimum(result.length - 1, emitted),
             emitted=emitted,
             drafter_passes=loop.passes,
             discarded=jnp.maximum(jnp.where(loop.passes > 0, loop.passes - loop.length, 0), 0),

@@ -51,7 +51,7 @@ def prove_whole(
     """
     rng, widest = drawing.rng, policy.max_tokens(max_draft_length)
     vocab = max(8, widest // max(max_draft_length, 1) - 1 + SIBLINGS)
-    kind = int(rng.integers(3)) if several and policy.tree_hooks is None else 0
+    kind = int(rng.integers(3)) if several and policy.drafts_chains else 0
     widths = rng.permutation([1, *default_widths(widest)])[: rng.integers(0, 4)]
     decoder, params = toy_decoder(
         policy,

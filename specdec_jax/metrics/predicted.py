@@ -41,7 +41,7 @@ def every_rule(longest: int) -> list[StoppingPolicy]:
     """
     built = [build("policy", name, {}) for name in names("policy") if name != static().name]
     plain = [rule for rule in built if not any(isinstance(part, StoppingPolicy) for part in rule.options.values())]
-    plain = [rule for rule in plain if rule.tree_hooks is None]
+    plain = [rule for rule in plain if rule.drafts_chains]
     return [*plain, *(static(draft_length=length) for length in range(1, longest + 1))]
 
 

@@ -83,8 +83,6 @@ def replay(
     """
     if policy.joins_rows:
         raise ValueError(f"{policy.name} decides for the rows of a batch together, and a replay has no batch")
-    if policy.tree_hooks is not None:
-        policy.tree_hooks.check_replay(policy, trace)
     if policy.needs_phases and phases is None:
         raise ValueError("this policy reads phases: give phases=phase_path(trace, ...)")
     if phases is not None and phases.shape != trace.accepted.shape:

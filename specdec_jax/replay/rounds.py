@@ -155,17 +155,16 @@ def replay_pass(policy: StoppingPolicy, texts: Texts, longest: int, rows: Rows, 
         length=rows.drafted,
     )
     result = VerificationResult(unrecorded("the emitted tokens", (size, longest + 1)), rows.accepted + 1)
-    verified, emitted, most_places = rows.drafted, result.length, counts.by_length.shape[1] - 1
+    verified, emitted, places = rows.drafted, result.length, counts.by_length.shape[1] - 1
     if policy.tree_hooks is not None:
-        ended = policy.tree_hooks.end_round(policy, texts, rows, context, draft, most_places)
-        draft, result, verified, emitted = ended
+        draft, result, verified, emitted = policy.tree_hooks.end_round(policy, texts, rows, context, draft, places)
     state = select_rows(ends, policy.update(rows.policy, draft, result), rows.policy)
     length = texts.length[texts.text]
     emitted = jnp.minimum(emitted, length - rows.at)
     accepted = jnp.minimum(rows.accepted, emitted)
     added = (1, rows.drafted, accepted, rows.passes, rows.passes - rows.drafted)
     sums = [total + jnp.where(ends, new, 0) for total, new in zip(counts[:5], added, strict=True)]
-    lengths = jnp.arange(most_places + 1, dtype=jnp.int32)[None, :] == verified[:, None]
+    lengths = jnp.arange(places + 1, dtype=jnp.int32)[None, :] == verified[:, None]
     record = counts.record
     if record is not None:
         index = jnp.where(ends, counts.rounds, record.shape[1])

@@ -60,7 +60,7 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
         got = len(policies) if isinstance(policies, (list, tuple)) else f"a {type(policies).__name__}"
         raise ValueError(f"policy_bandit needs a sequence of at least two policies, got {got}")
     for policy in policies:
-        if isinstance(policy, StoppingPolicy) and policy.tree_hooks is not None:
+        if isinstance(policy, StoppingPolicy) and not policy.drafts_chains:
             raise ValueError(f"policy_bandit chooses among rules of chains, and {policy.name} drafts trees")
         if not isinstance(policy, StoppingPolicy):
             raise ValueError(f"policy_bandit chooses between policies, got {policy!r}")

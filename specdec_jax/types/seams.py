@@ -7,7 +7,7 @@ results. Policies, verifiers, drafters and monitors are strategies: values that 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Concatenate, NamedTuple, Self
+from typing import Any, Concatenate, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,6 @@ class StoppingPolicy(Strategy):
     All functions but `init` have defaults: every round begins, drafts to its budget and leaves the state unchanged.
     """
 
-    tree_hooks: ClassVar[Any] = None  # for drafts that are not chains: a module of functions, `contrib.trees.hooks`
     init: Init
     begin: Begin = always
     check: Check = always
@@ -158,6 +157,11 @@ class StoppingPolicy(Strategy):
     def joins_rows(self) -> bool:
         """Whether a row's drafts depend on the other rows of its batch."""
         return "rows" in self.reads
+
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether every draft is a chain, and `as_chain` the policy itself."""
+        return self.tree_hooks is None
 
     def max_tokens(self, max_draft_length: int) -> int:
         """Maximum number of draft tokens in a verification pass with this policy: K unless drafts are not chains."""
@@ -183,7 +187,6 @@ Verify = Callable[[VerifierState, Draft, Distribution, RoundContext], tuple[Arra
 class Verifier(Strategy):
     """How many drafts are accepted, and the distribution of the token after them."""
 
-    tree_hooks: ClassVar[Any] = None  # as in `StoppingPolicy`, for verifiers of drafts that are not chains
     init: Init
     verify: Verify
     lossless: bool  # True: the output distribution is the target's, and a test proves it
@@ -262,8 +265,6 @@ InitDrafter = Callable[..., DrafterState]
 class Drafter(Strategy):
     """A source for each round's draft loop, and the state kept between rounds."""
 
-    drafts_from_model: ClassVar[bool] = True  # False, in a subclass: `model` is for scores and traces only
-    one_pass: ClassVar[bool] = False  # True, in a subclass: the pass of a round's first prediction serves all of them
     init: InitDrafter
     source: Callable[[Params, DrafterState, Array, RoundContext], Source]  # (params, state, tokens [B, S], context)
     commit: Commit
@@ -272,6 +273,10 @@ class Drafter(Strategy):
     observe: Observer | None = None  # what to keep of the target's passes
     prefill: Commit | None = None  # as `commit`, for prompts, feeding them at once; None: `commit` is used
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
+
+    def num_passes(self, num_drafts: int) -> int:
+        """Number of drafter passes in a round of so many drafts: one each, unless a pass predicts several."""
+        return num_drafts
 
     @property
     def fill(self) -> Commit:

@@ -77,7 +77,7 @@ class Terminal:
         """Prompts until /quit, Ctrl-D, or Ctrl-C twice."""
         self._console.print(Text(describe(self._chat.session.settings)))
         if self._colours:
-            self._console.print(legend(self._chat.session.pair.policy.tree_hooks is not None))
+            self._console.print(legend(not self._chat.session.pair.policy.drafts_chains))
         self._note("Alt-Enter is a new line, Ctrl-C stops an answer, /help lists the commands.")
         prompts = prompt_session(lambda: describe(self._chat.session.settings))
         pressed = False  # Ctrl-C, just before

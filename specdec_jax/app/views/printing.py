@@ -76,7 +76,7 @@ def print_stream(chunks: Stream, *, statistics: bool = True) -> bool:
     print(flush=True)
     console = error_console()
     if colours and statistics:
-        console.print(legend(chunks.pair.policy.tree_hooks is not None))
+        console.print(legend(not chunks.pair.policy.drafts_chains))
     if statistics:
         console.print(Text(summary(chunks.result(), chunks.pair.drafter_cost), "dim"))
     return finished

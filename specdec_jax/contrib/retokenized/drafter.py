@@ -58,8 +58,6 @@ class RetokenizedState(NamedTuple):
 class RetokenizedDrafter(Drafter):
     """A drafter whose `model`, over the common tokens, is used for scores and traces only."""
 
-    drafts_from_model = False
-
 
 @strategy
 def retokenized(

@@ -12,14 +12,13 @@ from specdec_jax.decoding import function_checks as checks
 from specdec_jax.decoding.function_checks import Probe, Sizes, array
 from specdec_jax.types import Drafter, LanguageModel, MonitorState, RoundContext, Verifier, VerifierState
 
-ENUMERATED, REPLAYED = ("prove_siblings", "ends_of_round"), ("check_replay", "end_round")  # imported on use
+FILES = {"prove_siblings": "enumeration", "ends_of_round": "enumeration", "end_round": "replaying"}  # imported on use
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ENUMERATED + REPLAYED:
+    if name not in FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    file = "enumeration" if name in ENUMERATED else "replaying"
-    return getattr(import_module(f"specdec_jax.contrib.trees.{file}"), name)
+    return getattr(import_module(f"specdec_jax.contrib.trees.{FILES[name]}"), name)
 
 
 def round_of(target: LanguageModel, drafter: Drafter, policy: TreePolicy) -> Callable[..., Any]:
@@ -39,9 +38,11 @@ def round_of(target: LanguageModel, drafter: Drafter, policy: TreePolicy) -> Cal
 
 def draws_siblings(drafter: Drafter) -> bool:
     """Whether the drafter draws tokens from distributions over the target's vocabulary; lookups have no siblings."""
+    from specdec_jax.contrib.retokenized.drafter import RetokenizedDrafter  # imports the library of tokenizers
+
     if drafter.call is not None and "drafters" in drafter.call.options:
         return any(map(draws_siblings, drafter.call.options["drafters"]))
-    return drafter.model is not None and drafter.drafts_from_model
+    return drafter.model is not None and not isinstance(drafter, RetokenizedDrafter)
 
 
 def check_answers(
@@ -56,15 +57,15 @@ def check_answers(
 
 
 def check_verifier(
-    policy: TreePolicy, verifier: Verifier, state: VerifierState, sizes: Sizes, monitor: MonitorState, held: int
+    policy: TreePolicy, verifier: Verifier, state: VerifierState, sizes: Sizes, monitor: MonitorState
 ) -> None:
-    """Checks the result of a verifier's `outcomes` for drafts of `held` tokens. Raises ValueError."""
-    if getattr(verifier, "outcomes", None) is None or not held:
+    """Checks the result of a verifier's `outcomes` for drafts of up to `sizes.max_draft_length`. Raises ValueError."""
+    (batch, vocab, longest), siblings = sizes, policy.siblings
+    if getattr(verifier, "outcomes", None) is None or not longest:
         return
-    batch, vocab, siblings = sizes.batch, sizes.vocab_size, policy.siblings
     probe = Probe.of("verifier", verifier, state, batch)
-    draft = _shapes(policy, sizes._replace(max_draft_length=held), verifier.needs_log_q)
-    target = checks.distribution_shapes(batch, vocab, held + 1)
+    draft = _shapes(policy, sizes, verifier.needs_log_q)
+    target = checks.distribution_shapes(batch, vocab, longest + 1)
     ends = probe.result("outcomes", draft, target, array(jnp.int32, batch), checks.context_shapes(batch, monitor))
     chance, tokens = array(jnp.float32, batch, siblings + 1), array(jnp.int32, batch, siblings)
     probe.must_be("outcomes", ends, SiblingOutcomes(chance, tokens, array(jnp.float32, batch, vocab)), loose=3)

@@ -3,46 +3,25 @@
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax.contrib.trees.seams import TreeDraft, TreePolicy, TreeResult
 from specdec_jax.replay.chains import CANDIDATES
 from specdec_jax.replay.rounds import Rows, Texts, unrecorded
-from specdec_jax.replay.trace import Trace
 from specdec_jax.types import Array, Draft, RoundContext
-
-
-def runs(trace: Trace) -> np.ndarray:
-    """[N, T+1] int64, number of accepted drafts of a round of K drafts from each position, ignoring the text's end."""
-    return np.minimum(trace.accepted_runs().astype(np.int64), trace.max_draft_length)
-
-
-def candidates(trace: Trace) -> np.ndarray:
-    """[N, T+1] int64, the correct candidate of the first rejected draft of a round from each position; 0: none.
-
-    Raises:
-        ValueError: the trace was recorded without candidates.
-    """
-    if trace.candidate is None:
-        raise ValueError("this trace does not say which candidate is right; experiments.record writes one that does")
-    if trace.run is not None:
-        return trace.candidate.astype(np.int64)
-    columns = np.arange(trace.accepted.shape[1])[None, :] + runs(trace)
-    return np.take_along_axis(trace.candidate, columns, axis=1).astype(np.int64)
-
-
-def check_replay(policy: TreePolicy, trace: Trace) -> None:
-    """Raises ValueError for a policy that needs data about siblings that the trace lacks."""
-    candidates(trace)
-    if policy.siblings >= CANDIDATES:
-        raise ValueError(f"a trace has {CANDIDATES - 1} siblings, and {policy.name} wants {policy.siblings}")
 
 
 def end_round(
     policy: TreePolicy, texts: Texts, rows: Rows, context: RoundContext, draft: Draft, most_places: int
 ) -> tuple[TreeDraft, TreeResult, Array, Array]:
-    """(draft, result, tokens verified [R] after the first, tokens emitted [R]) of rounds that end with their rows."""
-    assert policy.beside is not None and texts.candidate is not None  # checked by round_of and check_replay
+    """(draft, result, tokens verified [R] after the first, tokens emitted [R]) of rounds that end with their rows.
+
+    Raises ValueError for a policy that needs data about siblings that the trace lacks.
+    """
+    assert policy.beside is not None  # checked by round_of
+    if texts.candidate is None:
+        raise ValueError("this trace does not say which candidate is right; experiments.record writes one that does")
+    if policy.siblings >= CANDIDATES:
+        raise ValueError(f"a trace has {CANDIDATES - 1} siblings, and {policy.name} wants {policy.siblings}")
     size, longest = draft.one_hot.shape
     siblings = jnp.zeros((size, longest, policy.siblings), jnp.int32)  # their tokens are not read
     free = most_places - rows.drafted

@@ -109,7 +109,7 @@ def test_extend_goes_on_as_a_fresh_prefill():
 def test_with_a_draft_vocabulary_it_is_the_same_drafter_of_fewer_tokens():
     few = tuple(range(3, 50, 2))
     (_, _, drafter, _), state = played(few=few)
-    assert drafter_of(drafter, 9).max_draft_length == SIZE and drafter_of(drafter, 9).one_pass
+    assert drafter_of(drafter, 9).max_draft_length == SIZE and drafter_of(drafter, 9).num_passes(9) == 1
     check_rounds(block_pair(), state, tokens=few)
 
 

@@ -225,7 +225,7 @@ def test_a_rule_of_trees_learns_from_a_chain_as_from_a_tree_without_siblings():
         return state
 
     chain = comb().replace(update=update).as_chain()
-    assert chain.tree_hooks is None
+    assert chain.drafts_chains
     draft, _ = draft_of([3, 1])
     chain.update(chain.init(2), draft, VerificationResult(jnp.zeros((2, 4), jnp.int32), jnp.array([2, 1])))
     assert seen == [(0, 0, [2, 1])]
