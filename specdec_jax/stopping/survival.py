@@ -57,6 +57,7 @@ LAPSE, LATER_LAPSE = 0.1, 0.03  # prior lapse rate, for the first rounds and onc
 LAPSE_WEIGHT = 5.0  # weight of the prior lapse rate, in verified tokens
 USUAL = 0.6  # prior acceptance rate, for the initial rate
 HOPED, HOPED_WEIGHT = 0.8, 4.0  # prior shares of accepted first and later drafts, optimistic, and their weight
+PERSISTENCE = 0.5  # weight of the last draft's acceptance probability in that of the next, beside the row's share
 DECAY = 0.98  # per round, of what a row has learnt
 HORIZON = 8  # maximum number of further drafts considered at once
 SIGNALS = ("odds", "probability", "bound")
@@ -114,7 +115,7 @@ def survival(
 
 
 def survival_with(gain: Gain, positions: int, together: bool = False, signal: str = SIGNALS[0]) -> StoppingPolicy:
-    """`survival` with a `gain` in tokens: drafts while it is above 0. P (`positions`) and errors as in `survival`."""
+    """`survival` with a `gain` in tokens: drafts while it is above 0."""
     if signal not in SIGNALS:
         raise ValueError(f"no signal {signal!r}{nearest(signal, SIGNALS)}")
 
@@ -179,7 +180,7 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         chance = chance * (1.0 - state.lapse)
         state = state._replace(
             survival=state.survival * chance,
-            chance=0.5 * (chance + state.accepted[:, 1] / state.verified[:, 1]),
+            chance=PERSISTENCE * chance + (1.0 - PERSISTENCE) * (state.accepted[:, 1] / state.verified[:, 1]),
             chances=remember(state.chances, drafted - 1, chance),
             passes=state.passes + more,
         )
