@@ -99,7 +99,7 @@ def survival(
         together: one decision for all rows, by the gain of the whole batch, whose passes run for all rows or for none;
             costs are then those of the batch (`measure_costs(batch=)`). A sampled row's draws depend on the other rows,
             its distribution does not.
-        signal: what a distribution says of acceptance: "odds", "probability" or "bound".
+        signal: what a distribution says of acceptance: "odds", "probability" or "bound"; ValueError for others.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass relative to a pass of plain decoding, default 0.1;
     `generate` passes the measured cost), verification_times ([P+1] or fewer, time of the pass that verifies k drafts
@@ -107,9 +107,6 @@ def survival(
     Prior each, of "odds"), entropy_factor (0.2, of "bound"), initial_rate (initial R, in tokens per pass of plain
     decoding; default: that of the best fixed length at these costs with an acceptance rate of 0.6), rate_weight (its
     weight, 5 passes). Times are >= 0; cost, factor, rate and weight > 0.
-
-    Raises:
-        ValueError: an unknown signal.
     """
     return survival_with(gain_together if together else gain_by_row, positions, together, signal)
 
