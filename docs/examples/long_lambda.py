@@ -5,8 +5,8 @@ Command:   PYTHONPATH=. python docs/examples/long_lambda.py TRACE.npz
 Time:      a minute on two cores
 Expected:  docs/audit.md, "Lambda, static and dynamic"
 
-The texts of a trace are replayed one after the other, ORDERS times in random orders, with ten first values of lambda
-(0, 0.1 ... 0.9). A text begins with the state that the rule had after the one before it. Printed: the number of tokens
+The texts of a trace are replayed one after the other, in random orders until TOKENS are emitted, with ten first values
+of lambda (0, 0.1 ... 0.9). A text begins with the state that the rule had after the one before it. Printed: the number of tokens
 after which all ten values stay within 0.01 of each other, and their range on the way. A text that comes again has the
 same random outcomes again.
 """
@@ -23,14 +23,15 @@ from specdec_jax.replay.rounds import first_rows, replay_pass, texts_of
 from specdec_jax.replay.trace import load_trace
 from specdec_jax.stopping import adaedl
 
-STARTS, ORDERS, LONGEST, WITHIN = np.arange(10, dtype=np.float32) / 10, 4, 7, 0.01
+STARTS, TOKENS, LONGEST, WITHIN = np.arange(10, dtype=np.float32) / 10, 64_000, 7, 0.01
 
 
 def main() -> None:
     """Prints when the first values are forgotten, and the values on the way."""
     trace, policy = load_trace(sys.argv[1]), adaedl()
     rng = np.random.default_rng(0)
-    order = np.concatenate([rng.permutation(trace.num_texts) for _ in range(ORDERS)])
+    orders = -(-TOKENS // int(trace.length.sum()))
+    order = np.concatenate([rng.permutation(trace.num_texts) for _ in range(orders)])
     texts = texts_of(trace, np.zeros(len(STARTS)))
 
     def one(state: Any, text: Any) -> tuple[Any, Any]:
