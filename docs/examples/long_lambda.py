@@ -6,9 +6,9 @@ Time:      a minute on two cores
 Expected:  docs/audit.md, "Lambda, static and dynamic"
 
 The texts of a trace are replayed one after the other, in random orders until TOKENS are emitted, with ten first values
-of lambda (0, 0.1 ... 0.9). A text begins with the state that the rule had after the one before it. Printed: the number of tokens
-after which all ten values stay within 0.01 of each other, and their range on the way. A text that comes again has the
-same random outcomes again.
+of lambda (0, 0.1 ... 0.9). A text begins with the state that the rule had after the one before it. Printed: the number
+of tokens after which all ten values stay within 0.01 of each other, and their range on the way. A text that comes again
+has the same random outcomes again.
 """
 
 import sys
