@@ -20,7 +20,7 @@ tokens, and those of a fifth of the prompts up to 512 as well, with the first se
 1000, 2000 ..., and prompt i has seed + i.
 
 SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder 1.5B were in sight when constants of `survival` were chosen
-(docs/survival.md), and earlier versions of it saw questions of Spec-Bench. Qwen2.5-Coder 0.5B has been a target of one
+(docs/limits.md), and earlier versions of it saw questions of Spec-Bench. Qwen2.5-Coder 0.5B has been a target of one
 earlier pair (36 prompts of configs/prompts); no constant was fitted to it. Its drafter is SmolLM2-135M, over the tokens
 that both have, until one is distilled for it.
 
@@ -146,7 +146,7 @@ config = EvidenceConfig(
             "adaedl",
             "adaedl, lambda fixed",
             "level",
-            "Algorithm 1 moves lambda by 0.01 a round, which is little in a text of 128 tokens.",
+            "Algorithm 1 moves lambda by 0.001 a round, which is little in a text of 128 tokens.",
         ),
         Contrast(
             "survival",

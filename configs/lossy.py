@@ -2,7 +2,7 @@
 
 Command:   python -m experiments.compare configs/lossy.py [--only rejection typical] [--prompts FILE.jsonl]
 Hardware:  2 CPU cores, the built-in pair
-Time:      20 minutes for 6 prompts, 2 temperatures and 13 verifiers
+Time:      20 minutes for 6 prompts, 2 temperatures and 14 verifiers
 Expected:  docs/losslessness.md. lenience and typical give more tokens a round the further they relax; easd fewer than
            rejection, since it redraws
 """
@@ -19,6 +19,7 @@ VERIFIERS = {
     **{f"easd-{value:g}": easd(drafter_entropy=value, target_entropy=value) for value in (1.0, 2.0, 3.0)},
     "easd-calibrated": easd(drafter_entropy=3.4, target_entropy=2.3),
     **{f"by-phase-{value:g}": by_phase(lenience=value) for value in (0.5, 0.3)},
+    "by-phase-0.5-easd": by_phase(reasoning=easd(), lenience=0.5),  # relaxes routine phases and tightens the others
 }
 
 config = CompareConfig(

@@ -13,6 +13,7 @@ costs of PAIR/costs/cost_model.json in TRACES (experiments.step_cost), or else t
 with that pair (--live), whose measured times are archived as well. A test fails where a page and the archive disagree.
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,8 +80,8 @@ def titled(archive: Archive) -> list[tuple[str, str, Group]]:
     return [(f"{pair}, {at_temperature(temperature)}", pair, group) for pair, temperature, group in every]
 
 
-def speedups(archive: Archive) -> str:
-    """All rules, pairs and temperatures; of longer texts the rules of CORE."""
+def speedups(archive: Archive, lengths: bool = False) -> str:
+    """All pairs and temperatures, rules without or with `static-n`; of longer texts the rules of CORE."""
     blocks = []
     for limit in sorted({tokens for *_, tokens in archive.groups}):
         for temperature in archive.temperatures:
@@ -88,6 +89,7 @@ def speedups(archive: Archive) -> str:
                 names = dict.fromkeys(rule for group in groups.values() for rule in group.rules)
                 usual = limit == archive.manifest["config"]["max_new_tokens"]
                 names = [name for name in names if usual or name in (*CORE, ORACLE)]
+                names = [name for name in names if lengths or not name.startswith(f"{STATIC}-")]
                 title = f"**{at_temperature(temperature).capitalize()}, {limit} tokens**"
                 blocks += [title, rules_table(groups, names)]
     return "\n\n".join([*blocks, NOTE_SPEEDUPS])
@@ -118,9 +120,9 @@ NOTE_SPEEDUPS = (
     "Speed-ups over plain decoding in predicted time, ± half of the 95 % interval of a bootstrap over prompts and "
     "their seeds. Settings are chosen on the other half of a pair's prompts; *elsewhere*: on the other targets at that "
     "temperature; *price*: the threshold R (c + slope) with R of the best static length of the other half; "
-    "`static-n`, `adaedl 0.7` and `survival` have none to choose. Over static: geometric mean over pairs. Bold, worst "
-    "(the largest loss against a pair's fastest rule) and rank are selections among all rules of the table on the same "
-    "texts, which favours whatever is selected; contrasts named before the run have no such selection."
+    "`adaedl 0.7` and `survival` have none to choose. Over static: geometric mean over pairs. Bold, worst (the largest "
+    "loss against a pair's fastest rule) and rank are selections on the same texts, which favours whatever is "
+    "selected; contrasts named before the run have no such selection. With every static length: results/README.md."
 )
 
 
@@ -292,13 +294,15 @@ def recorded_cells(archive: Archive) -> str:
     every = sum(int(group.texts["tokens"].sum()) for group in archive.groups.values())
     done, missing = len(archive.manifest["cells"]), len(archive.manifest["missing"])
     revisions = sorted({cell["git"]["revision"][:8] for cell in archive.manifest["cells"] if cell["git"]})
-    about = f"{done} of {done + missing} cells, {every:,} tokens, recorded with commit {', '.join(revisions)}."
+    about = f"{done} of {done + missing} cells, {every:,} tokens, recorded with commits {', '.join(revisions)} on "
+    about += f"{' and '.join(sorted({cell['processor'] for cell in archive.manifest['cells']}))}."
     return f"{about}\n\n{markdown(['texts of', 'prompts', 'seeds', 'tokens'], lines)}"
 
 
 TABLES: dict[str, Callable[[Archive], str]] = {
     "headline": headline,
     "speedups": speedups,
+    "all_rules": functools.partial(speedups, lengths=True),
     "contrasts": contrasts,
     "adaedl": adaedl,
     "lambda": moving_lambda,

@@ -338,6 +338,14 @@ def test_every_page_has_one_place_in_the_site():
     assert sorted(name for name in placed if name not in roots) == sorted(pages)
 
 
+def test_the_readme_and_the_evidence_are_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    names = "method", "results", "audit", "replay", "losslessness", "reproduce", "limits"
+    every = "\n".join(path.read_text(encoding="utf-8") for path in PAGES if path.stem in {"README", *names})
+    written = re.sub(r"```.*?```|<!-- table: ([\w-]+) -->.*?<!-- end: \1 -->", "", every, flags=re.DOTALL)
+    assert sum(bool(re.search(r"\w", word)) for word in written.split()) <= 9_000
+
+
 def test_the_workflow_and_the_script_have_the_same_parts():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     listed = re.search(r"part: \[(.*)\]", workflow)

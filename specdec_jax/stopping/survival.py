@@ -57,6 +57,7 @@ LAPSE, LATER_LAPSE = 0.1, 0.03  # prior lapse rate, for the first rounds and onc
 LAPSE_WEIGHT = 5.0  # weight of the prior lapse rate, in verified tokens
 USUAL = 0.6  # prior acceptance rate, for the initial rate
 HOPED, HOPED_WEIGHT = 0.8, 4.0  # prior shares of accepted first and later drafts, optimistic, and their weight
+PERSISTENCE = 0.5  # weight of the last draft's acceptance probability in that of the next, beside the row's share
 DECAY = 0.98  # per round, of what a row has learnt
 HORIZON = 8  # maximum number of further drafts considered at once
 SIGNALS = ("odds", "probability", "bound")
@@ -98,7 +99,7 @@ def survival(
         together: one decision for all rows, by the gain of the whole batch, whose passes run for all rows or for none;
             costs are then those of the batch (`measure_costs(batch=)`). A sampled row's draws depend on the other rows,
             its distribution does not.
-        signal: what a distribution says of acceptance: "odds", "probability" or "bound".
+        signal: what a distribution says of acceptance: "odds", "probability" or "bound"; ValueError for others.
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass relative to a pass of plain decoding, default 0.1;
     `generate` passes the measured cost), verification_times ([P+1] or fewer, time of the pass that verifies k drafts
@@ -106,15 +107,12 @@ def survival(
     Prior each, of "odds"), entropy_factor (0.2, of "bound"), initial_rate (initial R, in tokens per pass of plain
     decoding; default: that of the best fixed length at these costs with an acceptance rate of 0.6), rate_weight (its
     weight, 5 passes). Times are >= 0; cost, factor, rate and weight > 0.
-
-    Raises:
-        ValueError: an unknown signal.
     """
     return survival_with(gain_together if together else gain_by_row, positions, together, signal)
 
 
 def survival_with(gain: Gain, positions: int, together: bool = False, signal: str = SIGNALS[0]) -> StoppingPolicy:
-    """`survival` with a `gain` in tokens: drafts while it is above 0. P (`positions`) and errors as in `survival`."""
+    """`survival` with a `gain` in tokens: drafts while it is above 0."""
     if signal not in SIGNALS:
         raise ValueError(f"no signal {signal!r}{nearest(signal, SIGNALS)}")
 
@@ -179,7 +177,7 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         chance = chance * (1.0 - state.lapse)
         state = state._replace(
             survival=state.survival * chance,
-            chance=0.5 * (chance + state.accepted[:, 1] / state.verified[:, 1]),
+            chance=PERSISTENCE * chance + (1.0 - PERSISTENCE) * (state.accepted[:, 1] / state.verified[:, 1]),
             chances=remember(state.chances, drafted - 1, chance),
             passes=state.passes + more,
         )
