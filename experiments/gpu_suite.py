@@ -1,18 +1,18 @@
 """What does a GPU make of it? The questions that compilers cannot answer.
 
 Question:  bandwidth: how fast is a copy? graph: what do CUDA graphs save, with loops and without? profile: how long do
-           the kernels of each part of a round take, and how long does the round wait for their launches? smollm2,
-           coder, coder-smollm2, coder-reading: what is each rule worth by batch, with the costs of that batch? trees,
-           block: do siblings of drafts, and drafts of one pass, pay where a wide pass takes as long as a narrow one?
-Command:   python -m experiments.gpu_suite [--only graph profile] [--out runs/gpu] [--smoke]
+           the kernels of each part of a round take, and how long does the round wait for launches? smollm2, coder,
+           coder-smollm2, coder-reading: what is each rule worth by batch, with the costs of that batch? trees, block:
+           do siblings of drafts, and drafts of one pass, pay where a wide pass takes as long as a narrow one?
+Command:   python -m experiments.gpu_suite [--only smollm2] [--batches 1 4] [--out runs/gpu] [--smoke]
 Hardware:  an NVIDIA GPU with 40 GB of memory and CUDA 12.3 or newer; --smoke: any machine, tiny models
-Time:      a part is made for ten minutes at most, nearly all of it compiling; 2 minutes with --smoke on 2 cores
+Time:      seven minutes a part at most if the last six have two batches a command, nearly all compiling; 2 with --smoke
 Expected:  docs/accelerators.md, "On a GPU". Aim: plain decoding reads weights at 80 % of the bandwidth of a copy
 Output:    runs/gpu_suite-<time>/: table.md, and results.jsonl with a line a measurement, of the first three parts; a
            folder for each of the others, with what `experiments.batches` writes
 
-A stopped part goes on with the same command and --out, and measures nothing again; --only may name other parts then. A
-part whose models are not there is skipped. The target of the parts called coder is Qwen2.5-Coder-Instruct 1.5B.
+A stopped part goes on with the same command and --out, and measures nothing again; --only may name other parts then,
+but other --batches take another --out. Parts without their models are skipped; coder's target is Qwen2.5-Coder 1.5B.
 """
 
 import functools
@@ -58,7 +58,8 @@ OTHER_GRAPHS = {
     "loops captured": {FLAG: "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"},
     WITHOUT: {FLAG: ""},
 }
-RULES = ("static(draft_length=4)", "adaedl(threshold=0.65, keep_checked_token=True)", "survival")
+PRICE = "survival(signal=bound)"  # AdaEDL's bound, with the price of time in place of lambda
+RULES = ("static(draft_length=4)", "adaedl(threshold=0.65, keep_checked_token=True)", "survival", PRICE)
 SIBLINGS = ("survival", "survival_tree(siblings=3)", "comb")
 CONTROL = re.compile(r" (while|conditional|call)\(")  # of instructions whose time is that of others
 Key = tuple[str, float | None, int, str]  # KEY
@@ -132,8 +133,7 @@ def with_options(pair: Pair, options: dict[str, Any]) -> Pair:
     """The pair with programs that are compiled with these options, which only a GPU's compiler has."""
     parts = pair.decoder.parts
     options = options if jax.default_backend() == "gpu" else {}
-    other = build_decoder(*parts[:4], verification_widths=parts.widths, compiler_options=options)
-    return pair._replace(decoder=other)
+    return pair._replace(decoder=build_decoder(*parts[:4], verification_widths=parts.widths, compiler_options=options))
 
 
 def bandwidth(config: Suite, wanted: Sequence[Key], console: Console) -> Iterator[Measurement]:

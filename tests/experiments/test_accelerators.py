@@ -14,8 +14,6 @@ from experiments.lib.trace_runs import costs_or_default
 
 ROUND = "jit(run_rounds)/while/body"
 STEP = f"{ROUND}/draft/while/body"
-
-
 PARTS = [
     (100, f"{STEP}/draft_pass/Llama/layer_0/attention/dot"),
     (10, f"{STEP}/draft_distribution/by_platform/cond/branch_0_fun/reduce_sum"),
@@ -34,8 +32,6 @@ PROGRAM = "".join(
     for number, (cycles, name) in enumerate(PARTS, 1)
 )
 PROGRAM += "  %copy.1 = f32[8]{0} copy(%a)\n  %w = (s32[]) while(%t), condition=%c, body=%b"
-
-
 PROGRAM += """
   %all-reduce.3 = f32[4,2,24]{2,1,0} all-reduce(%x), channel_id=1
   %ar = (f32[8], f32[8]) all-reduce-start(%y), channel_id=2
@@ -74,16 +70,12 @@ condition:
 def dumped(folder, sequence):
     """What facts_of makes of a GPU's dump with these thunks."""
     (folder / "m.thunk_sequence_after_thunk_passes.txt").write_text(sequence)
-    names = {
-        "add.1": f"{STEP}/add",
-        "dot.1": f"{STEP}/draft_pass/dot",
-        "exp.1": f"{ROUND}/verify/cond/branch_0_fun/exp",
-    }
+    names = {"add.1": f"{STEP}/add", "dot.1": f"{STEP}/draft_pass/dot"}
+    names["exp.1"] = f"{ROUND}/verify/cond/branch_0_fun/exp"
     lines = [f'  %{name} = f32[8] fusion(%a), metadata={{op_name="{scope}"}}' for name, scope in names.items()]
     (folder / "m.sm_90_gpu_after_optimizations.txt").write_text("\n".join(lines))
-    pairs = [
-        f'profile_annotation: "{name}"\n thunk_id: {number}' for name, number in zip(names, (5, 7, 9), strict=True)
-    ]
+    thunks = zip(names, (5, 7, 9), strict=True)
+    pairs = [f'profile_annotation: "{name}"\n thunk_id: {number}' for name, number in thunks]
     (folder / "m.thunk_metadata.txt").write_text("\n".join(pairs))
     return chips.facts_of("cuda", "", folder, (2, 4))
 
@@ -120,8 +112,7 @@ def test_a_cost_model_is_the_longer_of_cycles_and_reading_the_weights():
     assert "the compiler's estimate" in model.device
     slow = row(parts=row()["parts"] | {"draft step": part(10)})
     assert accelerators.estimated_costs(slow, 7).drafter_step == pytest.approx(8e6 / 819e9)
-    assert accelerators.estimated_costs(row("h100"), 7) is None
-    assert accelerators.estimated_costs(row(error="no"), 7) is None
+    assert [accelerators.estimated_costs(other, 7) for other in (row("h100"), row(error="no"))] == [None, None]
 
 
 def test_the_report_is_the_stored_one(stored):

@@ -10,8 +10,6 @@ from experiments.accuracy import is_right
 
 TWICE = {"prompt": "def twice(x):\n    '''Twice x.'''\n", "entry_point": "twice"}
 TWICE["test"] = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n"
-
-
 SUM = {"answer": "1000 * 3 = <<1000*3=3000>>3000\n#### 3,000"}
 
 
@@ -40,9 +38,8 @@ def test_the_last_number_is_the_answer_and_a_function_is_right_if_its_tests_pass
 def test_a_run_goes_on_and_compares_with_the_first_verifier(tmp_path, capsys):
     target, drafter = write_chat_pair(tmp_path)
     file = tmp_path / "test.jsonl"
-    file.write_text(
-        "".join(json.dumps({"question": text, "answer": "#### 7"}) + "\n" for text in ("abc", "de", "a", "bc"))
-    )
+    rows = ({"question": text, "answer": "#### 7"} for text in ("abc", "de", "a", "bc"))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--target", target, "--drafter", drafter, "--max-new-tokens", "4", "--batch", "2", "--dtype", "float32"]
     options += ["--verifiers", "rejection", "typical", "--out", str(tmp_path / "out")]
     assert accuracy.main([f"hub:gsm8k@{file}", *options]) == 0

@@ -47,6 +47,16 @@ def test_every_committed_config_loads(path):
     load_config(path)
 
 
+def test_configs_for_a_gpu_pass_once_over_their_text_with_the_loss_of_acceptance():
+    more = (ROOT / "configs" / "distill_smollm2_gpu_end.py").read_text().split("coder_reading_gpu.py: ")[1]
+    more = more.partition("\nExpected")[0].replace("\\\\", " ").split()
+    for name, words in (("distill_coder_reading_gpu", []), ("distill_smollm2_gpu_end", more)):
+        config = load_config(ROOT / "configs" / f"{name}.py", words)
+        assert 0.7 < config.schedule.steps * config.packing.tokens / config.tokens <= 1 and config.tokens >= 50_000_000
+        assert config.labels == 0 and config.loss.__qualname__ == "lk_hybrid(3)"
+    assert (config.start_from, config.name) == ("smollm2-drafter-reading", "distill-smollm2-gpu-more")
+
+
 def test_the_demo_and_its_overrides():
     config = load_config(DEMO)
     categories = [prompt.category for prompt in load_prompts(config.prompts)]

@@ -20,9 +20,8 @@ def commands(models, tmp_path):
     """name -> (words, a function from the output's path to its bytes)."""
     models = [*models, "--dtype", "float32", "--no-chat"]
     source = tmp_path / "in.jsonl"
-    source.write_text(
-        "\n".join(json.dumps({"prompt": f"Count {i}", "temperature": 0.7 * (i % 2)}) for i in range(LINES))
-    )
+    lines = ({"prompt": f"Count {i}", "temperature": 0.7 * (i % 2)} for i in range(LINES))
+    source.write_text("\n".join(map(json.dumps, lines)))
     generate = ["specdec_jax", "generate-file", str(source), "OUT", *models, "--costs", "estimated", "--batch", "2"]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"id": f"{i}", "prompt": f"Count {i}"}) for i in range(6)))

@@ -98,8 +98,7 @@ def test_intervals_resample_targets_prompts_and_seeds():
     assert whole.low < 1.2 < whole.high and whole.high - whole.low < 0.2
     # of three seeds each counts a third
     seeds = np.array([[1.0, 2.0, 3.0]]), np.array([[1.0, 1.0, 1.0]])
-    assert files.hierarchical([[seeds]]).estimate == pytest.approx(2.0)
-    assert files.hierarchical([[seeds]]).low < 1.5
+    assert (whole := files.hierarchical([[seeds]])).estimate == pytest.approx(2.0) and whole.low < 1.5
     # two temperatures of a target share the prompts that are drawn
     up, flat = np.array([[1.0], [3.0]]), np.array([[1.0], [1.0]])
     opposite = files.hierarchical([[(up, flat), (up[::-1], flat)]])
@@ -117,8 +116,7 @@ def test_simulated_coverage_is_near_its_level_with_many_prompts_and_falls_with_f
         times = [rng.gamma(4.0, 1.0, (60, 1)) for _ in range(targets)]
         return [[(np.exp(spread * rng.normal()) * time * rng.normal(1.1, 0.1, time.shape), time)] for time in times]
 
-    assert 0.9 < files.coverage(made(1, 0.0)) <= 0.99
-    assert files.coverage(made(3, 0.1)) < 0.9
+    assert 0.9 < files.coverage(made(1, 0.0)) <= 0.99 and files.coverage(made(3, 0.1)) < 0.9
 
 
 def test_verdicts():

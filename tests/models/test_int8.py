@@ -23,11 +23,8 @@ from specdec_jax.types import DraftModel
 from specdec_jax.verification import rejection
 
 pytestmark = pytest.mark.usefixtures("exact_products")
-
 KEPT = {"positions", "scale", "bias", "mask"}
 """Last names of what is never int8, whatever its axes; and routers."""
-
-
 FAMILIES = family_names()
 
 
