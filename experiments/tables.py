@@ -5,15 +5,13 @@ Command:   python -m experiments.tables                              (the tables
            python -m experiments.tables build TRACES [--live RUN ...] (results/, from what experiments.record wrote)
            python -m experiments.tables prior TRACES                 (refits the numbers of survival's prior)
 Time:      10 seconds; build: 35 minutes on 2 cores for all 110 cells, prior a minute
-Output:    blocks between <!-- table: NAME --> and <!-- end: NAME --> of the pages; docs/images/headline.png and
-           draft_length.png; build: results/
+Output:    blocks between <!-- table: NAME --> and <!-- end: NAME --> of the pages, and pictures; build: results/
 
-Rules are replayed over every cell that has been recorded (python -m experiments.record configs/evidence.py), with the
-costs of PAIR/costs/cost_model.json in TRACES (experiments.step_cost), or else those of a run of experiments.compare
-with that pair (--live), whose measured times are archived as well. A test fails where a page and the archive disagree.
+Rules are replayed over every recorded cell (experiments.record configs/evidence.py), with the costs of
+PAIR/costs/cost_model.json in TRACES (experiments.step_cost), or else those of a run of experiments.compare (--live),
+whose measured times are archived as well. A test fails where a page and the archive disagree.
 """
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,8 +51,7 @@ from specdec_jax.stopping.survival import GREEDY, SAMPLED
 READINGS = ("adaedl 0.7", "adaedl", "adaedl-first", "adaedl-keep")
 CORE = (STATIC, *READINGS, "max-confidence-keep", "cumulative-confidence", "survival")
 HEADLINE = (("reading", (0.0, 0.7, 1.0)), ("qwen", (0.0, 0.7)))
-LONG_DRAFTS = "static-8"
-LISTS = ("drafted_at", "accepted_at")
+LONG_DRAFTS, LISTS = "static-8", ("drafted_at", "accepted_at")
 POSITIONS = (1, 2, 3, 4, 6, 8)
 LEVEL_BAND = (0.97, 1.03)
 SAMPLED_AT = 0.7  # where sampled passes are measured
@@ -86,10 +83,10 @@ def speedups(archive: Archive, lengths: bool = False) -> str:
     for limit in sorted({tokens for *_, tokens in archive.groups}):
         for temperature in archive.temperatures:
             if groups := archive.at(temperature, limit):
-                names = dict.fromkeys(rule for group in groups.values() for rule in group.rules)
-                usual = limit == archive.manifest["config"]["max_new_tokens"]
-                names = [name for name in names if usual or name in (*CORE, ORACLE)]
-                names = [name for name in names if lengths or not name.startswith(f"{STATIC}-")]
+                names = [*dict.fromkeys(rule for group in groups.values() for rule in group.rules)]
+                if limit != archive.manifest["config"]["max_new_tokens"]:
+                    names = [name for name in names if name in (*CORE, ORACLE)]
+                names = [name for name in names if lengths or "static-" not in name]
                 title = f"**{at_temperature(temperature).capitalize()}, {limit} tokens**"
                 blocks += [title, rules_table(groups, names)]
     return "\n\n".join([*blocks, NOTE_SPEEDUPS])
@@ -291,18 +288,17 @@ def recorded_cells(archive: Archive) -> str:
         tokens = int(group.texts["tokens"].sum())
         size = [str(len(group.prompts)), str(len(group.seeds)), f"{tokens:,}"]
         lines.append([f"{pair}, {at_temperature(temperature)}, up to {limit} tokens", *size])
-    every = sum(int(group.texts["tokens"].sum()) for group in archive.groups.values())
-    done, missing = len(archive.manifest["cells"]), len(archive.manifest["missing"])
-    revisions = sorted({cell["git"]["revision"][:8] for cell in archive.manifest["cells"] if cell["git"]})
-    about = f"{done} of {done + missing} cells, {every:,} tokens, recorded with commits {', '.join(revisions)} on "
-    about += f"{' and '.join(sorted({cell['processor'] for cell in archive.manifest['cells']}))}."
+    every, cells = sum(int(group.texts["tokens"].sum()) for group in archive.groups.values()), archive.manifest["cells"]
+    about = f"{len(cells)} of {len(cells) + len(archive.manifest['missing'])} cells, {every:,} tokens, with commits "
+    about += ", ".join(sorted({cell["git"]["revision"][:8] for cell in cells if cell["git"]}))
+    about += f" on {' and '.join(sorted({cell['processor'] for cell in cells}))}."
     return f"{about}\n\n{markdown(['texts of', 'prompts', 'seeds', 'tokens'], lines)}"
 
 
 TABLES: dict[str, Callable[[Archive], str]] = {
     "headline": headline,
     "speedups": speedups,
-    "all_rules": functools.partial(speedups, lengths=True),
+    "all_rules": lambda archive: speedups(archive, lengths=True),
     "contrasts": contrasts,
     "adaedl": adaedl,
     "lambda": moving_lambda,
