@@ -266,7 +266,7 @@ def _sum(values: Any) -> Any:
     *_, vocab = shape = jax.tree.leaves(values)[0].shape
 
     def by_columns(values: Array) -> Array:
-        return jnp.sum(jnp.sum(values.reshape(*shape[:-1], -1, _BLOCK), axis=-2), axis=-1)
+        return jnp.sum(jnp.sum(values.reshape(*shape[:-1], vocab // _BLOCK, _BLOCK), axis=-2), axis=-1)
 
     def at_once(values: Any) -> Any:
         zeros = jax.tree.map(lambda each: jnp.zeros((), each.dtype), values)
