@@ -339,11 +339,11 @@ def test_every_page_has_one_place_in_the_site():
 
 
 def test_the_readme_and_the_evidence_are_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
-    names = "method", "results", "audit", "replay", "losslessness", "reproduce", "limits"
-    every = "\n".join(path.read_text(encoding="utf-8") for path in PAGES if path.stem in {"README", *names})
+    names = {"README", "method", "results", "audit", "replay", "losslessness", "reproduce", "limits"}
+    every = "\n".join(path.read_text(encoding="utf-8") for path in PAGES if path.stem in names)
     written = re.sub(r"```.*?```|<!-- table: ([\w-]+) -->.*?<!-- end: \1 -->", "", every, flags=re.DOTALL)
     assert sum(bool(re.search(r"\w", word)) for word in written.split()) <= 9_000
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_the_workflow_and_the_script_have_the_same_parts():
