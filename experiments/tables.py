@@ -49,7 +49,7 @@ from specdec_jax.replay.trace import load_trace
 from specdec_jax.stopping.survival import GREEDY, SAMPLED
 
 READINGS = ("adaedl 0.7", "adaedl", "adaedl-first", "adaedl-keep")
-CORE = (STATIC, *READINGS, "max-confidence-keep", "cumulative-confidence", "survival")
+CORE = (STATIC, *READINGS, "cumulative-confidence", "survival")
 HEADLINE = (("reading", (0.0, 0.7, 1.0)), ("qwen", (0.0, 0.7)))
 LONG_DRAFTS, LISTS = "static-8", ("drafted_at", "accepted_at")
 POSITIONS = (1, 2, 3, 4, 6, 8)
