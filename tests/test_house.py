@@ -234,13 +234,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_926, 23_000),
+    "the package without contrib and distillation": (22_925, 23_000),
     "contrib": (4_069, 4_200),
     "distillation": (2_271, 2_300),
     "experiments": (6_979, 7_000),
     "tests": (21_469, 21_500),
-    "ten central files": (1_524, 1_700),
-    "plain AdaEDL, with all it imports": (3_067, 3_100),
+    "ten central files": (1_519, 1_700),
+    "plain AdaEDL, with all it imports": (3_062, 3_100),
 }
 
 
