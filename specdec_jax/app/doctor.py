@@ -299,7 +299,7 @@ def conclude(
     """Recommends the default policy unless another one is faster (`fast`), with the command to decode with it."""
     best, default = max(predictions, key=_speedup), Settings()
     fast_rules = [rule for rule, marked in zip(predictions, fast, strict=True) if marked and _speedup(rule) > 1]
-    chosen = next((rule for rule in fast_rules if repr(rule.policy) == default.policy), best)
+    chosen = next((rule for rule in fast_rules if rule.policy == default.rules[0]), best)
     pays = _speedup(chosen) > 1
     verdict = ("pays" if chosen.speedup.low > 1 else "may pay") if pays else "will not pay"
     limit = max((rule.break_even for rule in predictions if math.isfinite(rule.break_even)), default=0.0)
