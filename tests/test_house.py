@@ -234,7 +234,7 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_925, 23_000),
+    "the package without contrib and distillation": (22_905, 23_000),
     "contrib": (4_069, 4_200),
     "distillation": (2_271, 2_300),
     "experiments": (6_977, 7_000),
