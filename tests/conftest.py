@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items):
     """Marks tests by their processor seconds in `seconds.json`; what reads real weights is slow, and optimised.
 
     Of `often(n)` tests all but the first n cases are seldom. Of each function that `tools/mutations.py` names the two
-    quickest cases are never long, nor is a case that it names.
+    quickest cases are never long, nor is a case that it names, nor what has the mark `essential`.
     """
     seconds = {item.nodeid: KNOWN.get(item.nodeid, 0.0) for item in items}
     COLLECTED.update(seconds)
@@ -139,7 +139,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.optimised)
         if is_real or item.nodeid in KNOWN:
             item.add_marker(pytest.mark.slow)
-        if seconds[item.nodeid] > LONG and not (is_named and quickest[test] <= 2):
+        is_needed = (is_named and quickest[test] <= 2) or item.get_closest_marker("essential") is not None
+        if seconds[item.nodeid] > LONG and not is_needed:
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)  # caches are cleared before them
 
