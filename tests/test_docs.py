@@ -258,7 +258,6 @@ def test_the_first_generation(tiny_models, capsys):
 
 
 def test_every_rule_on_one_recording(tiny_models, capsys):
-    pytest.importorskip("pandas")
     commands = [shlex.split(line[2:]) for line in blocks("every_rule.md", "console")[0].splitlines()]
     short = ["--target", tiny_models[0], "--drafter", tiny_models[1], "--max-new-tokens", "24", "--no-chat"]
     for command, more in zip(commands, [[*short, "--dtype", "float32"], []], strict=True):

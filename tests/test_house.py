@@ -238,7 +238,7 @@ BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
     "contrib": (4_069, 4_200),
     "distillation": (2_271, 2_300),
     "experiments": (6_977, 7_000),
-    "tests": (21_469, 21_500),
+    "tests": (21_468, 21_500),
     "ten central files": (1_519, 1_700),
     "plain AdaEDL, with all it imports": (3_062, 3_100),
 }
