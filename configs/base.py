@@ -23,7 +23,7 @@ from specdec_jax.decoding.user_code import location
 from specdec_jax.loading.precision import precision
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.strategy import Strategy, nearest
-from specdec_jax.text.options import Models, parse_options
+from specdec_jax.text.options import Models
 from specdec_jax.text.pair import check_drafter
 from specdec_jax.text.sampling_params import MinP, NewTokens, SamplingParams, Seed, Temperatures, TopK, TopP
 from specdec_jax.text.strategies import import_from_folder_of
@@ -255,7 +255,7 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
     """`config` with command line arguments applied.
 
     Raises:
-        ValueError: an argument that is no field, with the nearest, or a value that is refused. --help ends the program.
+        ValueError: an argument that is no field, with the nearest. --help and a refused value end the program.
     """
     if not arguments:
         return config
@@ -266,9 +266,7 @@ def override(config: T, arguments: Sequence[str], program: str | None = None) ->
         if key.startswith("--") and key not in [*options, "--help"] and key.replace("--no-", "--", 1) not in options:
             raise ValueError(f"unknown option {argument.split('=')[0]}{nearest(key, options)}")
     style = (tyro.conf.AvoidSubcommands,)
-    program = program or "CONFIG.py"
-    options: dict[str, Any] = {"default": config, "config": style, "prog": program}
-    read = parse_options(type(config), args=list(arguments), **options)
+    read = tyro.cli(type(config), args=list(arguments), default=config, config=style, prog=program or "CONFIG.py")
     # What only a file can set is the file's: tyro makes it anew out of its fields, and a strategy is more than those.
     files = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if _is_files(f)}
     return dataclasses.replace(read, **files)

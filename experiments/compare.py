@@ -272,8 +272,7 @@ def picture(summaries: Iterable[Row], title: str) -> Figure:
     """The mean speed-up of every method with its interval, a panel a temperature."""
     panels: dict[str, list[Point]] = {}
     for row in summaries:
-        points = panels.setdefault(at_temperature(row["temperature"]), [])
-        points.append((row["what"], *mean_interval(speedups(row))))
+        panels.setdefault(at_temperature(row["temperature"]), []).append((row["what"], *mean_interval(speedups(row))))
     figure = dots_figure(panels, "mean speed-up over plain decoding, with its 95 % interval over prompts")
     figure.suptitle(title, fontsize=10)
     return figure

@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items):
     """Marks tests by their processor seconds in `seconds.json`; what reads real weights is slow, and optimised.
 
     Of `often(n)` tests all but the first n cases are seldom. Of each function that `tools/mutations.py` names the two
-    quickest cases are never long, nor is a case that it names.
+    quickest cases are never long, nor is a case that it names, nor what has the mark `essential`.
     """
     seconds = {item.nodeid: KNOWN.get(item.nodeid, 0.0) for item in items}
     COLLECTED.update(seconds)
@@ -139,7 +139,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.optimised)
         if is_real or item.nodeid in KNOWN:
             item.add_marker(pytest.mark.slow)
-        if seconds[item.nodeid] > LONG and not (is_named and quickest[test] <= 2):
+        is_needed = (is_named and quickest[test] <= 2) or item.get_closest_marker("essential") is not None
+        if seconds[item.nodeid] > LONG and not is_needed:
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)  # caches are cleared before them
 
@@ -164,7 +165,7 @@ def pytest_runtest_setup(item):
 def own_seconds():
     """Processor seconds of this process and its children, which other work on the machine does not lengthen.
 
-    Less those of fixtures that tests share.
+    Less those of fixtures that tests of a module, or of a session, share.
     """
     return sum(os.times()[:4]) - sum(SHARED.values())
 
@@ -173,7 +174,7 @@ def own_seconds():
 def pytest_fixture_setup(fixturedef, request):
     began = sum(os.times()[:4])
     value = yield
-    if fixturedef.scope == "module":
+    if fixturedef.scope != "function":
         SHARED[request.node.nodeid, fixturedef.argname] += sum(os.times()[:4]) - began
     return value
 
@@ -194,16 +195,24 @@ def pytest_runtest_logreport(report):
         SECONDS[report.nodeid] = round(seconds, 1)
 
 
+def unrecorded(limit):
+    """Tests of more seconds that `seconds.json` does not have; on a slower machine there are more."""
+    return [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > limit and test not in KNOWN]
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Tests that `seconds.json` should mark; on a slower machine there are more."""
-    new = [f"{seconds} {test}" for test, seconds in SECONDS.items() if seconds > LONG and test not in KNOWN]
-    if new:
+    if new := unrecorded(LONG):
         terminalreporter.section(f"over {LONG:g} processor seconds and not in {RECORD.name}")
-        terminalreporter.write_line("\n".join(new))
+        advice = f"over {2 * LONG:g} CI fails: make the test quicker, or record it (make test ARGS=--record-seconds)"
+        terminalreporter.write_line("\n".join([*new, advice]))
 
 
 def pytest_sessionfinish(session):
-    if session.config.getoption("--record-seconds") and not hasattr(session.config, "workerinput"):
+    if hasattr(session.config, "workerinput"):
+        return
+    if os.environ.get("CI") and session.config.option.markexpr != "seldom" and unrecorded(2 * LONG):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+    if session.config.getoption("--record-seconds"):
         recorded = {test: seconds for test, seconds in (KNOWN | SECONDS).items() if seconds >= RECORDED}
         RECORD.write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 

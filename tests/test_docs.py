@@ -258,7 +258,6 @@ def test_the_first_generation(tiny_models, capsys):
 
 
 def test_every_rule_on_one_recording(tiny_models, capsys):
-    pytest.importorskip("pandas")
     commands = [shlex.split(line[2:]) for line in blocks("every_rule.md", "console")[0].splitlines()]
     short = ["--target", tiny_models[0], "--drafter", tiny_models[1], "--max-new-tokens", "24", "--no-chat"]
     for command, more in zip(commands, [[*short, "--dtype", "float32"], []], strict=True):
@@ -331,16 +330,13 @@ def test_what_the_pages_import_is_in_the_reference():
     assert {name for name in missing if getattr(value_of(name), "__module__", "") not in LISTED} == set() != used
 
 
-def test_every_page_has_one_place_in_the_site():
+def test_every_page_has_one_place_in_the_site_and_the_evidence_is_short():
     placed = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     roots = {"index.md", "contributing.md", "changelog.md"}  # README and the others, by tools/docs_pages.py
-    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
-    assert sorted(name for name in placed if name not in roots) == sorted(pages)
-
-
-def test_the_readme_and_the_evidence_are_short():
-    names = {"README", "method", "results", "audit", "replay", "losslessness", "reproduce", "limits"}
-    every = "\n".join(path.read_text(encoding="utf-8") for path in PAGES if path.stem in names)
+    pages = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(name for name in placed if name not in roots) == pages
+    evidence = {"README", "method", "results", "audit", "replay", "losslessness", "reproduce", "limits"}
+    every = "\n".join(path.read_text(encoding="utf-8") for path in PAGES if path.stem in evidence)
     written = re.sub(r"```.*?```|<!-- table: ([\w-]+) -->.*?<!-- end: \1 -->", "", every, flags=re.DOTALL)
     assert sum(bool(re.search(r"\w", word)) for word in written.split()) <= 9_000
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 120

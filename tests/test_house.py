@@ -234,13 +234,13 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_930, 23_000),
-    "contrib": (4_113, 4_200),
-    "distillation": (2_294, 2_300),
-    "experiments": (6_979, 7_000),
+    "the package without contrib and distillation": (22_903, 23_000),
+    "contrib": (4_049, 4_200),
+    "distillation": (2_271, 2_300),
+    "experiments": (6_977, 7_000),
     "tests": (21_469, 21_500),
-    "ten central files": (1_523, 1_700),
-    "plain AdaEDL, with all it imports": (3_067, 3_100),
+    "ten central files": (1_522, 1_700),
+    "plain AdaEDL, with all it imports": (3_066, 3_100),
 }
 
 
@@ -360,8 +360,8 @@ def test_files_and_functions_stay_short():
 
 
 CALLED_ONCE = {  # private functions that are called once, by folder, as a ceiling: most belong inside their caller
-    **{"app": 14, "contrib": 31, "decoding": 6, "distillation": 18, "lossless": 25, "loading": 8, "models": 2},
-    **{"metrics": 3, "replay": 8, "drafters": 3, "kernels": 2, "text": 6},
+    **{"app": 8, "contrib": 19, "decoding": 3, "distillation": 14, "lossless": 15, "loading": 4, "models": 2},
+    **{"metrics": 2, "replay": 5, "drafters": 2, "kernels": 2, "text": 4},
 }
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import tyro
 from rich.console import Console
 
 from configs.base import load_config
@@ -26,7 +27,7 @@ from specdec_jax.loading import LoadedModel, download, for_target, load_drafter,
 from specdec_jax.meshes import use_mesh
 from specdec_jax.ranges import check_fields
 from specdec_jax.text.escapes import error_line
-from specdec_jax.text.options import ModelNames, parse_options
+from specdec_jax.text.options import ModelNames
 
 Main = Callable[..., int]  # takes the words of a command line, those of the process unless given
 
@@ -56,11 +57,11 @@ def exit_codes(*also: type[Exception], interrupted: str | None = None) -> Callab
 
 def parsed(kind: Any, doc: str | None, arguments: Sequence[str] | None, program: str | None = None) -> Any:
     """The command line as a `kind`. `doc`: what the help begins with; `program`: as the usage line has it, else the
-    module of `kind`. Raises ValueError for what cannot be parsed; --help ends the program."""
+    module of `kind`. What cannot be parsed ends the program with 2, --help with 0."""
     spec = getattr(sys.modules[kind.__module__], "__spec__", None)  # where it is the program that runs
     program = program or f"python -m {kind.__module__ if spec is None else spec.name}"
     description = textwrap.indent((doc or "").strip(), " ")  # tyro keeps the lines of indented text
-    return parse_options(kind, args=arguments, prog=program, description=description)
+    return tyro.cli(kind, args=arguments, prog=program, description=description)
 
 
 def command(kind: Any, run: Callable[[Any, Console], Any], doc: str | None, program: str | None = None) -> Main:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from experiments.lib.rules import COMPARED
 from specdec_jax.metrics.intervals import Interval
@@ -72,9 +71,8 @@ def lines_figure(
         if log:
             axes.set_xscale("log")
         if len(ticks):
-            axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.xaxis.set_major_formatter("{x:g}")
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
     side_by_side = min(4, 2 * grid.shape[1])
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=side_by_side, frameon=False, fontsize=9)
     return figure

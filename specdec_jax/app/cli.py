@@ -26,7 +26,7 @@ from specdec_jax.app.commands import (
 from specdec_jax.ranges import check_fields
 from specdec_jax.strategy import nearest
 from specdec_jax.text.escapes import ERROR_WIDTH, error_line, one_line
-from specdec_jax.text.options import Rules, parse_options
+from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
 COMMANDS: dict[str, Any] = {
@@ -41,8 +41,9 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 (--help exits with it), 1 (the answer is no), 2 (invalid input), 3 (not
-    shown), 70 (a bug of this program), 130 (Ctrl-C), 141 (the reader of the output is gone).
+    """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (invalid input), 3 (not shown), 70 (a bug of
+    this program), 130 (Ctrl-C), 141 (the reader of the output is gone). --help exits with 0, and words that are no
+    options of the command with 2.
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
@@ -91,7 +92,7 @@ def _parsed(arguments: list[str]) -> Any:
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        command = parse_options(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
+        command = tyro.cli(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
         check_fields(command)
         if isinstance(command, Generate):
             import_module(f"{BEAM_SEARCH}.command").check_beams(command, arguments[1:])
@@ -101,12 +102,13 @@ def _parsed(arguments: list[str]) -> Any:
         return command
     if not name.startswith("-"):
         raise ValueError((f"no command {name!r}" if name else "a command is missing") + nearest(name, COMMANDS))
-    listed = [
+    listed = (
         Annotated[kind, tyro.conf.subcommand(name, description=str(kind.__doc__).split("\n")[0])]
         for name, kind in COMMANDS.items()
-    ]
+    )
+    either: Any = Union[*listed]
     about = "Adaptive speculative decoding in JAX. A command's own --help lists its options."
-    return parse_options(Union[*listed], args=arguments, prog=program, description=about)
+    return tyro.cli(either, args=arguments, prog=program, description=about)
 
 
 def run_generate(command: Generate) -> int:

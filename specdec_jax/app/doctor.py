@@ -118,8 +118,21 @@ def _sections(page: Page, settings: Settings, texts: Sequence[str], context: int
         raise ValueError(f"a prompt of {longest} tokens and {new} new ones exceed the target's context, {context_size}")
     context = min(DEFAULT_CONTEXT, context_size) if context is None else context
     Between(1, context_size, whole=True).check("context", context)
-    if refusal := show_pair(page, target, drafter) or _weights(page, settings, target, drafter):
+    if refusal := show_pair(page, target, drafter):
         return Conclusion(False, False, refusal)
+    dtype, mesh, free = "bfloat16" if settings.dtype == "auto" else settings.dtype, mesh_here(), free_memory()
+    taken, devices = {}, 1 if mesh is None else mesh.size
+    for name in dict.fromkeys((*DTYPES, dtype)):
+        shared = weight_bytes(drafter.config, name, SHARE_DRAFTER)
+        taken[name] = {"target": weight_bytes(target.config, name), "drafter": shared}
+    page.report["memory"] = dict(predicted_weights=taken, dtype=dtype, devices=devices, measured_free=free)
+    needed, small = sum(taken[dtype].values()), sum(taken[INT8].values())
+    if free is not None and needed > free:
+        _show_memory(page)
+        each = f"each of {devices} devices" if devices > 1 else "the device"
+        hint = f"; in int8 they would take {decimal(small)}: --dtype int8" if small <= free else ""
+        why = f"the weights take {decimal(needed)} in {dtype} (predicted), and {each} has {decimal(free)} free{hint}"
+        return Conclusion(False, False, why)
     with status(f"Loading {settings.target} and {settings.drafter}"):
         pair = build(settings)
     page.report["products"] = kernels.products()
@@ -188,23 +201,6 @@ def show_pair(page: Page, target: LoadedModel, drafter: LoadedModel) -> str:
             page.console.print(f"The drafter reads the target's hidden states of layers {layers}.")
     page.report["pair"] = {"target": facts[0], "drafter": facts[1], "refusal": refusal}
     return refusal
-
-
-def _weights(page: Page, settings: Settings, target: LoadedModel, drafter: LoadedModel) -> str:
-    """Predicts the bytes of the weights per device by dtype. Returns why they cannot be loaded."""
-    dtype, mesh, free = "bfloat16" if settings.dtype == "auto" else settings.dtype, mesh_here(), free_memory()
-    taken, devices = {}, 1 if mesh is None else mesh.size
-    for name in dict.fromkeys((*DTYPES, dtype)):
-        shared = weight_bytes(drafter.config, name, SHARE_DRAFTER)
-        taken[name] = {"target": weight_bytes(target.config, name), "drafter": shared}
-    page.report["memory"] = dict(predicted_weights=taken, dtype=dtype, devices=devices, measured_free=free)
-    needed, small = sum(taken[dtype].values()), sum(taken[INT8].values())
-    if free is None or needed <= free:
-        return ""
-    _show_memory(page)
-    each = f"each of {devices} devices" if devices > 1 else "the device"
-    hint = f"; in int8 they would take {decimal(small)}: --dtype int8" if small <= free else ""
-    return f"the weights take {decimal(needed)} in {dtype} (predicted), and {each} has {decimal(free)} free{hint}"
 
 
 def _show_memory(page: Page) -> None:
@@ -303,7 +299,7 @@ def conclude(
     """Recommends the default policy unless another one is faster (`fast`), with the command to decode with it."""
     best, default = max(predictions, key=_speedup), Settings()
     fast_rules = [rule for rule, marked in zip(predictions, fast, strict=True) if marked and _speedup(rule) > 1]
-    chosen = next((rule for rule in fast_rules if repr(rule.policy) == default.policy), best)
+    chosen = next((rule for rule in fast_rules if rule.policy == default.rules[0]), best)
     pays = _speedup(chosen) > 1
     verdict = ("pays" if chosen.speedup.low > 1 else "may pay") if pays else "will not pay"
     limit = max((rule.break_even for rule in predictions if math.isfinite(rule.break_even)), default=0.0)

@@ -56,7 +56,7 @@ FILE_TYPES = {"F32": gguf.LlamaFileType.ALL_F32} | {
 }
 POSITIONS = "position_embd.weight"
 ROLES = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}  # the end depends on the model too
-ENDS = ("eos", "eot", "eom")
+ENDS = ("eos", "eot", "eom")  # of sequence, turn and message
 SWALLOWING = ("single_word", "lstrip", "rstrip")
 UNSTATED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 UNUSED, BYTE = 5, 6  # values of tokenizer.ggml.token_type
@@ -130,8 +130,14 @@ def save_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         for array, part, as_kind in tensors.values():  # one at a time: `add_tensor` would keep the whole file in memory
-            writer.write_tensor_data(gguf.quants.quantize(_ordered(architecture, array, part, config), as_kind))
+            array = array.astype(np.float32)  # in the file's order: the inverse of `Architecture.from_file`
+            if architecture.interleaved and part in heads:
+                array = array.reshape(heads[part], 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+            elif part.endswith("norm") and architecture.norm_offset:
+                array = array + np.float32(architecture.norm_offset)
+            writer.write_tensor_data(gguf.quants.quantize(np.ascontiguousarray(array), as_kind))
 
 
 def _tensors(
@@ -155,17 +161,6 @@ def _tensors(
     return tensors
 
 
-def _ordered(architecture: Architecture, array: np.ndarray, part: str, config: Any) -> np.ndarray:
-    """The inverse of `Architecture.from_file`, of a tensor that is turned already, in float32."""
-    array = array.astype(np.float32)
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    if architecture.interleaved and part in heads:
-        return array.reshape(heads[part], 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    if part.endswith("norm") and architecture.norm_offset:
-        return array + np.float32(architecture.norm_offset)
-    return np.ascontiguousarray(array)
-
-
 def _hyperparameters(name: str, architecture: Architecture, c: Any, kind: str) -> dict[str, Any]:
     """Raises ValueError for a config that no file of the architecture can state."""
     for field, value in IMPLIED[name](c).items():
@@ -182,7 +177,13 @@ def _hyperparameters(name: str, architecture: Architecture, c: Any, kind: str) -
         if value is not None and (stored != WINDOW or any(local)):
             numbers[stored] = type_(value)
     if "rope.freq_base" in numbers:
-        numbers |= {"rope.dimension_count": c.head_dim} | _rope_scaling(c.rope_scaling)
+        numbers["rope.dimension_count"] = c.head_dim
+        scaling, scaled_as = c.rope_scaling, rope_type(c.rope_scaling)
+        if scaled_as == "linear":
+            numbers |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling["factor"])}
+        elif scaled_as != "default" and not any(each.items() <= scaling.items() for each in LLAMA3_SCALINGS):
+            # Llama 3's published ones need no metadata; any other would be lost to every reader but llama.cpp.
+            raise ValueError(f"a GGUF file cannot state the rope scaling {scaling}")
         if name not in ("llama", READING) or c.head_dim * c.num_attention_heads != c.hidden_size:
             numbers |= {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
     if WINDOW in numbers and local != architectures.has_window(len(local), architectures.GLOBAL_EVERY[name]):
@@ -190,17 +191,6 @@ def _hyperparameters(name: str, architecture: Architecture, c: Any, kind: str) -
     quantised = {"general.quantization_version": gguf.GGML_QUANT_VERSION} if kind.startswith("Q") else {}
     general = {"general.type": "model", "general.file_type": int(FILE_TYPES[kind]), **quantised}
     return general | {f"{name}.{entry}": value for entry, value in numbers.items()}
-
-
-def _rope_scaling(scaling: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The metadata of a scaling, of which Llama 3's has none. Another than its published ones would be lost to every
-    reader but llama.cpp: raises ValueError."""
-    kind = rope_type(scaling)
-    if scaling and kind == "linear":
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling["factor"])}
-    if kind == "default" or (scaling and any(published.items() <= scaling.items() for published in LLAMA3_SCALINGS)):
-        return {}
-    raise ValueError(f"a GGUF file cannot state the rope scaling {scaling}")
 
 
 def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...], bos: int | None) -> dict[str, Any]:
@@ -213,15 +203,36 @@ def tokenizer_metadata(tokenizer: Tokenizer, rows: int, eos_ids: tuple[int, ...]
     state = json.loads(tokenizer.backend.to_str())
     swallowing = [(token["content"], name) for token in state["added_tokens"] for name in SWALLOWING if token[name]]
     _check_stated({f"{name} of {content!r}": True for content, name in swallowing})
-    tokens, kinds = _tokens(tokenizer, state["added_tokens"], rows)
+    by_id = {id_: token for token, id_ in tokenizer.vocabulary().items()}
+    if max(by_id, default=-1) >= rows:
+        raise ValueError(f"token {max(by_id)} ({by_id[max(by_id)]!r}) has no embedding: the model has {rows}")
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(rows)]
+    if len(set(tokens)) != rows:
+        raise ValueError("the vocabulary has tokens named [PAD<id>], which rows without a token are called in GGUF")
+    added = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in state["added_tokens"]}
+    kinds = [added.get(i, NORMAL) if i in by_id else UNUSED for i in range(rows)]
     by_score = state["model"]["type"] == "BPE" and state["model"]["byte_fallback"]
     words = _sentencepiece(state, tokens, kinds) if by_score else _byte_level(state) | {KINDS: kinds}
     ids = {name: _id(tokenizer, role) for role, name in ROLES.items() if role in tokenizer.special}
-    ids = ({} if bos is None else {"bos": bos}) | ids | _ends(tokenizer, eos_ids)
+    # The tokenizer's own end of sequence comes first, as templates read it back as eos_token.
+    eos = (_id(tokenizer, "eos_token"),) if "eos_token" in tokenizer.special else ()
+    if eos and eos_ids and eos[0] not in eos_ids:
+        raise ValueError(
+            f"the tokenizer's eos_token has id {eos[0]} and the model ends with {eos_ids}: GGUF has one for both"
+        )
+    ends = tuple(dict.fromkeys(eos + eos_ids))
+    if len(ends) > len(ENDS):
+        raise ValueError(f"the model ends with any of {ends}; GGUF has place for {len(ENDS)}")
+    ids = ({} if bos is None else {"bos": bos}) | ids | dict(zip(ENDS, ends, strict=False))
+    # Probed: post-processors that say the same come in several forms.
+    plain, special = tokenizer.encode("a"), tokenizer.encode("a", add_special=True)
+    if special not in (plain, [tokenizer.bos_id, *plain]):
+        made = [tokenizer.backend.id_to_token(i) for i in special]
+        raise ValueError(f"the tokenizer makes {made} of 'a'; GGUF can state a beginning of sequence and no more")
     tools = tokenizer.tool_template
     return words | {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.add_bos_token": _adds_bos(tokenizer),
+        "tokenizer.ggml.add_bos_token": special != plain,
         **{f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in ids.items()},
         **({CHAT_TEMPLATE: tokenizer.chat_template} if tokenizer.chat_template else {}),
         **({"tokenizer.chat_templates": ["tool_use"], TOOL_TEMPLATE: tools} if tools else {}),
@@ -332,18 +343,6 @@ def _check_stated(lost: Mapping[str, Any]) -> None:
         raise ValueError(f"a GGUF file cannot state the tokenizer's {parts}")
 
 
-def _tokens(tokenizer: Tokenizer, added: list[dict[str, Any]], rows: int) -> tuple[list[str], list[int]]:
-    """Token and type by id, one each for every row."""
-    by_id = {id_: token for token, id_ in tokenizer.vocabulary().items()}
-    if max(by_id, default=-1) >= rows:
-        raise ValueError(f"token {max(by_id)} ({by_id[max(by_id)]!r}) has no embedding: the model has {rows}")
-    kinds = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in added}
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(rows)]
-    if len(set(tokens)) != rows:
-        raise ValueError("the vocabulary has tokens named [PAD<id>], which rows without a token are called in GGUF")
-    return tokens, [kinds.get(i, NORMAL) if i in by_id else UNUSED for i in range(rows)]
-
-
 def _merge(pair: Any) -> str:
     """Both halves with a space between; tokenizer.json had them so itself before it had lists."""
     merge = pair if isinstance(pair, str) else " ".join(pair)
@@ -357,27 +356,3 @@ def _id(tokenizer: Tokenizer, role: str) -> int:
     if id_ is None:
         raise ValueError(f"the tokenizer's {role} {tokenizer.special[role]!r} is not in its vocabulary")
     return id_
-
-
-def _ends(tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> dict[str, int]:
-    """End of sequence, turn and message. The tokenizer's own comes first, as templates read it back as eos_token."""
-    eos = (_id(tokenizer, "eos_token"),) if "eos_token" in tokenizer.special else ()
-    if eos and eos_ids and eos[0] not in eos_ids:
-        raise ValueError(
-            f"the tokenizer's eos_token has id {eos[0]} and the model ends with {eos_ids}: GGUF has one for both"
-        )
-    ends = tuple(dict.fromkeys(eos + eos_ids))
-    if len(ends) > len(ENDS):
-        raise ValueError(f"the model ends with any of {ends}; GGUF has place for {len(ENDS)}")
-    return dict(zip(ENDS, ends, strict=False))
-
-
-def _adds_bos(tokenizer: Tokenizer) -> bool:
-    """Probe of the tokenizer itself: post-processors that say the same come in several forms."""
-    plain, special = tokenizer.encode("a"), tokenizer.encode("a", add_special=True)
-    if plain == special:
-        return False
-    if special != [tokenizer.bos_id, *plain]:
-        added = [tokenizer.backend.id_to_token(i) for i in special]
-        raise ValueError(f"the tokenizer makes {added} of 'a'; GGUF can state a beginning of sequence and no more")
-    return True

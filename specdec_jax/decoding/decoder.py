@@ -107,8 +107,7 @@ def build_decoder(
             f"max_draft_length {drafter.max_draft_length} does not fit the target's context of {target.spec.context}"
         )
     check_reads(target, drafter.observe)
-    if prefill_chunk < 2:
-        raise ValueError(f"prefill_chunk must be at least 2, got {prefill_chunk}")
+    Between(2, whole=True).check("prefill_chunk", prefill_chunk)
     drafts = target.spec.vocab_size if drafter.model is None else drafter.model.spec.vocab_size
     if drafter.model is not None and drafter.model.spec.source is not None and target.spec.source is None:
         raise ValueError("the drafter has an encoder, and the target, which has none, brings it no source")

@@ -13,6 +13,7 @@ import numpy as np
 from specdec_jax.distillation.shards import Shard
 
 GAP = -1  # the segment of padding
+RECENT = 64  # rows among which a conversation is packed
 
 
 class Batch(NamedTuple):
@@ -145,7 +146,15 @@ class BatchOrder:
         batches = []
         for low, slots in zip((0, *self._packing.slots), self._packing.slots, strict=False):
             mine = rng.permutation(np.flatnonzero((lengths > low) & (lengths <= slots)))
-            rows = _first_fit(mine, lengths, slots)
+            rows, free = list[list[int]](), list[int]()
+            for member in mine.tolist():
+                recent = range(max(0, len(rows) - RECENT), len(rows))
+                at = next((row for row in recent if free[row] >= lengths[member]), len(rows))
+                if at == len(rows):
+                    rows.append([])
+                    free.append(slots)
+                rows[at].append(member)
+                free[at] -= int(lengths[member])
             size = self._packing.tokens // slots
             while len(rows) % size:  # an incomplete last batch repeats rows of others
                 rows.append(rows[rng.integers(len(rows))])
@@ -214,20 +223,3 @@ class BatchOrder:
         correction = np.zeros((count,), np.float32)
         correction[len(named) :] = np.log(len(others) / len(drawn))
         return index, np.concatenate([named, drawn]).astype(np.int32), correction
-
-
-def _first_fit(members: np.ndarray, lengths: np.ndarray, slots: int, window: int = 64) -> list[list[int]]:
-    """Rows of conversations: each is placed in the first of the last `window` open rows that has room."""
-    rows: list[list[int]] = []
-    free: list[int] = []
-    for member in members:
-        size = int(lengths[member])
-        for at in range(max(0, len(rows) - window), len(rows)):
-            if free[at] >= size:
-                rows[at].append(int(member))
-                free[at] -= size
-                break
-        else:
-            rows.append([int(member)])
-            free.append(slots - size)
-    return rows

@@ -64,7 +64,14 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
     constant = CONSTANT * spread
     embedding = np.zeros((vocab, config.hidden_size), np.float32)
     embedding[:, :content_size], embedding[:, -1] = content, constant
-    signature = _signatures(content, constant, signature_size(config.hidden_size), counts, rng)
+    # The signature: a projection [size, content_size + 1] of an embedding's content and constant to mean 0, variance 1.
+    size = signature_size(config.hidden_size)
+    weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)
+    weight /= weight.sum()
+    mean = weight @ content
+    spread = np.sqrt(weight @ (content - mean) ** 2)
+    turn = np.linalg.qr(rng.normal(size=(content_size, size)))[0].T / spread[None, :]
+    signature = np.concatenate([turn, -(turn @ mean)[:, None] / constant], axis=1)
     params = jax.tree.map(np.array, params)
     params["embedding"] = embedding
     for layer in ("layer_0", "layer_1"):  # small random parts, because noise would hide the matches
@@ -72,59 +79,37 @@ def built_in(params: Any, content: np.ndarray, config: LlamaConfig, counts: Any,
             outward = params[layer][part]["output" if part == "attention" else "down"]
             outward["kernel"] = outward["kernel"] * QUIET
     scale = float(np.sqrt(np.mean(np.sum(embedding**2, axis=1)) / config.hidden_size))  # the norm divides by it
-    _look_back(params["layer_0"]["attention"], signature, config, scale, constant)
-    _match(params["layer_1"]["attention"], signature, config, scale, content_size)
-    return jax.tree.map(jnp.asarray, params)
-
-
-def _signatures(content: np.ndarray, constant: float, size: int, counts: Any, rng: np.random.Generator) -> np.ndarray:
-    """[size, known + 1]: a projection of an embedding's content and constant to mean 0 and variance 1."""
-    weight = np.sqrt(np.asarray(counts, np.float64) + 1.0)
-    weight /= weight.sum()
-    mean = weight @ content
-    spread = np.sqrt(weight @ (content - mean) ** 2)
-    turn = np.linalg.qr(rng.normal(size=(content.shape[1], size)))[0].T / spread[None, :]
-    return np.concatenate([turn, -(turn @ mean)[:, None] / constant], axis=1)
-
-
-def _look_back(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, constant: float) -> None:
-    """In place: the first head attends to the previous token and writes its signature."""
-    d, (query, key, value), output = config.head_dim, _heads(attention, config, 0), attention["output"]["kernel"]
+    d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
+    stored = np.append(np.arange(content_size), content_size + size)  # content and constant in the residual stream
+    # In the first layer the first head attends to the previous token and writes its signature.
+    output = params["layer_0"]["attention"]["output"]["kernel"]
+    query, key, value = _heads(params["layer_0"]["attention"], config, 0)
     turn = inverse_frequencies(d, config.rope_theta, config.rope_scaling)[:NEAR].astype(np.float64)
     gap = float(np.sum(1.0 - np.cos(turn)))  # margin of the previous position
     strength = np.sqrt(LOOK_BACK / gap * np.sqrt(d)) / (constant / scale)
-    pair = np.arange(NEAR)
+    fast = np.arange(NEAR)
     query[:], key[:], value[:] = 0.0, 0.0, 0.0
-    query[pair, -1] = strength
-    key[pair, -1] = strength * np.cos(turn)
-    key[d // 2 + pair, -1] = strength * np.sin(turn)
-    size, content_size = len(signature), signature.shape[1] - 1
-    value[:size, _content(content_size, size)] = signature * scale  # unit size, undoing the norm
+    query[fast, -1] = strength
+    key[fast, -1] = strength * np.cos(turn)
+    key[d // 2 + fast, -1] = strength * np.sin(turn)
+    value[:size, stored] = signature * scale  # unit size, undoing the norm
     output[:, :d] = 0.0
     output[content_size + np.arange(size), np.arange(size)] = scale
-
-
-def _match(attention: Any, signature: np.ndarray, config: LlamaConfig, scale: float, content_size: int) -> None:
-    """In place: a group's first head attends to positions after an occurrence of the current token, and copies."""
-    d, group = config.head_dim, config.num_attention_heads // config.num_key_value_heads
-    output, size = attention["output"]["kernel"], len(signature)
+    # In the second a group's first head attends to positions after an occurrence of the current token, and copies.
+    output = params["layer_1"]["attention"]["output"]["kernel"]
     half = size // 2
     slow = np.concatenate([np.arange(d // 2 - half, d // 2), np.arange(d - half, d)])
     strength = np.sqrt(MATCH / size * np.sqrt(d))
     for kv in range(config.num_key_value_heads):
-        query, key, value = _heads(attention, config, kv)
+        query, key, value = _heads(params["layer_1"]["attention"], config, kv)
         query[:], key[:], value[:] = 0.0, 0.0, 0.0
-        query[slow[:, None], _content(content_size, size)[None, :]] = signature * scale * strength
+        query[slow[:, None], stored[None, :]] = signature * scale * strength
         key[slow, content_size + np.arange(size)] = strength
         copied, first = np.arange(kv * d, min((kv + 1) * d, content_size)), kv * group * d
         value[copied - kv * d, copied] = 1.0
         output[:, first : first + d] = 0.0
         output[copied, first + copied - kv * d] = COPY * scale
-
-
-def _content(vocab: int, size: int) -> np.ndarray:
-    """The dimensions of an embedding's content and constant in the residual stream."""
-    return np.append(np.arange(vocab), vocab + size)
+    return jax.tree.map(jnp.asarray, params)
 
 
 def _heads(attention: Any, config: LlamaConfig, kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,10 +5,6 @@ defaults; tyro shows a field's help also if a subclass changes the default. The 
 --help needs it.
 """
 
-import contextlib
-import difflib
-import io
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -24,24 +20,6 @@ MaybeInt, MaybeFile = (tyro.conf.arg(metavar=word, help_behavior_hint="") for wo
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]  # "--no-chat (default: True)" would be misleading
 
 LONGEST = 64  # maximum draft length; beyond it verification would be wider than a prefill chunk
-
-
-def parse_options(kind: Any, **options: Any) -> Any:
-    """`tyro.cli`, but a parsing error is a ValueError with the first paragraph of tyro's box and the nearest option."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, **options)
-    except SystemExit as ended:
-        if ended.code != 2:
-            raise
-    box = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue()).splitlines()  # coloured if standard output is a terminal
-    rows = [row.strip("│ ") for row in box[1:-1]]
-    problem, _, rest = "\n".join(row if row.strip("─-") else "" for row in rows).partition("\n\n")
-    problem = " ".join(problem.replace("(required)", "").split()).removeprefix("Error ")
-    unknown = re.match(r"Unrecognized.*?(--[\w-]+)", problem)
-    near = difflib.get_close_matches(unknown[1], re.findall(r"--[\w-]+", rest), n=1, cutoff=0.85) if unknown else []
-    raise ValueError(problem + (f"; did you mean {near[0]}?" if near else "") + f" ({options['prog']} --help)")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from tiny_t5 import write_pair as write_t5
 
 from specdec_jax.contrib.beam_search import beam_search
 from specdec_jax.loading import load_model
-from specdec_jax.metrics.agreement import compare_outputs
 from specdec_jax.stopping import adaedl, static
 from specdec_jax.text import generation
 from specdec_jax.text.continuous_batching import cache_bytes, complete, size_of
@@ -21,7 +20,6 @@ from specdec_jax.text.sampling_params import SamplingParams
 from specdec_jax.text.streaming import stream
 
 PROMPTS = ["Why is the sky blue?", "Write a Python function that reverses a list."]
-CLOSE = 0.1  # logits; DESIGN's bound for a greedy flip in bfloat16
 REAL = {"sampling": SamplingParams(max_new_tokens=24), "slots": 96, "record": True}
 
 
@@ -38,19 +36,6 @@ def scripted(script):
 @pytest.fixture(scope="module")
 def real(smollm2, smollm2_drafter):
     return build_pair(smollm2, smollm2_drafter, policy=static(draft_length=3), max_draft_length=3)
-
-
-def test_real_greedy_output_is_plain_decodings(real, smollm2):
-    without_drafts = build_pair(smollm2, None, policy=static())
-    for prompt in PROMPTS:
-        plain = generate(prompt, pair=without_drafts, **REAL)
-        result = generate(prompt, pair=real, **REAL)
-        assert result.prompt_tokens == plain.prompt_tokens
-        assert result.statistics["num_accepted_tokens"] > 0
-        assert result.statistics["num_rounds"] < len(result.tokens)
-        texts = plain.prompt_tokens, plain.tokens, result.tokens
-        difference = compare_outputs(real.target.model, real.params.target, *texts)
-        assert difference is None or (difference.logit_gap is not None and difference.logit_gap < CLOSE), difference
 
 
 def test_real_output_is_english_and_streams_as_it_is_generated(real):

@@ -16,7 +16,6 @@ The tables are of a target's byte-pair encoding and of a drafter's tokens as byt
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -73,8 +72,18 @@ def retokenize(tables: Tables, tokens: Array, length: Array, vocab_size: int) ->
     """
     width = tokens.shape[1]
     size = jnp.where(jnp.arange(width)[None, :] < length[:, None], tables.size[tokens], 0)
-    theirs = jnp.cumsum(size, axis=1)  # [B, K], bytes
-    symbols = _symbols(tables, tokens, theirs, size)
+    theirs = jnp.cumsum(size, axis=1)  # [B, K], the byte after each
+    at = jnp.arange(BYTES * width + MORE, dtype=jnp.int32)[None, :]  # [1, W]
+    which = jnp.minimum(jnp.sum(at[:, :, None] >= theirs[:, None, :], axis=2), width - 1)
+    token = jnp.take_along_axis(tokens, which, axis=1)
+    offset = at - jnp.take_along_axis(theirs - size, which, axis=1)
+    byte = tables.text[token, jnp.clip(offset, 0, tables.text.shape[1] - 1)].astype(jnp.int32)
+    whole, inside = tables.whole[token], at < theirs[:, -1:]
+    symbol = jnp.where(inside, jnp.where(whole == TEXT, tables.single[byte], whole), NONE)
+    kind = jnp.where(inside, tables.kind[byte], KINDS)  # KINDS: beyond the end
+    before, after = jnp.pad(kind, ((0, 0), (1, 0)))[:, :-1], jnp.pad(kind, ((0, 0), (0, 1)), constant_values=KINDS)
+    begins = tables.splits[before, jnp.minimum(kind, KINDS - 1), after[:, 1:]] | (at == 0) | ~inside
+    symbols = _Symbols(symbol, jnp.broadcast_to(at + 1, symbol.shape), begins, jnp.ones((), bool))
     symbols = lax.while_loop(lambda now: now.more, lambda now: _merged(tables, now), symbols)
     ids, end = symbols.token[:, :width], symbols.end[:, :width]
     valid = jnp.cumprod(((ids >= 0) & (ids < vocab_size)).astype(jnp.int32), axis=1)
@@ -83,28 +92,18 @@ def retokenize(tables: Tables, tokens: Array, length: Array, vocab_size: int) ->
     return jnp.where(valid > 0, ids, 0), jnp.sum(valid, axis=1), ended.astype(jnp.int32)
 
 
-def _symbols(tables: Tables, tokens: Array, ends: Array, size: Array) -> _Symbols:
-    """The bytes of tokens [B, K] that end at bytes [B, K], a symbol each."""
-    at = jnp.arange(BYTES * tokens.shape[1] + MORE, dtype=jnp.int32)[None, :]  # [1, W]
-    which = jnp.minimum(jnp.sum(at[:, :, None] >= ends[:, None, :], axis=2), tokens.shape[1] - 1)
-    token = jnp.take_along_axis(tokens, which, axis=1)
-    offset = at - jnp.take_along_axis(ends - size, which, axis=1)
-    byte = tables.text[token, jnp.clip(offset, 0, tables.text.shape[1] - 1)].astype(jnp.int32)
-    whole, inside = tables.whole[token], at < ends[:, -1:]
-    symbol = jnp.where(inside, jnp.where(whole == TEXT, tables.single[byte], whole), NONE)
-    kind = jnp.where(inside, tables.kind[byte], KINDS)  # KINDS: beyond the end
-    before, after = jnp.pad(kind, ((0, 0), (1, 0)))[:, :-1], jnp.pad(kind, ((0, 0), (0, 1)), constant_values=KINDS)
-    splits = tables.splits[before, jnp.minimum(kind, KINDS - 1), after[:, 1:]]
-    begins = splits | (at == 0) | ~inside
-    return _Symbols(symbol, jnp.broadcast_to(at + 1, symbol.shape), begins, jnp.ones((), bool))
-
-
 def _merged(tables: Tables, now: _Symbols) -> _Symbols:
     """One merge in every word, the first one with the lowest rank; words are independent."""
     width = now.token.shape[1]
     at = jnp.arange(width, dtype=jnp.int32)[None, :]
     following = jnp.pad(now.token[:, 1:], ((0, 0), (0, 1)), constant_values=NONE)
-    rank, union = _lookup(tables, now.token, following)
+    buckets = tables.start.shape[0] - 1
+    bucket = hashed(now.token.astype(jnp.uint32), following.astype(jnp.uint32), buckets).astype(jnp.int32)
+    places = tables.start[bucket][:, :, None] + tables.probes[None, None, :]
+    entry = tables.merges[jnp.minimum(places, tables.merges.shape[0] - 1)]  # [B, W, M, 4]
+    hit = (entry[..., 0] == now.token[..., None]) & (entry[..., 1] == following[..., None])
+    rank = jnp.min(jnp.where(hit, entry[..., 2], NEVER), axis=-1)
+    union = jnp.max(jnp.where(hit, entry[..., 3], NONE), axis=-1)
     apart = jnp.pad(now.begins[:, 1:], ((0, 0), (0, 1)), constant_values=True)
     order = jnp.where(apart | (rank == NEVER), NEVER, rank * width + at)  # [B, W], NEVER: no merge
     word = jnp.cumsum(now.begins, axis=1)
@@ -120,16 +119,6 @@ def _merged(tables: Tables, now: _Symbols) -> _Symbols:
         return jnp.full_like(values, rest).at[rows, place].set(values, mode="drop")
 
     return _Symbols(closed(token, NONE), closed(end, NONE), closed(now.begins, True), jnp.any(joins))
-
-
-def _lookup(tables: Tables, left: Array, right: Array) -> tuple[Array, Array]:
-    """Rank and union of pairs of tokens, each [B, W]; NEVER if they do not merge."""
-    buckets = tables.start.shape[0] - 1
-    bucket = hashed(left.astype(jnp.uint32), right.astype(jnp.uint32), buckets).astype(jnp.int32)
-    at = tables.start[bucket][:, :, None] + tables.probes[None, None, :]
-    entry = tables.merges[jnp.minimum(at, tables.merges.shape[0] - 1)]  # [B, W, M, 4]
-    hit = (entry[..., 0] == left[..., None]) & (entry[..., 1] == right[..., None])
-    return jnp.min(jnp.where(hit, entry[..., 2], NEVER), axis=-1), jnp.max(jnp.where(hit, entry[..., 3], NONE), axis=-1)
 
 
 def hashed(left: Any, right: Any, buckets: int) -> Any:
@@ -164,84 +153,56 @@ def tables(target: Tokenizer, drafter: Tokenizer, rows: int) -> Tables:
         ValueError: as `check_target`.
     """
     check_target(target)
-    text, size, whole = _texts(drafter, target, rows)
-    ids = ids_by_key(target)
-    single = np.array([ids.get(bytes([byte]), NONE) for byte in range(256)], np.int32)
-    start, merges, longest = _by_hash(_merges(target, single))
-    kinds = np.array([_kind(byte) for byte in range(256)], np.int32)
-    probes = np.arange(longest, dtype=np.int32)
-    return Tables(*map(jnp.asarray, (text, size, whole, single, kinds, _splits(target), start, merges, probes)))
-
-
-def _texts(drafter: Tokenizer, target: Tokenizer, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(text [U, L], size [U], whole [U]) as in `Tables`."""
     keys = {token: key for token, key in keys_of(drafter).items() if token < rows}
     texts = {token: key for token, key in keys.items() if isinstance(key, bytes) and 0 < len(key) <= LONGEST}
     text = np.zeros((rows, max(map(len, texts.values()))), np.uint8)
     size, whole = np.ones(rows, np.int32), np.full(rows, NONE, np.int32)
     for token, key in texts.items():
         text[token, : len(key)], size[token], whole[token] = list(key), len(key), TEXT
-    ids = ids_in(target, drafter)
+    theirs, ids = ids_in(target, drafter), ids_by_key(target)
     for token, key in keys.items():
         if isinstance(key, str):
-            whole[token] = ids.get(key, NONE)
-    return text, size, whole
-
-
-def _merges(tokenizer: Tokenizer, single: np.ndarray) -> Merges:
-    """The tokenizer's merges, with ranks from 0."""
-    vocabulary, added = tokenizer.vocabulary(), tokenizer.backend.get_added_tokens_decoder().keys()
-    unions = dict(_runs(tokenizer, single))
-    unions |= {} if is_byte_level(tokenizer) else dict(_characters(tokenizer, single))
-    for merge in json.loads(tokenizer.backend.model.__getstate__())["merges"]:
-        first, other = merge.split(" ") if isinstance(merge, str) else merge
-        left, right, union = vocabulary[first], vocabulary[other], vocabulary[first + other]
-        if added.isdisjoint((left, right, union)):  # added tokens are extracted before merging
-            unions.setdefault((left, right), union)
-    return {pair: (rank, union) for rank, (pair, union) in enumerate(unions.items())}
-
-
-def _runs(tokenizer: Tokenizer, single: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
-    """Added tokens of one repeated byte, the longest first, so that a run grows before another begins."""
-    ids, keys = ids_by_key(tokenizer), keys_of(tokenizer)
-    added = (keys[i] for i, token in tokenizer.backend.get_added_tokens_decoder().items() if not token.special)
-    runs = {key for key in added if isinstance(key, bytes) and len(key) > 1 and len(set(key)) == 1}
-    for run in sorted(runs, key=len, reverse=True):
-        if run[:-1] in ids and single[run[0]] != NONE:
-            yield (ids[run[:-1]], int(single[run[0]])), ids[run]
-
-
-def _characters(tokenizer: Tokenizer, single: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
-    """The bytes of characters that are tokens."""
-    keys = keys_of(tokenizer)
-    beyond, halves = max(keys) + 1, dict[bytes, int]()
-    for token, key in keys.items():
-        if not isinstance(key, bytes) or not _is_long_character(key) or NONE in single[list(key)]:
-            continue
-        left = int(single[key[0]])
-        for end in range(2, len(key) + 1):
-            union = token if end == len(key) else halves.setdefault(key[:end], beyond + len(halves))
-            yield (left, int(single[key[end - 1]])), union
-            left = union
-
-
-def _is_long_character(key: bytes) -> bool:
-    """Whether the bytes are a single character of two or more bytes."""
-    try:
-        return 2 <= len(key) <= 4 and len(key.decode()) == 1
-    except UnicodeDecodeError:
-        return False
-
-
-def _by_hash(merges: Merges) -> tuple[np.ndarray, np.ndarray, int]:
-    """(start [2^h + 1], merges [N, 4], largest number of merges with the same hash value)."""
-    entries = np.array([(*pair, *value) for pair, value in merges.items()], np.int32).reshape(-1, 4)
+            whole[token] = theirs.get(key, NONE)
+    single = np.array([ids.get(bytes([byte]), NONE) for byte in range(256)], np.int32)
+    entries = np.array([(*pair, *value) for pair, value in _merges(target, single).items()], np.int32).reshape(-1, 4)
     entries = np.full((1, 4), NONE, np.int32) if not len(entries) else entries  # nothing merges with nothing
     buckets = 1 << (len(entries) - 1).bit_length()
     values = hashed(entries[:, 0].astype(np.uint32), entries[:, 1].astype(np.uint32), buckets)
     counts = np.bincount(values, minlength=buckets)
-    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return start, entries[np.argsort(values, kind="stable")], int(counts.max())
+    start, merges = np.append(0, np.cumsum(counts)).astype(np.int32), entries[np.argsort(values, kind="stable")]
+    kinds = np.array([_kind(byte) for byte in range(256)], np.int32)
+    probes = np.arange(counts.max(), dtype=np.int32)
+    return Tables(*map(jnp.asarray, (text, size, whole, single, kinds, _splits(target), start, merges, probes)))
+
+
+def _merges(tokenizer: Tokenizer, single: np.ndarray) -> Merges:
+    """The tokenizer's merges, with ranks from 0; `single` as in `Tables`."""
+    vocabulary, added = tokenizer.vocabulary(), tokenizer.backend.get_added_tokens_decoder()
+    ids, keys, unions = ids_by_key(tokenizer), keys_of(tokenizer), dict[tuple[int, int], int]()
+    # Added tokens of one repeated byte, the longest first, so that a run grows before another begins.
+    extra = (keys[i] for i, token in added.items() if not token.special)
+    runs = {key for key in extra if isinstance(key, bytes) and len(key) > 1 and len(set(key)) == 1}
+    for run in sorted(runs, key=len, reverse=True):
+        if run[:-1] in ids and single[run[0]] != NONE:
+            unions[ids[run[:-1]], int(single[run[0]])] = ids[run]
+    # The bytes of characters that are tokens.
+    beyond, parts = max(keys) + 1, dict[bytes, int]()
+    for token, key in {} if is_byte_level(tokenizer) else keys.items():
+        if not isinstance(key, bytes) or not 2 <= len(key) <= 4 or NONE in single[list(key)]:
+            continue
+        if len(text := key.decode(errors="ignore")) != 1 or text.encode() != key:  # no character alone
+            continue
+        left = int(single[key[0]])
+        for end in range(2, len(key) + 1):
+            union = token if end == len(key) else parts.setdefault(key[:end], beyond + len(parts))
+            unions[left, int(single[key[end - 1]])] = union
+            left = union
+    for merge in json.loads(tokenizer.backend.model.__getstate__())["merges"]:
+        first, other = merge.split(" ") if isinstance(merge, str) else merge
+        left, right, union = vocabulary[first], vocabulary[other], vocabulary[first + other]
+        if added.keys().isdisjoint((left, right, union)):  # added tokens are extracted before merging
+            unions.setdefault((left, right), union)
+    return {pair: (rank, union) for rank, (pair, union) in enumerate(unions.items())}
 
 
 def _kind(byte: int) -> int:
