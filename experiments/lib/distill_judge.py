@@ -26,7 +26,7 @@ from experiments.lib.distill_train import as_model, by_draft, corpora, initial_s
 from experiments.lib.prompts import every_nth, load_prompts, task_of
 from experiments.lib.run_folder import RunFolder, write_text
 from experiments.lib.tables import WORDS, Whole, interval, markdown, publish
-from experiments.step_cost import StepCost, measure_passes
+from experiments.step_cost import StepCost, measure_passes, timing
 from specdec_jax.decoding.teacher_forcing import Text
 from specdec_jax.distillation.checkpoints import Checkpoints
 from specdec_jax.distillation.exporting import export, model_card
@@ -111,9 +111,9 @@ def as_json(figures: TaskFigures) -> dict[str, Any]:
 def step_cost(target: LoadedModel, drafter: LoadedModel, console: Console) -> dict[str, Any]:
     """Milliseconds of a pass of plain decoding and of a drafter step, greedy, and their ratio c."""
     with console.status("Measuring a drafter step against a target pass"):
-        costs = measure_passes(StepCost(dtypes=("served",), widths=(2,)), {"served": target}, drafter)["served"]
-    pass_ms, step_ms = (1e3 * costs[f"0 {name}"].median for name in ("plain pass", "drafter step"))
-    return {"pass_ms": pass_ms, "step_ms": step_ms, "ratio": step_ms / pass_ms}
+        times = measure_passes(StepCost(dtypes=("served",), widths=(2,)), {"served": target}, drafter)["served"]
+    costs = timing.costs_of(times)  # never negative, also on a busy machine
+    return {"pass_ms": 1e3 * costs.plain_pass, "step_ms": 1e3 * costs.drafter_step, "ratio": costs.ratio}
 
 
 def report(figures: dict[str, dict[str, TaskFigures]], ratio: float) -> str:
