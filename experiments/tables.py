@@ -86,7 +86,7 @@ def speedups(archive: Archive, lengths: bool = False) -> str:
                 names = [*dict.fromkeys(rule for group in groups.values() for rule in group.rules)]
                 if limit != archive.manifest["config"]["max_new_tokens"]:
                     names = [name for name in names if name in (*CORE, ORACLE)]
-                names = [name for name in names if lengths or "static-" not in name]
+                names = [name for name in names if lengths or not re.fullmatch(r"static-\d+", name)]
                 title = f"**{at_temperature(temperature).capitalize()}, {limit} tokens**"
                 blocks += [title, rules_table(groups, names)]
     return "\n\n".join([*blocks, NOTE_SPEEDUPS])
@@ -117,9 +117,9 @@ NOTE_SPEEDUPS = (
     "Speed-ups over plain decoding in predicted time, ± half of the 95 % interval of a bootstrap over prompts and "
     "their seeds. Settings are chosen on the other half of a pair's prompts; *elsewhere*: on the other targets at that "
     "temperature; *price*: the threshold R (c + slope) with R of the best static length of the other half; "
-    "`adaedl 0.7` and `survival` have none to choose. Over static: geometric mean over pairs. Bold, worst (the largest "
-    "loss against a pair's fastest rule) and rank are selections on the same texts, which favours whatever is "
-    "selected; contrasts named before the run have no such selection. With every static length: results/README.md."
+    "`adaedl 0.7`, `static-n` and `survival` have none to choose. Over static: geometric mean over pairs. Bold, worst "
+    "(the largest loss against a pair's fastest rule) and rank are selections among the rules shown on the same texts, "
+    "which favours whatever is selected; contrasts have no such selection. `static-n` are in results/README.md."
 )
 
 

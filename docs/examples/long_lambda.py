@@ -34,7 +34,7 @@ def main() -> None:
     order = np.concatenate([rng.permutation(trace.num_texts) for _ in range(orders)])
     texts = texts_of(trace, np.zeros(len(STARTS)))
 
-    def one(state: Any, text: Any) -> tuple[Any, Any]:
+    def after_text(state: Any, text: Any) -> tuple[Any, Any]:
         rows = texts._replace(text=jnp.full(len(STARTS), text))
         step = lambda carry: replay_pass(policy, rows, LONGEST, *carry)  # noqa: E731
         start = first_rows(rows, state, LONGEST, 0)
@@ -42,7 +42,7 @@ def main() -> None:
         return state, policy.threshold(state)
 
     begun = jax.tree.map(jnp.asarray, policy.init(len(STARTS), threshold=STARTS))
-    values = np.vstack([STARTS, jax.jit(lambda begun: lax.scan(one, begun, jnp.asarray(order)))(begun)[1]])
+    values = np.vstack([STARTS, jax.jit(lambda begun: lax.scan(after_text, begun, jnp.asarray(order)))(begun)[1]])
     tokens = np.concatenate([[0], np.cumsum(trace.length[order])])
     last = np.flatnonzero(np.ptp(values, axis=1) > WITHIN)[-1]
     forgotten = f"after {tokens[last + 1]:,} tokens" if last + 1 < len(tokens) else f"not in {tokens[-1]:,} tokens"

@@ -24,7 +24,7 @@ import specdec_jax.stopping.survival  # noqa: F401
 from configs.base import load_config
 from experiments.lib.archive import Texts, hierarchical, read_archive, recorded
 from experiments.lib.rules import rule
-from experiments.lib.tables import bold, markdown, percent_more
+from experiments.lib.tables import NONE, bold, markdown, percent_more
 from experiments.lib.trace_runs import replay_rule
 from experiments.record import cells
 from specdec_jax.costs.cost_model import cost_model_of
@@ -58,18 +58,15 @@ def constants(values: dict[str, Any]) -> Iterator[None]:
         for name, value in values.items():
             stack.enter_context(mock.patch.object(SURVIVAL, name, value))
         yield
+    REPLAY._program.cache_clear()
 
 
-def times(texts: Texts, longest: int, given: dict[str, Any]) -> np.ndarray:
+def times(texts: Texts, longest: int, settings: dict[str, Any]) -> np.ndarray:
     """[P, S], predicted time of all texts in passes of plain decoding."""
-    settings = dict(given)
-    signal = settings.pop("signal", "odds")
-    every = []
+    variant, every = rule(f"survival(signal={settings.pop('signal', 'odds')})"), []
     for trace in texts.traces:
-        played = replay_rule(
-            trace, rule(f"survival(signal={signal})"), texts.costs, longest, [settings] if settings else None
-        )
-        every.append(played.seconds(texts.costs)[0] / texts.costs.plain_pass)
+        counts = replay_rule(trace, variant, texts.costs, longest, [settings] if settings else None)
+        every.append(counts.seconds(texts.costs)[0] / texts.costs.plain_pass)
     return np.stack(every, axis=1)
 
 
@@ -88,19 +85,21 @@ def main() -> None:
         by_target: dict[str, list[Any]] = {}
         line = [name]  # and how much faster, bold where the interval over prompts excludes 0
         for key, texts in groups.items():
-            given = dict(hyperparameters)
+            settings = dict(hyperparameters)
             if name == REFITTED:
                 others = [each.traces[0] for other, each in groups.items() if target_of[other[0]] != target_of[key[0]]]
-                if others:
-                    given["sampled" if temperature else "greedy"] = tuple(fit_prior(*others))
+                if not others:
+                    line.append(NONE)
+                    continue
+                settings["sampled" if temperature else "greedy"] = tuple(fit_prior(*others))
             with constants(module):
-                mine = times(texts, config.max_draft_length, given)
+                mine = times(texts, config.max_draft_length, settings)
             before = whole.setdefault(key, mine)
             by_target.setdefault(target_of[key[0]], []).append((before, mine))
             ratio = hierarchical([[(before, mine)]])
             line.append(bold(f"{100 * (ratio.estimate - 1):+.1f}", ratio))
         totals = [[tuple(np.sum(each, axis=0) for each in zip(*pairs, strict=True))] for pairs in by_target.values()]
-        lines.append([*line, percent_more(hierarchical(totals))])
+        lines.append([*line, percent_more(hierarchical(totals)) if totals else NONE])
     print(markdown([f"at {temperature:g}, faster by %", *(key[0] for key in groups), "all targets"], lines))
 
 

@@ -25,7 +25,7 @@ from specdec_jax.app.commands import (
 )
 from specdec_jax.ranges import check_fields
 from specdec_jax.strategy import nearest
-from specdec_jax.text.escapes import ERROR_WIDTH, error_line, one_line
+from specdec_jax.text.escapes import CONTROL, ERROR_WIDTH, error_line, one_line
 from specdec_jax.text.options import Rules
 
 FAILED, BAD_INPUT, NOT_SHOWN, DEFECT, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 70, 130, 141
@@ -42,8 +42,8 @@ STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the answer is no), 2 (invalid input), 3 (not shown), 70 (a bug of
-    this program), 130 (Ctrl-C), 141 (the reader of the output is gone). --help exits with 0, and words that are no
-    options of the command with 2.
+    this program), 130 (Ctrl-C), 141 (the reader of the output is gone). Raises SystemExit for --help (0) and for what
+    cannot be parsed (2).
     """
     try:
         command = _parsed(sys.argv[1:] if arguments is None else list(arguments))
@@ -91,6 +91,8 @@ def _parsed(arguments: list[str]) -> Any:
     """The command's dataclass."""
     program = "specdec-jax" if Path(sys.argv[0]).name == "specdec-jax" else "python -m specdec_jax"
     name = arguments[0] if arguments else ""
+    if strange := [word for word in arguments if word.startswith("-") and CONTROL.search(word)]:
+        raise ValueError(f"no option has control characters: {strange[0]}")  # tyro's box would print them
     if name in COMMANDS:
         command = tyro.cli(COMMANDS[name], args=arguments[1:], prog=f"{program} {name}", config=STYLE)
         check_fields(command)

@@ -275,7 +275,7 @@ class Drafter(Strategy):
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # drafters have none
 
     def num_passes(self, num_drafts: int) -> int:
-        """Number of drafter passes in a round of so many drafts: one each, unless a pass predicts several."""
+        """Passes of a drafter with a model in a round of so many drafts: one each, unless one predicts several."""
         return num_drafts
 
     @property

@@ -1,11 +1,10 @@
 """Makes tokenizer_reference.json anew: what SmolLM2's tokenizer gives for its 60 strings and 3 chats, without any code
 of specdec_jax. A string or a chat that is added to the file (its `ids` or `text` empty) is filled in. To be run as
-`python tests/data/make_tokenizer_reference.py SmolLM2-135M-Instruct.Q4_1.gguf`.
-
-Needs torch, transformers, gguf, jinja2 and regex. `ids` is GPT-2's byte-pair algorithm in plain Python over the file's
-vocabulary and merges, after llama.cpp's two patterns for the pre-tokenizer "smollm" (every digit apart, then GPT-2's
-words); `transformers` is AutoTokenizer.from_pretrained(gguf_file=...), which takes GPT-2's words alone. It fails
-if they differ elsewhere than where a number (in Unicode's sense) follows white space. Chats are apply_chat_template's.
+`python tests/data/make_tokenizer_reference.py SmolLM2-135M-Instruct.Q4_1.gguf`. Needs torch, transformers, gguf, jinja2
+and regex. `ids` is GPT-2's byte-pair algorithm in plain Python over the file's vocabulary and merges, after llama.cpp's
+two patterns for the pre-tokenizer "smollm" (every digit apart, then GPT-2's words); `transformers` is
+AutoTokenizer.from_pretrained(gguf_file=...), which takes GPT-2's words alone. It fails if they differ elsewhere than
+where a number (in Unicode's sense) follows white space. Chats are apply_chat_template's.
 """
 
 import json
