@@ -203,14 +203,14 @@ def unrecorded(limit):
 def pytest_terminal_summary(terminalreporter):
     if new := unrecorded(LONG):
         terminalreporter.section(f"over {LONG:g} processor seconds and not in {RECORD.name}")
-        advice = f"over {4 * LONG:g} CI fails: make the test quicker, or record it (make test ARGS=--record-seconds)"
+        advice = f"over {10 * LONG:g} CI fails: make the test quicker, or record it (make test ARGS=--record-seconds)"
         terminalreporter.write_line("\n".join([*new, advice]))
 
 
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workerinput"):
         return
-    if os.environ.get("CI") and session.config.option.markexpr != "seldom" and unrecorded(4 * LONG):
+    if os.environ.get("CI") and session.config.option.markexpr != "seldom" and unrecorded(10 * LONG):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
     if session.config.getoption("--record-seconds"):
         recorded = {test: seconds for test, seconds in (KNOWN | SECONDS).items() if seconds >= RECORDED}
