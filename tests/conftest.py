@@ -111,8 +111,7 @@ def pytest_addoption(parser):
     parser.addoption("--record-seconds", action="store_true", help=f"write the tests that ran into {RECORD.name}")
 
 
-REAL = {"smollm2", "smollm2_float32", "smollm2_drafter"}
-WIDTHS = decoder.default_widths
+REAL, WIDTHS = {"smollm2", "smollm2_float32", "smollm2_drafter"}, decoder.default_widths
 
 
 def pytest_collection_modifyitems(items):

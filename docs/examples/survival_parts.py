@@ -10,17 +10,15 @@ pair's own costs. Printed: how much faster than the rule as it is, in per cent, 
 of a bootstrap over targets and prompts. The rule's own computation is the same for all of them.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-import specdec_jax.replay.replay
-import specdec_jax.stopping.survival  # noqa: F401
 from configs.base import load_config
 from experiments.lib.archive import Texts, hierarchical, read_archive, recorded
 from experiments.lib.rules import rule
@@ -30,7 +28,7 @@ from experiments.record import cells
 from specdec_jax.costs.cost_model import cost_model_of
 from specdec_jax.metrics.prior import fit_prior
 
-SURVIVAL, REPLAY = (sys.modules[f"specdec_jax.{name}"] for name in ("stopping.survival", "replay.replay"))
+SURVIVAL, REPLAY = (import_module(f"specdec_jax.{name}") for name in ("stopping.survival", "replay.replay"))
 WHOLE, REFITTED = "all, as it is", "the prior fitted to the other targets"
 ONE = np.ones((1, 1), np.int32)
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # constants of the module, hyperparameters
@@ -48,17 +46,6 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # constants of the 
     "signal: probability": ({}, {"signal": "probability"}),
     "signal: AdaEDL's bound": ({}, {"signal": "bound"}),
 }
-
-
-@contextlib.contextmanager
-def constants(values: dict[str, Any]) -> Iterator[None]:
-    """The module with other constants, which programs read when they are traced."""
-    REPLAY._program.cache_clear()
-    with contextlib.ExitStack() as stack:
-        for name, value in values.items():
-            stack.enter_context(mock.patch.object(SURVIVAL, name, value))
-        yield
-    REPLAY._program.cache_clear()
 
 
 def times(texts: Texts, longest: int, settings: dict[str, Any]) -> np.ndarray:
@@ -92,7 +79,8 @@ def main() -> None:
                     line.append(NONE)
                     continue
                 settings["sampled" if temperature else "greedy"] = tuple(fit_prior(*others))
-            with constants(module):
+            REPLAY._program.cache_clear()  # programs read the constants when they are traced
+            with mock.patch.multiple(SURVIVAL, **module) if module else nullcontext():
                 mine = times(texts, config.max_draft_length, settings)
             before = whole.setdefault(key, mine)
             by_target.setdefault(target_of[key[0]], []).append((before, mine))

@@ -112,7 +112,7 @@ def survival(
 
 
 def survival_with(gain: Gain, positions: int, together: bool = False, signal: str = SIGNALS[0]) -> StoppingPolicy:
-    """`survival` with a `gain` in tokens: drafts while it is above 0."""
+    """`survival` with a `gain` in tokens: drafts while it is above 0. P (`positions`) and errors as in `survival`."""
     if signal not in SIGNALS:
         raise ValueError(f"no signal {signal!r}{nearest(signal, SIGNALS)}")
 
