@@ -7,6 +7,7 @@ misspelt one fails at its line and a fork's own policy needs no registration.
 import dataclasses
 import difflib
 import hashlib
+import inspect
 import json
 import re
 import runpy
@@ -19,12 +20,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from specdec_jax.costs.choices import costs_asked
-from specdec_jax.decoding.user_code import location
+from specdec_jax.decoding.user_code import definition, location
 from specdec_jax.loading.precision import precision
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.strategy import Strategy, nearest
 from specdec_jax.text.options import Models
 from specdec_jax.text.pair import check_drafter
+from specdec_jax.text.result_file import files_in
 from specdec_jax.text.sampling_params import MinP, NewTokens, SamplingParams, Seed, Temperatures, TopK, TopP
 from specdec_jax.text.strategies import import_from_folder_of
 from specdec_jax.types import StoppingPolicy, Verifier
@@ -299,8 +301,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, Strategy):
         if value.call is None:
             raise ValueError(f"{value!r} was made by no factory under @strategy: nothing distinguishes it from another")
-        factory = f"{value.call.factory.__module__}:{value.call.name}"
-        return {"strategy": factory, "options": describe(value.options), "hyperparameters": describe(value.given)}
+        factory = value.call.factory
+        file = inspect.getsourcefile(inspect.unwrap(factory)) if definition(factory) else None
+        names = {"strategy": f"{factory.__module__}:{value.call.name}"} | ({"file": _contents(file)} if file else {})
+        return names | {"options": describe(value.options), "hyperparameters": describe(value.given)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -319,12 +323,13 @@ def describe(value: Any) -> Any:
 def config_hash(config: Any) -> str:
     """12 hex digits that change with whatever can change a result: the fields but the name's, and what files hold.
 
-    A prompt file counts by its text and the `:n` after it, traces and costs by what is in them, wherever they lie; any
-    other source by its name.
+    A prompt file counts by its text and the `:n` after it, traces and costs by what is in them, wherever they lie, and
+    files of rules, which strings name, by both; any other source by its name.
     """
     fields = {key: value for key, value in describe(config).items() if key not in ("name", "out", "only", "limit")}
     fields |= {key: _contents(fields[key]) for key in ("traces", "costs") if key in fields}
     source = str(fields.pop("prompts", ""))
+    fields |= {"files": files} if (files := files_in(json.dumps(fields))) else {}
     path, every = re.fullmatch(r"(.*?)(:\d+)?", source, re.DOTALL).groups()  # type: ignore[union-attr]
     file = Path(source) if Path(source).is_file() else Path(path)
     text = file.read_bytes() if file.is_file() else b""

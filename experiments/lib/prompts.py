@@ -80,11 +80,7 @@ def _question(before: str, text: str, after: str = "") -> str:
     return f"{before}{text.strip()}{after}" if text.strip() else ""
 
 
-def _creative(row: Row) -> str:
-    text = row["instruction"].strip() + _question("\n\n", row["context"])
-    return text if row["category"] == "creative_writing" else ""
-
-
+CREATIVE = "creative_writing"  # of Dolly's categories the one whose answers are free
 DATASETS = {
     "cnn_dailymail": HubDataset("abisee/cnn_dailymail", "3.0.0", "test", "summarization", "id"),
     "databricks-dolly-15k": HubDataset("databricks/databricks-dolly-15k", None, "train", "instructions"),
@@ -94,7 +90,9 @@ DATASETS = {
 }
 ASK: dict[str, Callable[[Row], str]] = {  # the user's turn by category, "" for nothing; KeyError for a missing column
     "summarization": lambda row: _question(SUMMARISE, row["article"]),
-    "instructions": _creative,
+    "instructions": lambda row: (
+        _question("", row["instruction"]) + _question("\n\n", row["context"]) if row["category"] == CREATIVE else ""
+    ),
     "translation": lambda row: _question(TRANSLATE, row["translation"]["de"]),
     "math_reasoning": lambda row: _question("", row["question"], STEP_BY_STEP),
     "code": lambda row: _question(COMPLETE + "```python\n", row["prompt"], "\n```"),

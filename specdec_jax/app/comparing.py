@@ -1,8 +1,9 @@
 """Timing of a request by several methods with the same seed, alternating: plain decoding and policies."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table
+from rich.text import Text
 
 from specdec_jax.text.generation import Generation, Pair, Request, build_pair, decode
 
@@ -55,7 +56,7 @@ def table(rows: list[Compared], temperature: float, lossless: bool = True) -> Ta
     for row in rows:
         figures = row.result.statistics
         rate, mean = figures["draft_acceptance_rate"], figures["mean_draft_length"]
-        cells = [row.name, str(len(row.result.tokens)), f"{row.tokens_per_second:.1f}"]
+        cells: list[Any] = [Text(row.name), str(len(row.result.tokens)), f"{row.tokens_per_second:.1f}"]
         cells += [f"{row.tokens_per_second / rows[0].tokens_per_second:.2f}x"]
         cells += ["-" if rate is None else f"{rate:.0%}", "-" if mean is None else f"{mean:.2f}"]
         grid.add_row(*cells, str(figures["num_rounds"]), "identical" if row.identical else "differs")

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -35,9 +34,8 @@ from specdec_jax.text.generation import Generation, Request, prepare
 from specdec_jax.text.json_lines import json_text, json_value, numbered
 from specdec_jax.text.pair import Pair
 from specdec_jax.text.prompt_file import ID_KEYS, TEXT_KEYS, prompt_of
-from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, digest, opened
+from specdec_jax.text.result_file import ADVICE, SETTINGS, ResultFile, files_in, opened
 from specdec_jax.text.sampling_params import SamplingParams
-from specdec_jax.text.strategies import name_in
 
 MEANS = 1e-4  # relative tolerance for means, whose order of summation may differ
 PRINTED = 10  # refused lines that are printed; the output has all
@@ -78,9 +76,8 @@ def generate_file(command: GenerateFile, settings: Settings) -> int:
     # the settings that determine the output, including the contents of files of rules and settings
     wanted = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
     for name in ("policy", "verifier", "drafter", "calibration", "costs"):
-        path = Path(name_in(getattr(settings, name) or ""))
-        if path.suffix in (".py", ".json") and path.is_file():
-            wanted[f"{name} holds"] = digest(path.read_bytes())["sha256"]
+        if files := files_in(getattr(settings, name) or ""):
+            wanted[f"{name} holds"] = " ".join(files.values())
     wanted |= {"with_tokens": command.tokens, "version": __version__}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     with opened(output, wanted, content, command.overwrite) as results:

@@ -118,8 +118,9 @@ def cost_model(
     costs = CostModel(float(drafter_step), widths, passes, plain, **others)
     for name, within in ranges_of(CostModel).items():
         within.check(name, getattr(costs, name))
-    if len(costs.sampled_pass) not in (0, len(widths)) or not all(time > 0 for time in costs.sampled_pass):
-        raise ValueError(f"sampled_pass must have a time for each of {len(widths)} widths, got {costs.sampled_pass}")
+    sampled = costs.sampled_plain, *costs.sampled_pass
+    if costs.sampled_pass and not (len(sampled) == len(widths) + 1 and min(sampled) > 0):
+        raise ValueError(f"sampled_plain and sampled_pass need 1 and {len(widths)} times above 0, got {sampled}")
     rising = {name: tuple(np.maximum.accumulate(getattr(costs, name)).tolist()) for name in PASSES}
     return costs._replace(**rising, doubts=tuple(costs.doubts), rules=tuple(RuleCost(*rule) for rule in costs.rules))
 

@@ -106,6 +106,8 @@ def timed_rounds(
     decoder = build_decoder(target.model, drafter, policy, rejection(), monitor=monitor, verification_widths=widths)
     options: dict[str, Any] = {"max_new_tokens": rounds * widths[-1], "slots": slots, "stop_ids": ()}
     longest = min(PROMPT, target.model.spec.context - options["max_new_tokens"])
+    if longest < 1:
+        raise ValueError(f"a context of {target.model.spec.context} tokens is too short to measure costs in it")
     weights, prompts = ModelParams(target.params, params), [target.tokenizer.encode(TEXT)[:longest]] * batch
     if reads is not None:
         options["sources"], prompts = prompts, [[reads.first_token]] * batch

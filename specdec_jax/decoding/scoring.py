@@ -11,7 +11,7 @@ from jax import lax
 from specdec_jax.decoding.decoder import Decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, make_warp, pick
-from specdec_jax.decoding.state import refuse_encoder
+from specdec_jax.decoding.state import padded_rows, refuse_encoder
 from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
 from specdec_jax.types import Array, LanguageModel, Warp
 
@@ -36,9 +36,9 @@ def score(decoder: Decoder, params: ModelParams, tokens: Any, warp: Warp | None 
     """
     target, drafter = decoder.parts.target, decoder.parts.drafter.model
     refuse_encoder(target, "score")
-    text = np.asarray(tokens, np.int32)
-    if text.ndim != 2 or text.shape[1] < 2:
-        raise ValueError(f"score needs tokens [rows, length >= 2], got shape {text.shape}")
+    text, lengths = map(np.asarray, padded_rows("text", tokens, target.spec.vocab_size))
+    if not 2 <= min(lengths) == text.shape[1] <= target.spec.context:
+        raise ValueError(f"score needs texts of one length in [2, context], got {sorted({*lengths.tolist()})}")
     padded = np.pad(text, ((0, 0), (0, -text.shape[1] % chunk + 1)))
     scores = _score(target, drafter, chunk, params, padded, warp or make_warp(len(text), temperature=1.0))
     return jax.tree.map(lambda leaf: leaf[:, : text.shape[1] - 1], scores)

@@ -82,6 +82,7 @@ def fresh_state(
     spec, by_shape = parts.target.spec, lengths is not None
     if isinstance(max_new_tokens, Tracer):
         raise ValueError("max_new_tokens decides the shape of the caches: it must be static, and is traced")
+    Between(0, whole=True).check("record_rounds", record_rounds)
     source = padded_sources(spec, sources, len(prompts), source_slots)
     texts = padded_rows("prompt", prompts, spec.vocab_size, lengths)
     hashes = prompt_hashes(texts, *([] if source is None else [source]))
@@ -102,8 +103,7 @@ def fresh_state(
     warp = make_warp(batch) if warp is None else warp
     if np.shape(warp.temperature) != (batch,):
         raise ValueError(f"the warp is of {np.size(warp.temperature)} rows, and there are {batch}: make_warp({batch})")
-    traced = isinstance(warp.temperature, Tracer)
-    if parts.verifier.greedy_only and not traced and np.any(np.asarray(warp.temperature) > 0):
+    if parts.verifier.greedy_only and not isinstance(warp.temperature, Tracer) and np.any(warp.temperature > 0):
         raise ValueError(f"greedy verification needs temperature 0, got {np.asarray(warp.temperature).max():g}")
     numbers = seeds_of(seed, batch)
     value = numbers if isinstance(numbers, Tracer) else numbers.tolist()

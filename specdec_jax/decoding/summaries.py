@@ -13,6 +13,8 @@ def recorded_rounds(state: DecodeState, row: int = 0, skipped: int = 0) -> list[
     """One row's rounds from index `skipped`, dicts of RoundInfo's fields as numpy values; needs `record_rounds`."""
     total = int(np.asarray(state.statistics.num_rounds)[row])
     assert state.record is not None, "the state was prefilled without record_rounds"
+    if total > state.record[0].shape[1]:
+        raise ValueError(f"row {row} had {total} rounds, and record_rounds is {state.record[0].shape[1]}")
     record = jax.tree.map(lambda leaf: np.asarray(leaf)[row, skipped:total], state.record)
     return [{name: getattr(record, name)[i] for name in record._fields} for i in range(total - skipped)]
 

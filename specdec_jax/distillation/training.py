@@ -33,8 +33,8 @@ class Schedule:
     """The optimisation schedule. Raises ValueError for invalid numbers.
 
     AdamW (arXiv 1711.05101) with decoupled decay of matrices; the rate rises over `warmup` steps and falls along a
-    cosine to `final` of its peak at `steps`. Each step of the optimiser takes `accumulate` batches. `ema`: decay of
-    an exponential average of the weights, which is then evaluated and exported (0: none).
+    cosine to `final` of its peak at `steps`. Each step of the optimiser takes `accumulate` batches. `ema`: decay,
+    a batch, of an exponential average of the weights, which is then evaluated and exported (0: none).
     """
 
     steps: Annotated[int, Between(1)]

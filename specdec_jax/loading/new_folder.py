@@ -40,7 +40,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
     It has the file's suffix, the format of pictures. Raises OSError naming `path`, for instance on a full disk.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     suffix = f"{os.getpid()}-{secrets.token_hex(3)}"  # processes on other hosts may have the same number
     temporary = path.with_name(f".{path.stem}.{suffix}.tmp{path.suffix}")
     try:

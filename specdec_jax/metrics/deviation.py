@@ -20,6 +20,7 @@ from jax import lax
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, entropy, make_warp, normalised, pick
+from specdec_jax.decoding.state import padded_rows
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, init_caches
 from specdec_jax.types import Array, Distribution, LanguageModel, Warp
 from specdec_jax.verification.easd import shared_share
@@ -112,9 +113,9 @@ def deviations(
     """
     if verifier not in DISTRIBUTIONS:
         raise ValueError(f"no emitted distribution of {verifier!r} is known (there are: {', '.join(DISTRIBUTIONS)})")
-    text = np.asarray(tokens, np.int32)
-    if text.ndim != 2 or text.shape[1] < 2:
-        raise ValueError(f"deviations need tokens [rows, length >= 2], got shape {text.shape}")
+    text, lengths = map(np.asarray, padded_rows("text", tokens, decoder.parts.target.spec.vocab_size))
+    if not 2 <= min(lengths) == text.shape[1] <= decoder.parts.target.spec.context:
+        raise ValueError(f"deviations need texts of one length, 2 or more, got {sorted({*lengths.tolist()})}")
     if decoder.parts.drafter.model is None:
         raise ValueError("deviations need a drafter that is a language model")
     settings = dict(hyperparameters or {})

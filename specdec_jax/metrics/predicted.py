@@ -65,10 +65,11 @@ def predicted(
     values = learnt.get("policy_hyperparameters", {}).items()
     hyperparameters = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in values}
     replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
-    costs = costs.at(slots, temperature=temperature, policy=rule)
+    step = (costs := costs.at(slots, temperature=temperature)).drafter_step  # without the rule's own computation
+    costs = costs.at(policy=rule)
     seconds, plain = replayed.seconds(costs)[0], replayed.emitted[0] * costs.plain_pass
     passes, rounds, drafted = (int(counts.sum()) for counts in (replayed.passes, replayed.rounds, replayed.drafted))
-    spared = plain.sum() - (seconds.sum() - passes * costs.drafter_step)
+    spared = plain.sum() - (seconds.sum() - passes * step)
     return Predicted(
         policy=rule,
         speedup=ratio_of_totals(plain, seconds),

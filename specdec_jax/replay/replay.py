@@ -88,7 +88,7 @@ def replay(
     if phases is not None and phases.shape != trace.accepted.shape:
         raise ValueError(f"phases of another trace: shape {phases.shape}, this one's is {trace.accepted.shape}")
     limit = trace.max_draft_length if max_draft_length is None else max_draft_length
-    Between(1, trace.max_draft_length).check("max_draft_length", limit)
+    Between(1, trace.max_draft_length, whole=True).check("max_draft_length", limit)
     places = policy.max_tokens(limit) if widest is None else max(widest - 1, limit)
     values = {name: value for name, value in (hyperparameters or {}).items() if value is not None}
     arrays = {name: np.atleast_1d(np.asarray(value)) for name, value in values.items()}

@@ -112,7 +112,7 @@ def texts_of(trace: Trace, text: Any, phase: np.ndarray | None = None) -> Texts:
     if trace.lengths_only:
         arrays |= {"path": None, "tails": None}
     hashes = np.zeros_like(trace.seed) if trace.prompt_hash is None else trace.prompt_hash
-    arrays["key"] = np.stack([hashes, trace.seed], axis=1)
+    arrays["key"] = np.stack([hashes, trace.seed], axis=1).astype(np.uint32)
     fields: dict[str, Any] = {name: None if value is None else jnp.asarray(value) for name, value in arrays.items()}
     phases = np.zeros(trace.accepted.shape, np.int32) if phase is None else phase
     return Texts(**fields, phase=jnp.asarray(phases), text=jnp.asarray(text, jnp.int32))

@@ -19,6 +19,7 @@ import numpy as np
 
 from specdec_jax.hyperparameters import full, host
 from specdec_jax.ranges import Between, Count, NotNegative
+from specdec_jax.stopping._readings import relative_drafter_cost
 from specdec_jax.stopping.static import proceed_to_length, show_length
 from specdec_jax.strategy import strategy
 from specdec_jax.types import Array, Draft, RoundContext, StoppingPolicy, VerificationResult
@@ -31,6 +32,7 @@ class Arms(NamedTuple):
     pulls: Array  # [B, A] int32, rounds that were counted
     rewards: Array  # [B, A] float32, sum over those rounds
     drafter_cost: Array  # [B] float32, a drafter pass, in target passes
+    pass_cost: Array  # [B] float32, one of this round's drafter
     verification_cost: Array  # [B] float32, verifying one more token, in target passes
     exploration: Array  # [B] float32, in tokens per target pass
 
@@ -72,11 +74,12 @@ def bandit(lengths: Annotated[Sequence[int], Between(1)] = (1, 2, 3, 4)) -> Stop
         num_rounds = rounds(state.arms)
         ranked = best(upper_bounds(state.arms, UCB_WIDTH))
         arm = jnp.where(num_rounds < state.warmup, num_rounds % len(choices), ranked)
-        state = state._replace(arms=state.arms._replace(arm=arm), draft_length=jnp.asarray(choices)[arm])
+        cost = state.arms.drafter_cost * relative_drafter_cost(context)  # a lookup's passes cost nothing
+        state = BanditState(state.arms._replace(arm=arm, pass_cost=cost), jnp.asarray(choices)[arm], state.warmup)
         return jnp.ones_like(context.alive), state
 
     def update(state: BanditState, draft: Draft, result: VerificationResult) -> BanditState:
-        return state._replace(arms=learn(state.arms, result.length, draft.length, draft.length))
+        return state._replace(arms=learn(state.arms, result.length, draft.length, draft.length, draft.length > 0))
 
     return StoppingPolicy(init, begin, proceed=proceed_to_length, update=update, threshold=show_length)
 
@@ -88,6 +91,7 @@ def begin_arms(batch: int, count: int, drafter_cost: Array, verification_cost: A
         pulls=host(np.zeros((batch, count), np.int32)),
         rewards=host(np.zeros((batch, count), np.float32)),
         drafter_cost=drafter_cost,
+        pass_cost=drafter_cost,
         verification_cost=verification_cost,
         exploration=exploration,
     )
@@ -118,11 +122,11 @@ def best(values: Array) -> Array:
     return jnp.argmax(values, axis=1).astype(jnp.int32)
 
 
-def learn(arms: Arms, emitted: Array, passes: Array, drafted: Array) -> Arms:
-    """The arms after a round that emitted `emitted` tokens; a round without a drafter pass is not counted."""
+def learn(arms: Arms, emitted: Array, passes: Array, drafted: Array, counted: Array) -> Arms:
+    """The arms after a round that emitted `emitted` tokens, for the rows in which it is counted."""
     as_float = lambda count: count.astype(jnp.float32)  # noqa: E731
-    time = 1.0 + arms.drafter_cost * as_float(passes) + arms.verification_cost * as_float(drafted)
+    time = 1.0 + arms.pass_cost * as_float(passes) + arms.verification_cost * as_float(drafted)
     pulled = jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]
-    pulled = pulled & (passes > 0)[:, None]
+    pulled = pulled & counted[:, None]
     reward = jnp.where(pulled, (as_float(emitted) / time)[:, None], 0.0)
     return arms._replace(pulls=arms.pulls + pulled.astype(jnp.int32), rewards=arms.rewards + reward)

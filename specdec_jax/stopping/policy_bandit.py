@@ -18,6 +18,7 @@ from jax.scipy.special import ndtri
 from specdec_jax.decoding.sampling import policy_uniforms
 from specdec_jax.hyperparameters import full, select_rows
 from specdec_jax.ranges import NotNegative
+from specdec_jax.stopping._readings import relative_drafter_cost
 from specdec_jax.stopping._thresholded import in_unit
 from specdec_jax.stopping.adaedl import adaedl
 from specdec_jax.stopping.bandit import Arms, begin_arms, best, learn, samples, upper_bounds
@@ -29,11 +30,12 @@ from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundCont
 
 UCB_WIDTH = 2.0
 EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
+DECLINED = -1  # in the place of passes: the chosen policy wanted none, which counts as a round
 
 
 class PolicyBanditState(NamedTuple):
     arms: Arms
-    passes: Array  # [B] int32, drafter passes of this round
+    passes: Array  # [B] int32, drafter passes of this round, or DECLINED
     policies: tuple[PolicyState, ...]
 
 
@@ -94,8 +96,10 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
             arm = best(samples(state.arms, normal))
         else:
             arm = best(upper_bounds(state.arms, UCB_WIDTH))
-        state = state._replace(arms=state.arms._replace(arm=arm), passes=jnp.zeros_like(state.passes))
-        return ask(state, "begin", context)
+        cost = state.arms.drafter_cost * relative_drafter_cost(context)
+        answer, state = ask(state._replace(arms=state.arms._replace(arm=arm, pass_cost=cost)), "begin", context)
+        declined = ~answer & (context.budget > 0)
+        return answer, state._replace(passes=jnp.where(declined, DECLINED, 0))
 
     def check(
         state: PolicyBanditState, distribution: Distribution, drafted: Array, context: RoundContext
@@ -112,7 +116,8 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
             select_rows(state.arms.arm == index, rule.update(inner, draft, result), inner)
             for index, (rule, inner) in enumerate(zip(rules, state.policies, strict=True))
         )
-        return state._replace(arms=learn(state.arms, result.length, state.passes, draft.length), policies=policies)
+        counts = result.length, jnp.maximum(state.passes, 0), draft.length, state.passes != 0
+        return state._replace(arms=learn(state.arms, *counts), policies=policies)
 
     reads = frozenset().union(*(rule.reads for rule in rules))
     shown = in_unit("number of the chosen policy", lambda state: state.arms.arm.astype(jnp.float32))

@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from specdec_jax.text.json_lines import numbered
 
 ADVICE = "give another name, or --overwrite"
 SETTINGS, OLD = ".settings.json", ".old"
+NAMED_FILE = re.compile(r"""[^(),='"]+\.(?:py|json)\b""")
 
 
 class ResultFile:
@@ -58,7 +61,7 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
     """Opens the file of results for these settings and this input exclusively, with its whole lines, or empty.
 
     The settings are stored in `NAME.settings.json`. The input may have grown by whole lines. With `overwrite` the file
-    is replaced, and the old one is kept as `NAME.old`.
+    is replaced, and the old one is kept as `NAME.old`, `NAME.old1` ...
 
     Raises:
         ValueError: the file has results of other settings or another input, or a line that is no result.
@@ -69,8 +72,9 @@ def opened(path: Path, settings: Mapping[str, Any], source: bytes, overwrite: bo
     with exclusive(lock, f"{path} is being written by another process"):
         try:
             about: dict[str, Any] = {}
-            if overwrite and path.exists():
-                os.replace(path, path.with_name(path.name + OLD))
+            if overwrite and path.exists() and path.stat().st_size:
+                names = (path.with_name(f"{path.name}{OLD}{number or ''}") for number in itertools.count())
+                path.rename(next(name for name in names if not name.exists()))
             if path.exists() and path.stat().st_size:
                 about = _stored_settings(path, settings, source)
             else:
@@ -100,6 +104,12 @@ def _stored_settings(path: Path, settings: Mapping[str, Any], source: bytes) -> 
     if not same or (source[before - 1 : before] != b"\n" and source[before : before + 1] not in (b"", b"\n", b"\r")):
         raise ValueError(f"{path} was written from another input: {ADVICE}")
     return stored
+
+
+def files_in(words: str) -> dict[str, str]:
+    """SHA-256 by name of the .py and .json files that `words` name, as in "at_least(policy=my_rule.py)"."""
+    named = {name: Path(name.strip()).expanduser() for name in NAMED_FILE.findall(words)}
+    return {name: digest(path.read_bytes())["sha256"] for name, path in named.items() if path.is_file()}
 
 
 def digest(content: bytes) -> dict[str, Any]:

@@ -73,7 +73,8 @@ test_a_command_that_fails_leaves_the_session_as_it_was = stored_refusals("chat",
 def test_commands_change_what_they_name(session):
     chat = commands.Chat(session)
     for line in (
-        *("/gamma 5", "/temperature 0.7", "/top-k 20", "/top-p 0.9", "/min-p 0.05", "/max-new-tokens 8", "/seed 4"),
+        *("/policy static(draft_length=5)", "/max-draft-length 5", "/temperature 0.7", "/top-k 20", "/top-p 0.9"),
+        *("/min-p 0.05", "/max-new-tokens 8", "/seed 4"),
         *("/system Be brief, please.", "/verifier block", "/tokens off"),
     ):
         assert shown(run(chat, line)).strip()
@@ -85,8 +86,7 @@ def test_commands_change_what_they_name(session):
     )  # fmt: skip
     assert chat.tokens == "off" and session.pair.policy == static(draft_length=5)
     run(chat, "/policy adaedl(threshold=0.4, keep_checked_token=true)")
-    run(chat, "/lambda 0.2")
-    run(chat, "/entropy-factor 0.3")
+    run(chat, "/policy threshold=0.2, entropy_factor=0.3")
     assert session.settings.policy == "adaedl(threshold=0.2, keep_checked_token=True, entropy_factor=0.3)"
     run(chat, "/policy step=0.05")
     assert session.pair.policy.given == {"threshold": 0.2, "entropy_factor": 0.3, "step": 0.05}

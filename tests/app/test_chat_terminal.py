@@ -69,10 +69,10 @@ def leave(child, keys="/quit\r"):
 def test_a_conversation(chat, tmp_path):
     child = chat()
     say(child, "hello\r", "Thinking")
-    say(child, "/gamma 2", TOKEN)  # the next prompt shows it
+    say(child, "/policy draft_length=2", TOKEN)  # the next prompt shows it
     written = child.before
     child.expect(r"12 tokens, [^\r]*reached max-new-tokens")
-    assert REJECTED in written + child.before and "/gamma" not in written + child.before
+    assert REJECTED in written + child.before and "/policy" not in written + child.before
     child.expect("rejected drafts are hidden from now on")
     say(child, "\r", r"policy static\(draft_length=2\)")
     say(child, "more\r", TOKEN)

@@ -269,7 +269,7 @@ def test_costs_of_earlier_versions_serve_for_every_temperature_and_say_so(tmp_pa
     assert new.left_out(0.7) == "the rules' own computation is only counted for svip"
     assert between(new, (2, 5)).sampled_pass == pytest.approx((1.2, 1.2)) and {new}
     (tmp_path / "new.json").write_text(json.dumps(old | sampled | {"sampled_pass": [1.2]}))
-    with pytest.raises(ValueError, match="sampled_pass must have a time for each of 2 widths"):
+    with pytest.raises(ValueError, match="sampled_plain and sampled_pass need 1 and 2 times"):
         load_cost_model(tmp_path / "new.json")
 
 

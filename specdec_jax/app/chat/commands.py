@@ -14,9 +14,7 @@ from rich.text import Text
 from specdec_jax.app import comparing
 from specdec_jax.app.chat import reports
 from specdec_jax.app.chat.session import Session
-from specdec_jax.ranges import Between
 from specdec_jax.text.escapes import shown
-from specdec_jax.text.options import LONGEST
 from specdec_jax.text.strategies import parse_call
 
 
@@ -92,26 +90,6 @@ def _rule(kind: str) -> Callable[[Chat, str], RenderableType]:
     return change
 
 
-def _gamma(chat: Chat, text: str) -> RenderableType:
-    if text:
-        Between(0, LONGEST, whole=True).check("the static length", length := _number("the static length", text, int))
-        longest = max(length, chat.session.longest)
-        chat.session.change(policy=f"static(draft_length={length})", max_draft_length=longest)
-    return _shown(chat, "policy")
-
-
-def _policy_hyperparameter(key: str) -> Callable[[Chat, str], RenderableType]:
-    """A command for a hyperparameter of the policy, if the policy has it."""
-
-    def change(chat: Chat, text: str) -> RenderableType:
-        value, policy = _number(key, text, float) if text else None, chat.session.pair.policy
-        if text and key not in policy.hyperparameters:
-            raise ValueError(f"policy {policy!r} has no {key}; /policy adaedl({key}={value:g}) has")
-        return _rule("policy")(chat, f"{key}={value!r}" if text else "")
-
-    return change
-
-
 def _target(chat: Chat, text: str) -> RenderableType:
     try:
         words = shlex.split(text)
@@ -170,9 +148,6 @@ def _alone(name: str, about: str, action: Callable[[Chat], RenderableType | None
 
 _LIST = [
     Command("/policy NAME(key=value)", "when to stop drafting; key=value alone changes it", _rule("policy")),
-    Command("/gamma N", "static drafts of N tokens", _gamma),
-    Command("/entropy-factor X", "AdaEDL's factor of the entropy", _policy_hyperparameter("entropy_factor")),
-    Command("/lambda X", "the policy's threshold, AdaEDL's lambda", _policy_hyperparameter("threshold")),
     _set("max_draft_length", int, "/max-draft-length N", "most tokens drafted per round, whatever the policy"),
     _set("drafter", str, "/drafter NAME(key=value)", "another drafter, or several: a,b; none: plain decoding", LOADING),
     Command("/target NAME [DRAFTER]", "another target, with its drafter", _target, LOADING),

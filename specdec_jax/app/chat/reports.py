@@ -21,14 +21,14 @@ def describe(settings: Settings) -> str:
     for name in ("top_k", "top_p", "min_p", "seed", "max_new_tokens", "max_draft_length"):
         value = getattr(settings, name)
         if value != getattr(plain, name):
-            parts.append(f"{name.replace('_', '-')} {value:g}")
+            parts.append(f"{name.replace('_', '-')} {value}")
     return shown(" | ".join(parts))
 
 
 def stats(session: Session) -> RenderableType:
     """The settings, and for the last answer its speed, its drafts and the prefilled part of the prompt."""
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("settings", describe(session.settings))
+    grid.add_row("settings", Text(describe(session.settings)))
     if session.settings.system is not None:
         grid.add_row("system", Text(shown(session.settings.system)))
     if session.last is None:
@@ -58,7 +58,7 @@ def stats(session: Session) -> RenderableType:
     if result.compile_seconds:
         rows.append(("compiled in", f"{result.compile_seconds:.1f} s"))
     for name, value in rows:
-        grid.add_row(name, value)
+        grid.add_row(name, Text(value))
     return grid
 
 

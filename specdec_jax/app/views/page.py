@@ -138,7 +138,7 @@ def save_page(path: str | Path, generation: Generation, tokenizer: Tokenizer, **
     """
     text = page(generation, tokenizer, **options)
     check_file(path)
-    write_text(Path(path).expanduser(), text)
+    write_text(path, text)
     return Path(path)
 
 

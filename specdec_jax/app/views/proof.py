@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
+from rich.text import Text
 
 from specdec_jax.app.commands import VerifyLossless
 from specdec_jax.app.views.printing import columns, interrupts_end_here, progress, status
@@ -112,7 +113,7 @@ def _sampled_on_pair(
 def show(proof: Proof, title: str, conclusion: str, gaps: Sequence[str], pair: SampledReport | None) -> None:
     """Prints the properties as a table, the policy's decisions, and a verdict."""
     console = Console(highlight=False)
-    table = columns("property", "drawn", "worst", "bound", texts=2, title=f"{title}, seed {proof.seed}")
+    table = columns("property", "drawn", "worst", "bound", texts=2, title=Text(f"{title}, seed {proof.seed}"))
     for row in proof.rows:
         sign = "over" if row.bound == FALSE_ALARM else "under"
         bound = "" if np.isnan(row.measure) else f"{sign} {row.bound:.0e}"

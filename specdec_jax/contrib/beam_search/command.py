@@ -17,10 +17,8 @@ from specdec_jax.text.escapes import printed, shown
 from specdec_jax.text.json_lines import json_text
 
 # What a search neither drafts with nor writes. Looked for by name, since a default given by hand is as mistaken.
-NO_USE = (
-    *("--calibration", "--costs", "--policy", "--verifier"),
-    *("--max-draft-length", "--stop", "--record", "--log-probs", "--phases", "--page", "--compare"),
-)
+NO_USE = ("--calibration", "--costs", "--policy", "--verifier", "--max-draft-length", "--stop", "--record", "--cite")
+NO_USE = (*NO_USE, "--log-probs", "--phases", "--page", "--compare")
 DRAWING = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # only these values are allowed
 
 

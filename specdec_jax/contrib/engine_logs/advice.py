@@ -62,8 +62,9 @@ def advise(log: Log, costs: CostModel, longest: int) -> Advice:
     if limit < 1:
         raise ValueError(f"the longest draft must be at least 1, got {longest}; costs go to {costs.widths[-1] - 1}")
     # traces for the lower bound, the estimate and the upper bound; a single one if no position is open
-    traces, lengths = [log.likely] if log.exact else [log.low, log.likely, log.high], []
-    for length in range(limit + 1):
+    traces = [log.likely] if log.exact else [log.low, log.likely, log.high]
+    lengths = [Choice(0, Interval(1.0, 1.0, 1.0), log.likely.length * costs.plain_pass)]  # no rounds, plain decoding
+    for length in range(1, limit + 1):
         ends = (trace.length[:, None] - np.arange(trace.accepted.shape[1]) - 1 for trace in traces)
         replayed = [rounds_of(trace, np.clip(end, 0, length), limit) for trace, end in zip(traces, ends, strict=True)]
         speedup = _joined([_speedup(each, costs) for each in replayed])

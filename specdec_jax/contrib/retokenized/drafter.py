@@ -65,8 +65,8 @@ def retokenized(
 ) -> Drafter:
     """Draft with a model with another vocabulary: at most `max_draft_length` (K) passes, and as many drafts.
 
-    Policies decide once per pass, by the distribution over the drafter's own tokens. Parameters are the `SharedParams`
-    of `with_text`.
+    Policies decide once per pass, by the distribution over the drafter's own tokens, and learn from outcomes of the
+    target's: what they keep by draft is paired with other tokens. Parameters are the `SharedParams` of `with_text`.
 
     Args:
         language_model: a model over the drafter's own tokens.

@@ -8,7 +8,7 @@ Differences: a drafter model computes c_i one by one, each for `drafter_cost`, w
 not known yet are assumed to equal the last one. c is the drafter's largest probability to the power `exponent` instead
 of a head's output. The schedule is that of one row, not of all requests. The first pass of a round is always made, as a
 block is always drafted. `survival` differs in three ways: its price of time is the row's long-run rate instead of the
-round's own, its probabilities are calibrated online, and its forecast is a Markov chain.
+round's own, its probabilities are calibrated online, and its forecast is half the row's mean.
 """
 
 from typing import Annotated, Any, NamedTuple
