@@ -74,7 +74,7 @@ def test_commands_change_what_they_name(session):
     chat = commands.Chat(session)
     for line in (
         *("/policy static(draft_length=5)", "/max-draft-length 5", "/temperature 0.7", "/top-k 20", "/top-p 0.9"),
-        *("/min-p 0.05", "/max-new-tokens 8", "/seed 4"),
+        *("/min-p 0.05", "/max-new-tokens 8", "/seed 1234567"),
         *("/system Be brief, please.", "/verifier block", "/tokens off"),
     ):
         assert shown(run(chat, line)).strip()
@@ -82,8 +82,11 @@ def test_commands_change_what_they_name(session):
     assert (changed.policy, changed.max_draft_length) == ("static(draft_length=5)", 5)
     assert (changed.temperature, changed.top_k, changed.top_p, changed.min_p) == (0.7, 20, 0.9, 0.05)
     assert (changed.max_new_tokens, changed.seed, changed.system, changed.verifier) == (
-        8, 4, "Be brief, please.", "block",
+        8, 1234567, "Be brief, please.", "block",
     )  # fmt: skip
+    run(chat, "/policy policy_bandit(policies=[static, svip])")
+    assert all(text in shown(run(chat, "/stats")) for text in ("policies=[static, svip]", "seed 1234567"))
+    run(chat, "/policy static(draft_length=5)")
     assert chat.tokens == "off" and session.pair.policy == static(draft_length=5)
     run(chat, "/policy adaedl(threshold=0.4, keep_checked_token=true)")
     run(chat, "/policy threshold=0.2, entropy_factor=0.3")

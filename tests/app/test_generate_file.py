@@ -114,7 +114,7 @@ def test_what_is_complete_is_left_alone_and_an_input_may_grow(models, source, wh
 def test_other_settings_and_other_inputs_are_refused(models, source, whole, tmp_path, capsys):
     output, rule, text = tmp_path / "out.jsonl", tmp_path / "rule.py", source.read_bytes()
     rule.write_text("from specdec_jax.stopping.static import static\n\nrule = static\n")
-    words = ["--policy", str(rule)]
+    words = ["--policy", f'at_least(minimum=1, policy="{rule}")']
     run(models, source, output, *words)
     before, settings = output.read_bytes(), tmp_path / "out.jsonl.settings.json"
 
@@ -143,7 +143,8 @@ def test_other_settings_and_other_inputs_are_refused(models, source, whole, tmp_
     assert output.read_bytes() != before
     good = [line for line in read(output) if "error" not in line]
     assert good and all(len(line["log_probs"]) == line["num_tokens"] == len(line["warped_log_probs"]) for line in good)
-    assert (tmp_path / "out.jsonl.old").read_bytes() == before
+    assert run(models, source, output, *words, "--overwrite") == 1  # and what was there before stays
+    assert (tmp_path / "out.jsonl.old").read_bytes() == before and (tmp_path / "out.jsonl.old1").exists()
 
 
 def test_no_model_is_loaded_where_all_lines_are_refused(models, tmp_path, monkeypatch, capsys):

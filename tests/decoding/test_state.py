@@ -246,8 +246,9 @@ def test_a_score_without_a_drafter_leaves_its_part_open():
     decoder = build_decoder(small, no_drafter(), static(), rejection())
     scores = score(decoder, ModelParams(toy_pair(5).target), [[1, 2, 3]])
     assert np.isfinite(scores.log_p).all() and np.isnan(scores.log_q).all()
-    with pytest.raises(ValueError, match=r"\(1, 1\)"):
-        score(decoder, ModelParams(toy_pair(5).target), [[1]])
+    for texts, message in (([[1]], r"got \[1\]"), ([[1, 2], [3]], r"got \[1, 2\]"), ([[1, 5]], "token")):
+        with pytest.raises(ValueError, match=message):
+            score(decoder, ModelParams(toy_pair(5).target), texts)
 
 
 # What a caller's own program traces

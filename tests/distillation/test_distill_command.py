@@ -104,7 +104,7 @@ def test_without_labels_the_target_runs_in_every_step(place, tmp_path):
     assert all(0 < float(each) < 1 for _, line in figures for each in line.split(" | "))
 
 
-def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsys):
+def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(place, whole, tmp_path, capsys):
     manifest = manifest_of(whole)
     assert manifest["tokens"] >= 1200 and {entry["rows"] for entry in manifest["shards"]} == {"short", "long"}
     lines = lines_of(whole / "train" / "metrics.jsonl")
@@ -117,6 +117,9 @@ def test_a_run_leaves_data_curve_judgement_and_a_drafter_that_loads(whole, capsy
     assert hf.config == orbax.config and hf.config.num_hidden_layers == 1
     card = (whole / "drafter" / "README.md").read_text()
     assert "12 steps" in card and "greedy agreement" in card
+    path = shutil.copytree(whole, tmp_path / "run") / "train" / "training.json"
+    path.write_text(json.dumps({"config": json.loads(path.read_text())["config"] | {"data": []}}))
+    assert run(place, tmp_path / "run", "--stage", "train") == 2 and "another data" in capsys.readouterr().err
 
 
 @pytest.mark.seldom
@@ -327,6 +330,9 @@ def test_a_drafter_is_judged_as_the_library_does(judged, tmp_path):
     expected = judge_texts(target, drafter, texts).agreement.mean()
     assert found["code"] == pytest.approx(expected, abs=1e-6)
     assert "answers at 0" in (tmp_path / "run" / "table.md").read_text()
+    before = lines_of(tmp_path / "run" / "results.jsonl")
+    judged(("hello", "one two"), "--max-new-tokens", "8")  # begun again
+    assert lines_of(tmp_path / "run" / "results.jsonl") == before
 
 
 def test_by_output_position_answers_go_on_and_every_span_sees_what_was_before(judged, tmp_path):

@@ -10,6 +10,7 @@ from refusals import stored_refusals
 from configs.base import CompareConfig, Method, config_hash, load_config, override
 from experiments.lib.prompts import load_prompts, read_prompts
 from specdec_jax.stopping import adaedl, at_least, static
+from specdec_jax.text.strategies import choose
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_PROMPTS = ROOT / "configs" / "prompts" / "demo.jsonl"
@@ -135,6 +136,15 @@ def test_strategies_inside_strategies_count_by_how_they_were_built():
     assert digest(at_least(policy=adaedl(keep_checked_token=False))) == digests[0]
     with pytest.raises(ValueError, match="made by no factory under @strategy"):
         digest(static().replace(begin=adaedl().begin))
+
+
+def test_rules_of_files_count_by_what_is_in_them(tmp_path):
+    file, digests = tmp_path / "mine.py", set()
+    for length in "23":
+        file.write_text(f"from specdec_jax import stopping\n\ndef mine():\n    return stopping.static({length})\n")
+        methods = (Method("a", choose("policy", str(file))),)
+        digests |= {config_hash({"rules": [f"at_least(policy={file})"]}), config_hash({"methods": methods})}
+    assert len(digests) == 4
 
 
 def test_traces_and_costs_count_by_what_is_in_them(tmp_path):

@@ -233,6 +233,7 @@ def test_a_rule_is_ranked_in_the_tables_of_the_archive(recording, tmp_path, caps
     rule = "from specdec_jax.stopping import static\n\ndef mine():\n    return static(draft_length=2)\n"
     (tmp_path / "mine.py").write_text(rule)
     words = [str(recording / "traces"), "--results", str(recording / "results"), "--rules", str(tmp_path / "mine.py")]
+    assert policies.main([*words, "--set", "draft_length=1"]) == 2 and "no use for settings" in capsys.readouterr().err
     assert policies.main(words) == 0
     out = capsys.readouterr().out
     assert "mine" in out and "survival" in out

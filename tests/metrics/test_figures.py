@@ -182,8 +182,6 @@ def test_intervals_of_means_and_totals_by_prompt():
 
 
 INCOMPLETE = {key: value for key, value in ROWS[0].items() if key != "drafter_passes"}
-
-
 FACTOR = 0.3
 
 

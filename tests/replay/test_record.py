@@ -91,6 +91,7 @@ def test_a_stopped_recording_goes_on_to_the_same_traces(place, recorded, monkeyp
     batches.clear()
     assert record.main(command) == 0 and len(batches) == 1
     assert_same_trace(out / "trace-0.9.npz", recorded / "trace-0.9.npz")
+    assert record.main([*command, "--limit", "1"]) == 2  # a trace has all prompts or is another
 
 
 @pytest.mark.seldom

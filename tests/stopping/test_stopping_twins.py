@@ -200,6 +200,19 @@ def test_a_bandit_plays_every_arm_and_not_all_alike(name):
     assert (pulls > 0).all() and (pulls.max(axis=1) > pulls.min(axis=1)).any()
 
 
+def test_an_arm_that_declines_to_draft_is_counted_and_left():
+    policy = stopping.policy_bandit((stopping.static(draft_length=0), stopping.static(draft_length=2)))
+    played, state = play_rows(policy, {"drafter_cost": 0.0, "verification_cost": 0.0})
+    assert (np.asarray(state.arms.pulls) > 0).all() and played[0].any(axis=0).all()
+
+
+def test_a_lookup_costs_a_bandit_nothing():
+    free, policy = context(2)._replace(relative_drafter_cost=jnp.array([0.0, 1.0])), stopping.bandit()
+    _, state = policy.begin(policy.init(2, drafter_cost=0.5), free)
+    state = policy.update(state, *outcome([1, 1], [1, 1]))
+    np.testing.assert_allclose(state.arms.rewards[:, 0], [2 / 1.02, 2 / 1.52], rtol=1e-6)
+
+
 def test_a_threshold_read_from_a_state_is_accepted():
     state = stopping.adaedl().init(1, threshold=0.99)
     again = stopping.adaedl().init(1, threshold=state.control.threshold)

@@ -52,6 +52,8 @@ def test_lengths_and_oracle_are_those_of_a_replay():
     played = replay(trace._replace(limit=trace.length), static(), {"draft_length": np.arange(7)}, max_draft_length=6)
     speedups = [choice.speedup.estimate for choice in advice.lengths]
     np.testing.assert_allclose(speedups, played.total_speedup(costs))
+    slow = costs._replace(target_pass=tuple(2 * time for time in costs.target_pass))  # rounds, not plain decoding
+    assert [choice.speedup.estimate for choice in advise(log_of_trace(trace), slow, 1).lengths][0] == 1
     assert speedups[0] == 1 and advice.best.setting == int(np.argmax(speedups))
     np.testing.assert_allclose(advice.oracle.estimate, oracle(trace, 6).total_speedup(costs)[0])
     assert advice.best.speedup.low < advice.best.speedup.estimate < advice.best.speedup.high
