@@ -151,13 +151,13 @@ def test_smoke_makes_the_config_small_and_other_options_overrule_it(place, monke
     assert distill.main([str(place / "config.py"), "--smoke", "--schedule.steps", "3", "--stage", "write"]) == 0
     ((made, stages),) = asked
     assert (made.name, made.schedule.steps, made.cycle, stages) == ("tiny-smoke", 3, ("short",), ["write"])
-    assert made.shape == distill._config(str(place / "config.py"), []).shape
+    assert made.shape == load_config(place / "config.py").shape
     assert made.judge[0].endswith("prompts.jsonl:6")
 
 
 def test_every_committed_config_can_be_made_small():
     for path in sorted((ROOT / "configs").glob("distill_smollm2*.py")):
-        made = distill._config(str(path), ["--smoke"])
+        made = distill.small(load_config(path))
         assert made.tokens < 5000 and made.schedule.steps == 10 and made.name.endswith("-smoke")
 
 

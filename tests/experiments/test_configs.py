@@ -140,8 +140,8 @@ def test_strategies_inside_strategies_count_by_how_they_were_built():
 
 def test_rules_of_files_count_by_what_is_in_them(tmp_path):
     file, digests = tmp_path / "mine.py", set()
-    for length in "23":
-        file.write_text(f"from specdec_jax import stopping\n\ndef mine():\n    return stopping.static({length})\n")
+    for name in ("static", "svip"):
+        file.write_text(f"from specdec_jax import stopping\n\ndef mine():\n    return stopping.{name}()\n")
         methods = (Method("a", choose("policy", str(file))),)
         digests |= {config_hash({"rules": [f"at_least(policy={file})"]}), config_hash({"methods": methods})}
     assert len(digests) == 4
