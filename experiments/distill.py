@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = [stage for stage in STAGES if stage in options.stage] or list(STAGES)
         share = join() if DISTRIBUTED in rest else None  # first of all: JAX's devices are those of all
         console = terminal() if share is None or share.index == 0 else Console(quiet=True)
-        config = small(load_config(words[0], (), "distill")) if SMOKE in rest else load_config(words[0], (), "distill")
+        config = load_config(words[0], (), "distill")
+        config = small(config) if SMOKE in rest else config
         rest = [word for word in rest if word not in (SMOKE, DISTRIBUTED)]
         distill(override(config, rest, f"python -m experiments.distill {words[0]}"), stages, console, share)
     return 0

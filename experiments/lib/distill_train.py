@@ -148,7 +148,6 @@ def read_requests(config: DistillConfig) -> tuple[tuple[Openings, ...], dict[str
 VALIDATION_BATCHES = 8
 SETTINGS = "training.json"  # the settings of the training, next to its checkpoints
 FIELDS = ("target", "shape", "start_from", "packing", "schedule", "loss", "labels", "chunk", "dtype", "seed")
-FIELDS = (*FIELDS, "validation")
 Figures = dict[str, float]
 
 
@@ -165,7 +164,7 @@ def train(config: DistillConfig, folder: Path, target: LoadedModel, console: Con
     if jax.process_index() == 0:
         fields = (*FIELDS, "unroll") if config.shape.reads else FIELDS
         settings = json.loads(json.dumps({name: describe(getattr(config, name)) for name in fields}))
-        settings["data"] = [entry["sha256"] for entry in data.entries]
+        settings |= {"validation": config.validation, "data": [entry["sha256"] for entry in data.entries]}
         path = where / SETTINGS
         earlier = json.loads(path.read_text(encoding="utf-8"))["config"] if path.is_file() else settings
         changed = sorted(key for key in {*settings, *earlier} if settings.get(key) != earlier.get(key))

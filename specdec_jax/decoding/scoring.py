@@ -13,7 +13,7 @@ from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, make_warp, pick
 from specdec_jax.decoding.state import padded_rows, refuse_encoder
 from specdec_jax.decoding.teacher_forcing import feed_both, init_caches
-from specdec_jax.types import Array, LanguageModel, Warp
+from specdec_jax.types import Array, LanguageModel, ModelSpec, Warp
 
 
 class Scores(NamedTuple):
@@ -23,6 +23,14 @@ class Scores(NamedTuple):
     log_q: Array  # [B, T-1] float32, the drafter's (NaN without a drafter model)
     target_entropy: Array  # [B, T-1] float32, nats, as sampled
     drafter_entropy: Array  # [B, T-1] float32
+
+
+def texts_of_one_length(needed: str, tokens: Any, spec: ModelSpec) -> np.ndarray:
+    """Texts [B, T] int32. Raises ValueError, which `needed` begins, for other lengths than a T in [2, context]."""
+    text, lengths = map(np.asarray, padded_rows("text", tokens, spec.vocab_size))
+    if not 2 <= min(lengths) == text.shape[1] <= spec.context:
+        raise ValueError(f"{needed} texts of one length in [2, {spec.context}], got {sorted({*lengths.tolist()})}")
+    return text
 
 
 def score(decoder: Decoder, params: ModelParams, tokens: Any, warp: Warp | None = None, chunk: int = 32) -> Scores:
@@ -36,9 +44,7 @@ def score(decoder: Decoder, params: ModelParams, tokens: Any, warp: Warp | None 
     """
     target, drafter = decoder.parts.target, decoder.parts.drafter.model
     refuse_encoder(target, "score")
-    text, lengths = map(np.asarray, padded_rows("text", tokens, target.spec.vocab_size))
-    if not 2 <= min(lengths) == text.shape[1] <= target.spec.context:
-        raise ValueError(f"score needs texts of one length in [2, context], got {sorted({*lengths.tolist()})}")
+    text = texts_of_one_length("score needs", tokens, target.spec)
     padded = np.pad(text, ((0, 0), (0, -text.shape[1] % chunk + 1)))
     scores = _score(target, drafter, chunk, params, padded, warp or make_warp(len(text), temperature=1.0))
     return jax.tree.map(lambda leaf: leaf[:, : text.shape[1] - 1], scores)

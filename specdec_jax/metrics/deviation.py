@@ -20,7 +20,7 @@ from jax import lax
 from specdec_jax.decoding import Decoder
 from specdec_jax.decoding.rounds import ModelParams
 from specdec_jax.decoding.sampling import distributions, entropy, make_warp, normalised, pick
-from specdec_jax.decoding.state import padded_rows
+from specdec_jax.decoding.scoring import texts_of_one_length
 from specdec_jax.decoding.teacher_forcing import PairCache, feed_both, init_caches
 from specdec_jax.types import Array, Distribution, LanguageModel, Warp
 from specdec_jax.verification.easd import shared_share
@@ -113,9 +113,7 @@ def deviations(
     """
     if verifier not in DISTRIBUTIONS:
         raise ValueError(f"no emitted distribution of {verifier!r} is known (there are: {', '.join(DISTRIBUTIONS)})")
-    text, lengths = map(np.asarray, padded_rows("text", tokens, decoder.parts.target.spec.vocab_size))
-    if not 2 <= min(lengths) == text.shape[1] <= decoder.parts.target.spec.context:
-        raise ValueError(f"deviations need texts of one length, 2 or more, got {sorted({*lengths.tolist()})}")
+    text = texts_of_one_length("deviations need", tokens, decoder.parts.target.spec)
     if decoder.parts.drafter.model is None:
         raise ValueError("deviations need a drafter that is a language model")
     settings = dict(hyperparameters or {})

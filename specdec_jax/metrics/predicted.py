@@ -65,8 +65,8 @@ def predicted(
     values = learnt.get("policy_hyperparameters", {}).items()
     hyperparameters = {name: np.asarray(value)[None] if np.ndim(value) else value for name, value in values}
     replayed = replay(trace, rule, hyperparameters, max_draft_length=longest, phases=phases)
-    step = (costs := costs.at(slots, temperature=temperature)).drafter_step  # without the rule's own computation
-    costs = costs.at(policy=rule)
+    costs = costs.at(slots, temperature=temperature)
+    step, costs = costs.drafter_step, costs.at(policy=rule)  # a pass without the rule's computation
     seconds, plain = replayed.seconds(costs)[0], replayed.emitted[0] * costs.plain_pass
     passes, rounds, drafted = (int(counts.sum()) for counts in (replayed.passes, replayed.rounds, replayed.drafted))
     spared = plain.sum() - (seconds.sum() - passes * step)

@@ -72,8 +72,7 @@ def bandit(lengths: Annotated[Sequence[int], Between(1)] = (1, 2, 3, 4)) -> Stop
 
     def begin(state: BanditState, context: RoundContext) -> tuple[Array, BanditState]:
         num_rounds = rounds(state.arms)
-        ranked = best(upper_bounds(state.arms, UCB_WIDTH))
-        arm = jnp.where(num_rounds < state.warmup, num_rounds % len(choices), ranked)
+        arm = jnp.where(num_rounds < state.warmup, num_rounds % len(choices), best(upper_bounds(state.arms, UCB_WIDTH)))
         cost = state.arms.drafter_cost * relative_drafter_cost(context)  # a lookup's passes cost nothing
         state = BanditState(state.arms._replace(arm=arm, pass_cost=cost), jnp.asarray(choices)[arm], state.warmup)
         return jnp.ones_like(context.alive), state
@@ -126,7 +125,6 @@ def learn(arms: Arms, emitted: Array, passes: Array, drafted: Array, counted: Ar
     """The arms after a round that emitted `emitted` tokens, for the rows in which it is counted."""
     as_float = lambda count: count.astype(jnp.float32)  # noqa: E731
     time = 1.0 + arms.pass_cost * as_float(passes) + arms.verification_cost * as_float(drafted)
-    pulled = jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]
-    pulled = pulled & counted[:, None]
+    pulled = (jnp.arange(arms.pulls.shape[1], dtype=jnp.int32)[None, :] == arms.arm[:, None]) & counted[:, None]
     reward = jnp.where(pulled, (as_float(emitted) / time)[:, None], 0.0)
     return arms._replace(pulls=arms.pulls + pulled.astype(jnp.int32), rewards=arms.rewards + reward)

@@ -30,12 +30,11 @@ from specdec_jax.types import Array, Distribution, Draft, PolicyState, RoundCont
 
 UCB_WIDTH = 2.0
 EXPLORATION = {"ucb1": 0.1, "thompson": 1.0}
-DECLINED = -1  # in the place of passes: the chosen policy wanted none, which counts as a round
 
 
 class PolicyBanditState(NamedTuple):
     arms: Arms
-    passes: Array  # [B] int32, drafter passes of this round, or DECLINED
+    passes: Array  # [B] int32, drafter passes of this round; -1: the chosen policy declined, which counts as a round
     policies: tuple[PolicyState, ...]
 
 
@@ -98,8 +97,7 @@ def policy_bandit(policies: Sequence[StoppingPolicy] | None = None, method: str 
             arm = best(upper_bounds(state.arms, UCB_WIDTH))
         cost = state.arms.drafter_cost * relative_drafter_cost(context)
         answer, state = ask(state._replace(arms=state.arms._replace(arm=arm, pass_cost=cost)), "begin", context)
-        declined = ~answer & (context.budget > 0)
-        return answer, state._replace(passes=jnp.where(declined, DECLINED, 0))
+        return answer, state._replace(passes=jnp.where(~answer & (context.budget > 0), -1, 0))
 
     def check(
         state: PolicyBanditState, distribution: Distribution, drafted: Array, context: RoundContext
