@@ -1,7 +1,7 @@
 """The drafter of configs/distill_coder_reading.py on one GPU, with 50 M tokens and the loss of acceptance.
 
 Command:   make coder; python -m experiments.distill configs/distill_coder_reading_gpu.py --stage write
-           (killed after ten minutes it goes on with the same command, as does `--stage train --intervals.minutes 8`;
+           (killed after ten minutes it goes on with the same command, as does `--stage train --intervals.minutes 6`;
            then `--stage judge`, and `rank_tokens` as in docs/drafters.md)
 Hardware:  one GPU with 80 GB; not run yet
 Expected:  greedy agreement of at least 0.70 is the aim; 0.18 M tokens give 0.517, a doubling 0.07 (docs/drafters.md)

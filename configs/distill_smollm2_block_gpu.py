@@ -2,7 +2,7 @@
 
 Command:   mkdir runs/distill-smollm2-block-gpu; ln -s ../distill-smollm2-gpu/data runs/distill-smollm2-block-gpu/
            python -m experiments.distill configs/distill_smollm2_block_gpu.py --stage train --stage judge
-           (without that link all stages, `--stage write` first; --intervals.minutes 8 ends a call of training early)
+           (without that link all stages, `--stage write` first; --intervals.minutes 6 ends a call of training early)
 Hardware:  one GPU; not run yet.
 """
 

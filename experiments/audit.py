@@ -173,8 +173,7 @@ def tiny_pair() -> tuple[LoadedModel, LoadedModel]:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024}
     config = llama.LlamaConfig(vocab_size=len(LETTERS), tie_word_embeddings=False, eos_token_ids=(), **sizes)
-    keys = jax.random.split(jax.random.key(0), 2)
-    params, noise = (llama.init_params(config, key, jnp.float32) for key in keys)
+    params, noise = (llama.init_params(config, key, jnp.float32) for key in jax.random.split(jax.random.key(0), 2))
     params = jax.tree.map(lambda leaf: leaf * SCALE if leaf.ndim > 1 else leaf, params)
     drafting = jax.tree.map(lambda leaf, other: leaf + SCALE * other if leaf.ndim > 1 else leaf, params, noise)
     model = llama.language_model(config, jnp.float32)

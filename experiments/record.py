@@ -131,8 +131,7 @@ def record_cells(config: EvidenceConfig, console: Console) -> None:
     written: dict[tuple[Any, ...], Path] = {}
     held: set[str] = set()
     if config.add_to:
-        manifest = json.loads(Path(config.add_to, MANIFEST).read_text(encoding="utf-8"))
-        held = {cell["path"] for cell in manifest["cells"]}
+        held = {cell["path"] for cell in json.loads(Path(config.add_to, MANIFEST).read_text("utf-8"))["cells"]}
     for cell in cells(config):
         pair, path = cell.pair, Path(config.out) / cell.path
         if str(cell.path) in held and not path.exists():

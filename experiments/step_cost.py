@@ -19,6 +19,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -65,6 +66,8 @@ class StepCost(Output, Smoke, Models):
     """Tokens of a prompt whose processing is compared with a large product of the first dtype; 0: none."""
     rules: tuple[str, ...] = RULES
     """Calls of files of specdec_jax/stopping whose own computation is timed, most of the time this takes."""
+    rules_of: str | None = None
+    """A run folder with these figures of another pair whose drafter has such a head, and whose pass is short."""
     repeats: Annotated[int, Between(1)] = 15  # Timed runs of each program.
 
     def __post_init__(self) -> None:
@@ -78,19 +81,18 @@ def measure(config: StepCost, console: Console) -> None:
     config = dataclasses.replace(config, **TINY) if config.smoke else config
     if not config.smoke:
         refuse_encoders("step_cost", config.target, config.drafter)
-    policies = {words: choose("policy", words) for words in config.rules}
+    rules = json.loads(Path(config.rules_of, COSTS).read_text(encoding="utf-8"))["rules"] if config.rules_of else {}
+    policies = {} if rules else {words: choose("policy", words) for words in config.rules}
     folder = RunFolder.create("step_cost", config, config.out)
     if not (folder.path / COSTS).exists():
         enable()
         if config.smoke:
             targets, drafter = {"float32": tiny_pair()[0]}, tiny_pair()[1]
         else:
-            drafter = load_model(config.drafter, dtype=config.dtypes[0])
             targets = {dtype: load_model(config.target, dtype=dtype) for dtype in config.dtypes}
-            drafter = for_target(targets[config.dtypes[0]], drafter, say)
+            drafter = for_target(targets[config.dtypes[0]], load_model(config.drafter, dtype=config.dtypes[0]), say)
         with console.status("Measuring passes and steps"):
             passes = measure_passes(config, targets, drafter)
-        rules = {}
         options: dict[str, Any] = {"batch": config.batch, "slots": config.slots, "rounds": ROUNDS}
         options |= {"drafter_of": drafter_of, "repeats": config.repeats}
         for name, policy in policies.items():

@@ -66,7 +66,9 @@ def main() -> None:
     for checkout in options.checkouts:
         if not (checkout / "specdec_jax").is_dir():
             parser.error(f"{checkout} is no checkout of the project")
-        variables = {**os.environ, "PYTHONPATH": str(checkout.resolve()), "SPECDEC_JAX_COSTS": "estimated"}
+        variables = {"JAX_COMPILATION_CACHE_DIR": str(Path.home() / ".cache/specdec_jax/xla"), **os.environ}
+        variables["PYTHONPATH"] = os.pathsep.join([str(checkout.resolve()), os.environ.get("PYTHONPATH", "")])
+        variables["SPECDEC_JAX_COSTS"] = "estimated"
         words = [sys.executable, str(Path(__file__).resolve()), "work"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         both.append(subprocess.Popen(words, cwd=checkout, env=variables, **pipes))
@@ -79,6 +81,7 @@ def main() -> None:
         return float(process.stdout.readline())
 
     times, began, turn = {name: [] for name in NAMES}, time.perf_counter(), 0
+    print("both are compiled", flush=True)
     while time.perf_counter() - began < options.seconds:
         for name in NAMES:
             order = (0, 1) if turn % 2 else (1, 0)

@@ -38,8 +38,6 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # constants of the 
     "no prior (factors of 1)": ({}, {"greedy": (0.0, 0.0), "sampled": (0.0, 0.0)}),
     "no lapse rate": ({"LAPSE": 0.0, "LATER_LAPSE": 0.0}, {}),
     "the lapse rate is not learnt": ({"LAPSE": 0.03, "LATER_LAPSE": 0.03, "LAPSE_WEIGHT": 1e6}, {}),
-    "a of later drafts: the last one's": ({"PERSISTENCE": 1.0}, {}),
-    "a of later drafts: the row's mean": ({"PERSISTENCE": 0.0}, {}),
     "shares begin at 0.6, not optimistic": ({"HOPED": 0.6}, {}),
     "one draft ahead, not up to eight": ({"FURTHER": ONE}, {}),
     "R is not learnt": ({}, {"rate_weight": 1e6}),

@@ -277,8 +277,7 @@ def by_draft(
 ) -> Callable[[Any], list[Figures]]:
     """A function of parameters: figures of each draft of a round along the text held out, if the drafts before it were
     accepted. `drafter` is its configuration."""
-    order = BatchOrder(held_out, config.packing, 0)
-    batches = [order.at(index) for index in range(VALIDATION_BATCHES)]
+    batches = list(map(BatchOrder(held_out, config.packing, 0).at, range(VALIDATION_BATCHES)))
     settings, target_params = _settings(dataclasses.replace(config, unroll=unroll), target)
     measure = build_validation(drafter, config.loss, **settings)
 

@@ -275,8 +275,7 @@ def row_of(source: Source, texts: np.ndarray, result: Replay, settings: Settings
     row["seconds"] = picked["seconds"].tolist()
     row["first_seconds"] = columns["seconds"][0].tolist()  # at the first setting, the default
     row |= {"plain_seconds": plain.tolist(), "repeated": source.repeated[texts].tolist()}
-    curve = (plain.sum() / totals).tolist()  # speed-up of every setting
-    return row | {"settings": chosen[: len(settings)], "curve": curve}
+    return row | {"settings": chosen[: len(settings)], "curve": (plain.sum() / totals).tolist()}  # of every setting
 
 
 def half_of(texts: int, seed: int) -> np.ndarray:

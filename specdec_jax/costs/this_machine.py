@@ -42,7 +42,7 @@ from specdec_jax.types import StoppingPolicy
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # measured widths
 SLOTS, ROUNDS = 512, 4
-MANY_ROUNDS = 16  # on accelerators, where a call costs a millisecond and a round hardly more
+MANY_ROUNDS = 16  # on accelerators, where a call costs a millisecond and a round hardly more; more do not fit into FEW
 FEW = 128  # slots of the second pass that measures the cost of a slot in a batch; for one row it is negligible
 SECONDS, REPEATS = 8.0, 9  # limits on time and number of alternations of programs; at least three
 

@@ -72,6 +72,8 @@ def train(
             if at % intervals.log_every == 0 or saves:
                 jax.block_until_ready(lines)
                 means = _means(lines, time.monotonic() - since, order.epoch_of(at))
+                if saves:  # before the validation: a process that is killed while that compiles loses no step
+                    checkpoints.save(at, state)
                 if saves and validate is not None:
                     means |= validate(state)
                 lines, since = [], time.monotonic()
@@ -79,8 +81,6 @@ def train(
                     _log(folder / METRICS, at, means)
                 if progress is not None:
                     progress(at, means)
-            if saves:
-                checkpoints.save(at, state)
             if over:
                 break
         return state

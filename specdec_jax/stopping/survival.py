@@ -6,18 +6,17 @@ time of a drafter pass and V(k) of verifying k drafts, in passes of plain decodi
 S a > R (c + V(k+1) - V(k)).  V is a step function, and only the first token of a width costs:
 n more pay iff  S (a + a^2 + ... + a^n) > R (n c + V(k+n) - V(k)),  and the best n within the budget decides.
 
-**Confidence persists, by half**: a is the mean of the last draft's acceptance probability and of the share of accepted
-drafts in the row's rounds so far; before a round's first draft, the share of accepted first drafts. R is the row's own,
-from its tokens and their time, and so is the lapse rate, the share of drafts that are rejected regardless of the
-drafter's confidence.
+A row learns its own numbers: a, of drafts that are not made yet, is the share of accepted drafts in its rounds so far
+(of first drafts before a round's first, else of later ones); R is that of its tokens and their time; and the lapse rate
+is the share of drafts that are rejected regardless of the drafter's confidence.
 
 `signal` says how a distribution gives a. `odds`: the odds of acceptance are those of the most probable token in greedy
 decoding, times a factor, and inversely proportional to the entropy in sampling; the factors are a prior fitted to pairs
 of models (metrics/prior.py). `probability`: the token's own probability. `bound`: AdaEDL's 1 - sqrt(entropy_factor H),
 so that its lambda becomes the price.
 
-Sources: a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); AdaEDL (arXiv 2410.18351); persistence of
-confidence within a round, also in DSpark's scheduler (contrib/stopping/dspark.py); the rest is new here.
+Sources: a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); AdaEDL (arXiv 2410.18351); the rest is new
+here.
 """
 
 from collections.abc import Callable
@@ -57,7 +56,6 @@ LAPSE, LATER_LAPSE = 0.1, 0.03  # prior lapse rate, for the first rounds and onc
 LAPSE_WEIGHT = 5.0  # weight of the prior lapse rate, in verified tokens
 USUAL = 0.6  # prior acceptance rate, for the initial rate
 HOPED, HOPED_WEIGHT = 0.8, 4.0  # prior shares of accepted first and later drafts, optimistic, and their weight
-PERSISTENCE = 0.5  # weight of the last draft's acceptance probability in that of the next, beside the row's share
 DECAY = 0.98  # per round, of what a row has learnt
 HORIZON = 8  # maximum number of further drafts considered at once
 SIGNALS = ("odds", "probability", "bound")
@@ -67,7 +65,6 @@ class SurvivalState(NamedTuple):
     """The state of a row; each [B] float32 unless noted otherwise. The last eight are constant."""
 
     survival: Array  # S, probability that this round's drafts so far are accepted
-    chance: Array  # a, of the drafts that are not made yet
     chances: Array  # [B, P], of this round's drafts
     passes: Array  # drafter passes of this round, in units of drafter_cost
     accepted: Array  # [B, 2], decayed numbers of accepted drafts, the first of a round and later ones
@@ -136,7 +133,6 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         verified = host(np.full((batch, 2), HOPED_WEIGHT, np.float32))
         return SurvivalState(
             survival=full(batch, 1.0),
-            chance=full(batch, HOPED),
             chances=host(np.zeros((batch, positions), np.float32)),
             passes=full(batch, 0.0),
             accepted=verified * HOPED,
@@ -155,8 +151,7 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         )
 
     def begin(state: SurvivalState, context: RoundContext) -> tuple[Array, SurvivalState]:
-        first = state.accepted[:, 0] / state.verified[:, 0]
-        state = state._replace(survival=jnp.ones_like(first), chance=first, passes=jnp.zeros_like(first))
+        state = state._replace(survival=jnp.ones_like(state.time), passes=jnp.zeros_like(state.time))
         return gain(state, jnp.zeros_like(context.budget), context) > 0, state
 
     def proceed(
@@ -177,7 +172,6 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         chance = chance * (1.0 - state.lapse)
         state = state._replace(
             survival=state.survival * chance,
-            chance=PERSISTENCE * chance + (1.0 - PERSISTENCE) * (state.accepted[:, 1] / state.verified[:, 1]),
             chances=remember(state.chances, drafted - 1, chance),
             passes=state.passes + more,
         )
@@ -220,9 +214,11 @@ def time_of(state: SurvivalState, drafts: Array) -> Array:
 FURTHER: Any = np.arange(1, HORIZON + 1, dtype=np.int32)[None, :]  # numbers of further drafts
 
 
-def expected(state: SurvivalState) -> Array:
-    """Expected accepted tokens of 1, 2 ... N further drafts if all so far are accepted, [B, N] float32."""
-    return jnp.cumsum(state.chance[:, None] ** FURTHER.astype(np.float32), axis=1)
+def expected(state: SurvivalState, drafted: Array) -> Array:
+    """Expected accepted tokens a, a + a^2 ... of 1 to N further drafts if all so far are accepted, [B, N] float32."""
+    shares = state.accepted / state.verified
+    chance = jnp.where(drafted == 0, shares[:, 0], shares[:, 1])
+    return jnp.cumsum(chance[:, None] ** FURTHER.astype(np.float32), axis=1)
 
 
 def time_ahead(state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
@@ -238,7 +234,8 @@ def net_by_row(state: SurvivalState, drafted: Array, context: RoundContext) -> A
 
     -inf beyond each row's budget.
     """
-    net = state.survival[:, None] * expected(state) - rate_of(state)[:, None] * time_ahead(state, drafted, context)
+    won = state.survival[:, None] * expected(state, drafted)
+    net = won - rate_of(state)[:, None] * time_ahead(state, drafted, context)
     return jnp.where((context.budget - drafted)[:, None] >= FURTHER, net, -jnp.inf)
 
 
@@ -257,7 +254,7 @@ def gain_together(state: SurvivalState, drafted: Array, context: RoundContext) -
     going = context.alive & (drafted == longest)
     free = jnp.where(going, jnp.maximum(context.budget - drafted, 0), 0)
     within = jnp.minimum(FURTHER, free[:, None])
-    brought = jnp.take_along_axis(expected(state), jnp.maximum(within, 1) - 1, axis=1)
+    brought = jnp.take_along_axis(expected(state, drafted), jnp.maximum(within, 1) - 1, axis=1)
     won = jnp.sum(jnp.where(within > 0, state.survival[:, None] * brought, 0.0), axis=0, keepdims=True)
     by_row = time_ahead(state, jnp.broadcast_to(longest, drafted.shape), context)
     time = jnp.max(jnp.where(context.alive[:, None], by_row, 0.0), axis=0, keepdims=True)

@@ -63,7 +63,7 @@ def generate(
         sampling: temperature, seed, stop strings, maximum number of tokens etc.; default: greedy, 128 tokens.
         pair: models and decoder from `build_pair`; None: built from its arguments among the options (`target`,
             `drafter`, `max_draft_length`, `dtype`, `verification_widths` ...), with `costs` and `batch` of
-            `measured_pair`: by default the pair's costs are measured once per machine.
+            `measured_pair`: by default costs are measured once per machine and number of prompts, rounded up to 2^n.
         record: record drafted, accepted, threshold and entropies per round in `Generation.rounds`.
         options: `policy`, `verifier`, `monitor`, also with a pair (only other static options need compilation);
             `log_probs=True`, for the log-probabilities of all tokens (`Pair.with_log_probs`); and those of `prepare`:
@@ -72,9 +72,11 @@ def generate(
     Raises:
         ValueError: invalid input, before anything is compiled.
     """
-    pair, options = split_options(pair, options)
     many = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Mapping)
     prompts: list[Any] = list(prompt) if many else [prompt]
+    if pair is None:  # the next power of two, so that few sizes are measured
+        options.setdefault("batch", 1 << (len(prompts) - 1).bit_length())
+    pair, options = split_options(pair, options)
     results = decode(pair, prepare(pair, prompts, sampling, record=record, **options)).results
     return results if many else results[0]
 

@@ -128,8 +128,7 @@ def test_compare_plays_three_methods_on_the_last_prompt(session):
     plain, *others = (next(row for row in rows if row.startswith(name)) for name in names)
     assert plain.split()[1] == str(len(turn.result.tokens)) and "1.00x" in plain
     assert all(row.endswith("identical") for row in (plain, *others))
-    again = ask(session, "more")
-    assert again.reused == len(turn.ids) + len(turn.result.tokens) - 1  # comparing left the kept cache alone
+    assert ask(session, "more").reused == len(turn.ids) + len(turn.result.tokens) - 1  # comparing left the cache alone
 
 
 @pytest.mark.parametrize(

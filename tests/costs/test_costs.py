@@ -191,8 +191,7 @@ def test_what_looks_measured_on_a_busy_machine_is_doubtful_and_measured_again(
         assert capsys.readouterr().err.count("since this machine is busy now") == 1
     monkeypatch.setattr(step_cost, "load_average", lambda: 0.0)
     another_process()
-    again = measured()
-    assert not again.doubts and not load_cost_model(file).doubts
+    assert not measured().doubts and not load_cost_model(file).doubts
     assert ("are doubtful (" in capsys.readouterr().err) == bool(doubts)
 
 

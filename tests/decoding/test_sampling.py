@@ -103,8 +103,7 @@ def test_drawing_gives_no_token_of_weight_zero_where_rounded_sums_disagree():
     weights = rng.uniform(size=(rows, 8, 128)).astype(np.float32)
     weights[:, :, 100:] = 0.0
     ends = np.cumsum(weights.sum(axis=2), axis=1)
-    goal = ends[np.arange(rows), rng.integers(0, 8, rows)] / ends[:, -1]
-    uniform = np.minimum(goal, 1.0)
+    uniform = np.minimum(ends[np.arange(rows), rng.integers(0, 8, rows)] / ends[:, -1], 1.0)
     for _ in range(3):  # just below, where the cumulative sum may end before
         uniform = np.nextafter(uniform, np.float32(0))
         drawn = np.asarray(jax.jit(sampling.draw)(jnp.asarray(weights.reshape(rows, -1)), jnp.asarray(uniform)))

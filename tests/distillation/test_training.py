@@ -282,8 +282,7 @@ def test_a_full_disk_names_the_file_and_loses_nothing(tmp_path, shard, monkeypat
 
 
 def test_shards_come_back_and_damage_is_named(tmp_path, shard):
-    folder = ShardFolder(tmp_path, {"seed": 1})
-    folder.add("00000", shard, idle=0.1)
+    ShardFolder(tmp_path, {"seed": 1}).add("00000", shard, idle=0.1)
     again = ShardFolder(tmp_path, {"seed": 1})
     assert all(np.array_equal(a, b) for a, b in zip(again.load(0)[:7], shard[:7], strict=True))
     with pytest.raises(ValueError, match="other settings .seed."):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 
@@ -41,6 +42,8 @@ def test_a_part_by_batch_has_its_pair_and_rules_that_exist(tmp_path, monkeypatch
     assert [config.target == gpu_suite.CODER for config in passed.values()] == ["coder" in part for part in parts]
     assert len({(config.target, config.drafter) for config in passed.values()}) == 5  # trees have smollm2's
     assert all(choose("policy", words) for config in passed.values() for words in config.policies)
+    monkeypatch.setattr(gpu_suite, "batches", mock.Mock(side_effect=FileNotFoundError("no such model")))
+    assert gpu_suite.main(["--smoke", "--batches", "16", "64", "--out", str(tmp_path), "--only", "coder"]) == 2
 
 
 def test_kernels_of_a_profile_are_the_devices_own_and_no_loops(monkeypatch):

@@ -12,8 +12,7 @@ from pyarrow import parquet
 
 from experiments.lib.prompts import DATASETS, HALVES, Prompt, load_prompts, read_prompts
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "configs" / "prompts"
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "prompts"
 SUMMARISE = "Summarise the following text in two or three sentences.\n\n"
 COMPLETE = "Complete the following Python function.\n\n"
 HUMANEVAL = '\n\ndef one():\n    """1"""\n'

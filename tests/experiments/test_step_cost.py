@@ -28,5 +28,8 @@ def test_step_cost_writes_a_cost_model_of_both_temperatures_and_the_rules(tmp_pa
     layer = 32 * 16 * (2 + 2 * 2) + 2 * 16 * 32 + 3 * 32 * 48  # q, k, v; output; gate, up and down
     operations = {"prompt": 2 * 64 * 2 * layer + 2 * 2 * 2 * 16 * 64**2, "product": 2 * 64**3}
     assert costs["prompt"]["operations"] == operations
+    monkeypatch.setattr(step_cost.timing, "time_policy", lambda *_, **__: pytest.fail("measured again"))
+    assert step_cost.main(["--smoke", "--rules-of", str(out), "--out", str(tmp_path / "other")]) == 0
+    assert load_cost_model(tmp_path / "other" / "cost_model.json").rules == model.rules
     monkeypatch.setattr(step_cost, "measure_passes", lambda *_: pytest.fail("measured again"))
     assert step_cost.main(["--smoke", "--out", str(out)]) == 0

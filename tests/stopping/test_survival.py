@@ -71,7 +71,7 @@ class Twin:
             logit = p.bias + math.log(largest / (1 - largest))
         self.chances.append((1 - self.lapses / self.trials) / (1 + math.exp(-logit)))
         self.survival *= self.chances[-1]
-        self.chance = 0.5 * (self.chances[-1] + self.accepted[1] / self.verified[1])
+        self.chance = self.accepted[1] / self.verified[1]
         self.passes += self.cost
         return self.gain(drafted, room - drafted)
 

@@ -64,8 +64,7 @@ def answer(target, drafter, request, passes):
     with torch.inference_mode():
         out = target.generate(ids, attention_mask=torch.ones_like(ids), eos_token_id=-1, pad_token_id=0, **options)
     seconds = time.perf_counter() - watch
-    tokens = out[0, ids.shape[1] :].tolist()
-    return {"tokens": tokens, "seconds": seconds, "passes": len(passes)}
+    return {"tokens": out[0, ids.shape[1] :].tolist(), "seconds": seconds, "passes": len(passes)}
 
 
 def main():

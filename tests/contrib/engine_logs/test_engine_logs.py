@@ -237,8 +237,7 @@ def test_parquet(tmp_path):
     rows = [{"request": steps.id, "metrics": json.dumps(vllm(steps)["metrics"])} for steps in static_rounds(trace, 4)]
     parquet.write_table(pyarrow.Table.from_pylist(rows[:5]), tmp_path / "part-0.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(rows[5:]), tmp_path / "part-1.parquet")
-    log = read_log(tmp_path)
-    np.testing.assert_array_equal(log.likely.length, trace.length)
+    np.testing.assert_array_equal(read_log(tmp_path).likely.length, trace.length)
 
 
 def test_without_pyarrow_a_table_is_refused(tmp_path, monkeypatch):

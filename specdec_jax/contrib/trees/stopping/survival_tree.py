@@ -17,6 +17,7 @@ from specdec_jax.stopping._readings import remember
 from specdec_jax.stopping.survival import (
     FURTHER,
     SurvivalState,
+    expected,
     learn,
     net_by_row,
     rate_of,
@@ -63,8 +64,8 @@ def survival_tree(
 
     def right(state: SurvivalTreeState, context: RoundContext) -> Array:
         """h [B, M], for sampling or greedy decoding."""
-        is_sampled = (context.warp.temperature > 0)[:, None]
-        return jnp.where(is_sampled, state.sampled_siblings, state.greedy_siblings)[:, :siblings]
+        sampled = context.warp.temperature[:, None] > 0
+        return jnp.where(sampled, state.sampled_siblings, state.greedy_siblings)[:, :siblings]
 
     def decide(function: str, state: SurvivalTreeState, *arguments: Any) -> tuple[Array, SurvivalTreeState]:
         """A decision of `survival` with a gain that includes siblings."""
@@ -98,7 +99,7 @@ def survival_tree(
 
 def _gain(right: Array, state: SurvivalState, drafted: Array, context: RoundContext) -> Array:
     """As `gain_by_row`, plus the gain of siblings with a further draft (not those of later ones) minus that without."""
-    chances = remember(state.chances, drafted, state.chance)
+    chances = remember(state.chances, drafted, expected(state, drafted)[:, 0])
     now, then = (marginals(chances, drafted + more, right) for more in (0, 1))
     more = _net_gain(state, then, drafted[:, None] + FURTHER) - _net_gain(state, now, drafted[:, None])
     return jnp.max(net_by_row(state, drafted, context) + more, axis=1)
@@ -119,8 +120,7 @@ def marginals(chance: Array, length: Array, right: Array) -> Array:
     `chance` [B, P]: a_d, conditional acceptance probability of each draft; `right` [B, M]: h of each sibling.
     """
     depth = jnp.arange(chance.shape[1], dtype=jnp.int32)[None, :]
-    survives = _of_earlier(chance)
-    missed = jnp.where(depth < length[:, None], survives * (1.0 - chance), 0.0)
+    missed = jnp.where(depth < length[:, None], _of_earlier(chance) * (1.0 - chance), 0.0)
     accepted = right * _of_earlier(1.0 - right)
     index = jnp.arange(accepted.shape[1], dtype=jnp.int32)
     upto = (index[None, :] <= index[:, None])[None]
