@@ -261,23 +261,23 @@ NOTE_CLOCK = f"Speed-up: over plain decoding of the same prompts in the same pro
 
 def costs(archive: Archive) -> str:
     """Costs of every pair, of the rules' own computation, and what was not measured."""
-    lines, rules, notes = [], [], {}
+    lines, rules, notes = [], {}, {}
     for pair, fields in archive.manifest["costs"].items():
         model = cost_model_of(fields)
         for temperature in (0.0, SAMPLED_AT) if model.sampled_plain else (0.0,):
             here = model.at(temperature=temperature)
             wide = [f"{here.verification_times(width - 1)[-1]:.2f}" for width in (2, 4, 8, 16)]
-            name = f"{pair}, {'sampled' if temperature else 'greedy'}"
-            lines.append([name, f"{1e3 * here.plain_pass:.2f}", f"{here.ratio:.3f}", *wide])
-        rules += [[f"{rule.policy}, {pair}", *(f"{1e6 * seconds:.0f}" for seconds in rule[1:])] for rule in model.rules]
-        doubts = f" Doubtful: {', '.join(model.doubts)}." if model.doubts else ""
-        note = f"{model.device.partition(':')[0]}; {model.left_out(SAMPLED_AT)}.{doubts}"
-        notes.setdefault(note, []).append(pair)
+            figures = f"{1e3 * here.plain_pass:.2f}", f"{here.ratio:.3f}", *wide
+            lines.append([f"{pair}, {'sampled' if temperature else 'greedy'}", *figures])
+        for rule in model.rules:
+            rules.setdefault(rule, []).append(pair)
+        note = model.device.partition(":")[0] + ("." if model.rules else f"; {model.left_out(SAMPLED_AT)}.")
+        notes.setdefault(note + "".join(f" Doubtful: {doubt}." for doubt in model.doubts), []).append(pair)
     heads = ["pair", "plain pass, ms", "c", *(f"V({width})" for width in (2, 4, 8, 16))]
     blocks = ["c: a drafter pass, V(n): a pass of n tokens, in plain passes.", markdown(heads, lines)]
-    if rules:
-        heads = ["a rule's own computation, µs", "a pass, greedy", "a round", "a pass, sampled", "a round"]
-        blocks.append(markdown(heads, rules))
+    lines = [[rule[0], ", ".join(at), *(f"{1e6 * each:.0f}" for each in rule[1:])] for rule, at in rules.items()]
+    heads = ["a rule's own computation, µs", "pairs", "a pass, greedy", "a round", "a pass, sampled", "a round"]
+    blocks += [markdown(heads, lines)] if rules else []
     return "\n\n".join([*blocks, "\n".join(f"- {', '.join(pairs)}: {note}" for note, pairs in notes.items())])
 
 

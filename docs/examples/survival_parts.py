@@ -8,7 +8,8 @@ Expected:  docs/method.md, "What each part is worth"
 
 Every variant leaves out one part of `survival`, or replaces it, and is replayed over the texts of every pair with the
 pair's own costs, or with those of FIRST. Printed: how much faster than the rule as it is, in per cent, and over all
-targets with the interval of a bootstrap over targets and prompts. The rule's own computation is the same for all.
+targets with the interval of a bootstrap over targets and prompts. The rule's own computation is counted where the costs
+have it.
 """
 
 import sys
@@ -32,6 +33,7 @@ from specdec_jax.metrics.prior import fit_prior
 SURVIVAL, REPLAY = (import_module(f"specdec_jax.{name}") for name in ("stopping.survival", "replay.replay"))
 WHOLE, REFITTED = "all, as it is", "the prior fitted to the other targets"
 ONE = np.ones((1, 1), np.int32)
+ALONE: dict[str, Any] = {"FURTHER": ONE, "LAPSE": 0.0, "LATER_LAPSE": 0.0}
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # constants of the module, hyperparameters
     WHOLE: ({}, {}),
     REFITTED: ({}, {}),
@@ -44,6 +46,8 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # constants of the 
     "nothing is forgotten": ({"DECAY": 1.0}, {}),
     "signal: probability": ({}, {"signal": "probability"}),
     "signal: AdaEDL's bound": ({}, {"signal": "bound"}),
+    "price alone, probability": (ALONE, {"signal": "probability"}),
+    "price alone, AdaEDL's bound": (ALONE, {"signal": "bound"}),
 }
 
 
@@ -52,7 +56,7 @@ def times(texts: Texts, longest: int, settings: dict[str, Any]) -> np.ndarray:
     variant, every = rule(f"survival(signal={settings.pop('signal', 'odds')})"), []
     for trace in texts.traces:
         counts = replay_rule(trace, variant, texts.costs, longest, [settings] if settings else None)
-        every.append(counts.seconds(texts.costs)[0] / texts.costs.plain_pass)
+        every.append(counts.seconds(texts.costs.at(policy=variant.policy))[0] / texts.costs.plain_pass)
     return np.stack(every, axis=1)
 
 
