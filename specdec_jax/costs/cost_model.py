@@ -53,7 +53,8 @@ class CostModel(NamedTuple):
 
     def left_out(self, temperature: float) -> str:
         """A clause on what predictions at this temperature leave out, since it was not measured."""
-        measured = ", ".join(rule.policy for rule in self.rules)
+        names = [rule.policy for rule in self.rules]
+        measured = ", ".join(names) if len(names) < 4 else f"{len(names)} rules"
         counted = f"only counted for {measured}" if measured else "not counted"
         clauses = [f"the rules' own computation is {counted}"]
         if temperature > 0 and not self.sampled_plain:
