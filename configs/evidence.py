@@ -6,7 +6,9 @@ Command:   python -m experiments.record configs/evidence.py --data FOLDER
            $S --target $N --drafter $N --widths 1 2 8 --repeats 150 --out runs/rules/49152  (then $N@8192, for reading)
            $S --target T --drafter D --widths 1 2 4 8 17 --repeats 80 --rules-of runs/rules/49152 \\
                --out runs/evidence/PAIR/costs
-           (every pair, 6 and 12 tokens by `cost_model.between`; reading with widths 1 2 4 6 8 12 17 and 150 repeats;
+           (every pair, then 6 and 12 tokens by F=runs/evidence/PAIR/costs/cost_model.json; python -c "from
+           specdec_jax.costs.cost_model import *; save_cost_model('$F', between(load_cost_model('$F'),
+           (1, 2, 4, 6, 8, 12, 17)))"; reading with widths 1 2 4 6 8 12 17 and 150 repeats;
            20 repeats for gemma; 15, 12 and 6 for Qwen 0.5B, 1.5B and 1.5B with SmolLM2, the last two some hours before
            at 1 2 4 6 8 12 16)
 Hardware:  2 x86 cores, 12 GB of memory

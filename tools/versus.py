@@ -26,9 +26,11 @@ def work() -> None:
     """Answers each line of the standard input, one of NAMES, with the seconds that it took."""
     import jax
 
+    from specdec_jax.compilation_cache import enable
     from specdec_jax.stopping import static, survival
     from specdec_jax.text.generation import SamplingParams, build_pair, prepare, start
 
+    enable()
     target = build_pair("smollm2", None).target
     drafter, costs = "smollm2-drafter-reading@8192", str(Path(__file__).parent.parent / "configs/costs/cpu.json")
     eight = build_pair(target, drafter, policy=static(draft_length=7), verification_widths=(8,), max_draft_length=7)
@@ -66,9 +68,8 @@ def main() -> None:
     for checkout in options.checkouts:
         if not (checkout / "specdec_jax").is_dir():
             parser.error(f"{checkout} is no checkout of the project")
-        variables = {"JAX_COMPILATION_CACHE_DIR": str(Path.home() / ".cache/specdec_jax/xla"), **os.environ}
-        variables["PYTHONPATH"] = os.pathsep.join([str(checkout.resolve()), os.environ.get("PYTHONPATH", "")])
-        variables["SPECDEC_JAX_COSTS"] = "estimated"
+        folders = os.pathsep.join(filter(None, [str(checkout.resolve()), os.environ.get("PYTHONPATH")]))
+        variables = {**os.environ, "PYTHONPATH": folders, "SPECDEC_JAX_COSTS": "estimated"}
         words = [sys.executable, str(Path(__file__).resolve()), "work"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         both.append(subprocess.Popen(words, cwd=checkout, env=variables, **pipes))

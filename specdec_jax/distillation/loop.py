@@ -74,8 +74,7 @@ def train(
                 means = _means(lines, time.monotonic() - since, order.epoch_of(at))
                 if saves:  # before the validation: a process that is killed while that compiles loses no step
                     checkpoints.save(at, state)
-                if saves and validate is not None:
-                    means |= validate(state)
+                    means |= {} if validate is None else validate(state)
                 lines, since = [], time.monotonic()
                 if jax.process_index() == 0:  # it writes what all share
                     _log(folder / METRICS, at, means)

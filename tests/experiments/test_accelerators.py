@@ -149,8 +149,7 @@ READING = [("smollm2-reading", name) for name in ("prefill", "run")]
 
 @pytest.mark.parametrize(("pair", "name"), [*(("tiny", name) for name in PROGRAMS), *READING])
 def test_every_program_traces_by_shapes(pair, name):
-    shapes = shapes_of(PAIRS[pair], 2, 128, 3)
-    function, arguments = program(name, shapes)
+    function, arguments = program(name, shapes_of(PAIRS[pair], 2, 128, 3))
     assert function.trace(*arguments).jaxpr.jaxpr.eqns
 
 

@@ -97,5 +97,5 @@ def test_deviations_refuse_what_they_do_not_know():
     decoder, params = toy_decoder(static(), rejection())
     with pytest.raises(ValueError, match="no emitted distribution of 'block'"):
         deviation.deviations(decoder, params, [[0, 1]], verifier="block")
-    with pytest.raises(ValueError, match="of one length"):
+    with pytest.raises(ValueError, match=r"^deviations need texts of one length in \[2, \d+\], got \[1\]$"):
         deviation.deviations(decoder, params, [[0]], verifier="typical")
