@@ -31,12 +31,9 @@ config = CompareConfig(
         *(Method(f"static-{n}", static(draft_length=n)) for n in (1, 2, 3)),
         Method("adaedl-0.3", adaedl(threshold=0.3)),
         Method("adaedl-first-0.3", at_least(1, adaedl(threshold=0.3))),
-        *(
-            Method(f"adaedl-keep-{x}", adaedl(threshold=x, keep_checked_token=True))
-            for x in (0.3, 0.4, 0.5, 0.6, 0.65, 0.85)
-        ),
-        *(Method(f"cumulative-{x}", cumulative_confidence(threshold=x)) for x in (0.1, 0.35, 0.5, 0.6, 0.65, 0.8)),
-        *(Method(f"confidence-keep-{x}", max_confidence(threshold=x, keep_checked_token=True)) for x in (0.5, 0.8)),
+        *(Method(f"adaedl-keep-{x}", adaedl(threshold=x, keep_checked_token=True)) for x in (0.5, 0.65, 0.85, 0.9)),
+        *(Method(f"cumulative-{x}", cumulative_confidence(threshold=x)) for x in (0.5, 0.65, 0.8, 0.95)),
+        *(Method(f"confidence-keep-{x}", max_confidence(threshold=x, keep_checked_token=True)) for x in (0.8, 0.95)),
         Method("survival", survival()),
         Method("survival-bound", survival(signal="bound")),
     ),

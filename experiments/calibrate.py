@@ -259,9 +259,9 @@ def learnt(
                 others = {key: value for key, value in options.items() if value != default.options[key]}
                 others = {key: repr(value) if isinstance(value, Strategy) else value for key, value in others.items()}
                 vary("policy", name, others, best(entry))
-    prior = list(fit_prior(trace))
-    policies["survival"] = {kind: prior, "drafter_cost": costs.ratio}
-    capped = best(Rule("survival-by-phase", stopping.phase_length(policy=stopping.survival(**{kind: prior})), CAPS))
+    prior = {"prior": list(fit_prior(trace))} if kind == "sampled" else {}
+    policies["survival"] = {**prior, "drafter_cost": costs.ratio}
+    capped = best(Rule("survival-by-phase", stopping.phase_length(policy=stopping.survival(**prior)), CAPS))
     vary("policy", "phase_length", {"policy": "survival"}, {name: capped[name] for name in capped if name in CAPS})
     vary("monitor", "phases", {"raw_entropy": False}, phase_hyperparameters(trace, raw_entropy=False))
     verifiers = {name: {"lenience": lenience} for name in ("lenience", "by_phase")}

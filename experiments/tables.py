@@ -46,7 +46,7 @@ from specdec_jax.loading.new_folder import write_text
 from specdec_jax.metrics.intervals import Interval, ratio_of_totals
 from specdec_jax.metrics.prior import fit_prior
 from specdec_jax.replay.trace import load_trace
-from specdec_jax.stopping.survival import GREEDY, SAMPLED
+from specdec_jax.stopping.survival import PRIOR
 
 READINGS = ("adaedl 0.7", "adaedl", "adaedl-first", "adaedl-keep")
 CORE = (STATIC, *READINGS, "cumulative-confidence", "survival")
@@ -372,17 +372,13 @@ class PriorOptions:
 
 
 def refit(options: PriorOptions, console: Console) -> None:
-    """Prints the prior of the traces of the first seed, greedy and sampled, beside the rule's default. Raises
-    FileNotFoundError where there are no traces."""
-    lines = []
+    """Prints the prior of the first seed's sampled traces beside the rule's default. Raises FileNotFoundError: none."""
     every = [path for pair in options.pairs for path in sorted((options.traces / pair).glob("128-seed0/trace-*.npz"))]
-    if not every:
-        raise FileNotFoundError(f"no traces of {', '.join(options.pairs)} in {str(options.traces)!r}")
-    for name, default in (("greedy", GREEDY), ("sampled", SAMPLED)):
-        traces = [load_trace(path) for path in every if (path.name == "trace-0.npz") == (name == "greedy")]
-        priors = {f"{name}, {len(traces)} traces": fit_prior(*traces)} if traces else {}
-        for title, prior in (priors | {f"{name}, the rule's default": default}).items():
-            lines.append([title, *(f"{weight:.2f}" for weight in prior)])
+    sampled = [load_trace(path) for path in every if path.name != "trace-0.npz"]
+    if not sampled:
+        raise FileNotFoundError(f"no sampled traces of {', '.join(options.pairs)} in {str(options.traces)!r}")
+    priors = {f"{len(sampled)} traces": fit_prior(*sampled), "the rule's default": PRIOR}
+    lines = [[title, *(f"{weight:.2f}" for weight in prior)] for title, prior in priors.items()]
     console.print(markdown(["prior", "bias", "weight of log temperature"], lines))
 
 

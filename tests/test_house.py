@@ -198,11 +198,11 @@ PATH = (
     "types/__init__.py",
 )
 BUDGETS = {  # lines now, as a ceiling, and the aim; a ceiling only falls
-    "the package without contrib and distillation": (22_905, 23_000),
+    "the package without contrib and distillation": (22_897, 23_000),
     "contrib": (4_048, 4_200),
     "distillation": (2_270, 2_300),
-    "experiments": (6_977, 7_000),
-    "tests": (21_468, 21_500),
+    "experiments": (6_973, 7_000),
+    "tests": (21_467, 21_500),
     "ten central files": (1_522, 1_700),
     "plain AdaEDL, with all it imports": (3_066, 3_100),
 }

@@ -37,7 +37,7 @@ ALONE: dict[str, Any] = {"FURTHER": ONE, "LAPSE": 0.0, "LATER_LAPSE": 0.0}
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # constants of the module, hyperparameters
     WHOLE: ({}, {}),
     REFITTED: ({}, {}),
-    "no prior (factors of 1)": ({}, {"greedy": (0.0, 0.0), "sampled": (0.0, 0.0)}),
+    "no prior (a factor of 1)": ({}, {"prior": (0.0, 0.0)}),
     "no lapse rate": ({"LAPSE": 0.0, "LATER_LAPSE": 0.0}, {}),
     "the lapse rate is not learnt": ({"LAPSE": 0.03, "LATER_LAPSE": 0.03, "LAPSE_WEIGHT": 1e6}, {}),
     "shares begin at 0.6, not optimistic": ({"HOPED": 0.6}, {}),
@@ -81,10 +81,10 @@ def main() -> None:
             settings = dict(hyperparameters)
             if name == REFITTED:
                 others = [each.traces[0] for other, each in groups.items() if target_of[other[0]] != target_of[key[0]]]
-                if not others:
+                if not others or not temperature:
                     line.append(NONE)
                     continue
-                settings["sampled" if temperature else "greedy"] = tuple(fit_prior(*others))
+                settings["prior"] = tuple(fit_prior(*others))
             REPLAY._program.cache_clear()  # programs read the constants when they are traced
             with mock.patch.multiple(SURVIVAL, **module) if module else nullcontext():
                 mine = times(texts, config.max_draft_length, settings)

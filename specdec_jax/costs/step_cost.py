@@ -233,9 +233,9 @@ def clocked(call: Callable[[], Any]) -> Callable[[], float]:
 def turns(programs: Mapping[Any, Callable[[], float]], repeats: int, seconds: float = math.inf) -> dict[Any, Any]:
     """The seconds that two or more programs return, run alternately, `repeats` times after a warm-up; lists by name.
 
-    After `seconds` three turns are enough. Entry i of every program belongs to turn i. A call of the first program just
-    before each other one says how fast the machine is at that moment: the others' times are those at its median speed,
-    the first's are its medians by turn.
+    After `seconds` three turns are enough. Entry i of every program belongs to turn i. The first program is called
+    before each other one, and its median says how fast the machine is in that turn: the others' times are those at its
+    median speed, the first's are its medians by turn.
     """
     for program in programs.values():
         program()
@@ -244,9 +244,10 @@ def turns(programs: Mapping[Any, Callable[[], float]], repeats: int, seconds: fl
     began = time.perf_counter()
     while len(pairs) < min(repeats, 3) or (len(pairs) < repeats and time.perf_counter() - began < seconds):
         pairs.append([(programs[first](), programs[name]()) for name in others])
-    pace, spent = np.transpose(pairs)  # [others, turns] each
+    paces, spent = np.transpose(pairs)  # [others, turns] each
+    pace = np.median(paces, axis=0)  # one for all: a pace of its own adds its noise to differences of programs
     even = spent * np.median(pace) / pace
-    return {first: np.median(pace, axis=0).tolist(), **dict(zip(others, even.tolist(), strict=True))}
+    return {first: pace.tolist(), **dict(zip(others, even.tolist(), strict=True))}
 
 
 def summary(times: Sequence[float]) -> Cost:

@@ -2,9 +2,9 @@
 
 A policy sees a distribution only after its pass. With foresight the whole draft of the round, its distributions and
 tokens, is known in advance, and the best length is drafted; acceptance remains random. The acceptance probabilities are
-those of `survival`, with a prior fitted to the same trace, and an offset and a lapse rate fitted to each whole text. It
-is no upper bound: each round is played for itself, though where it ends decides how the next begins, and a policy can
-be a little faster. `replay.oracle`, which also knows the acceptance, is much faster.
+those of `survival`, in sampling with a prior fitted to the same trace, and an offset and a lapse rate fitted to each
+whole text. It is no upper bound: each round is played for itself, though where it ends decides how the next begins, and
+a policy can be a little faster. `replay.oracle`, which also knows the acceptance, is much faster.
 """
 
 import numpy as np
@@ -13,6 +13,7 @@ from specdec_jax.costs.cost_model import CostModel
 from specdec_jax.metrics.prior import chances, fit_prior, learnt_by_text
 from specdec_jax.replay.replay import Replay, rounds_of
 from specdec_jax.replay.trace import Trace
+from specdec_jax.stopping.survival import PRIOR
 
 ROUNDS_OF_RATE = 12  # Dinkelbach's iteration converges in three or four
 
@@ -21,12 +22,13 @@ def with_foresight(trace: Trace, costs: CostModel, max_draft_length: int | None 
     """The counts of the best draft lengths for known distributions and unknown acceptance. One setting.
 
     Each round drafts the n that maximises E[tokens] - R (n c + V(n)), with R the resulting rate (renewal reward).
-    Raises ValueError: a trace without distributions, or one in which everything or nothing was accepted.
+    Raises ValueError: a trace without distributions, or a sampled one in which everything or nothing was accepted.
     """
     if trace.lengths_only:
         raise ValueError("foresight of distributions needs a trace that holds them, and this one has lengths only")
     longest = trace.max_draft_length if max_draft_length is None else max_draft_length
-    prior, drafts = fit_prior(trace), drafts_from(trace, longest)
+    prior = fit_prior(trace) if trace.temperature.max() > 0 else PRIOR
+    drafts = drafts_from(trace, longest)
     chance = chances(prior, drafts, trace.temperature[:, None, None], learnt_by_text(prior, trace))
     worth = np.pad(np.cumsum(np.cumprod(chance, axis=2), axis=2), ((0, 0), (0, 0), (1, 0)))  # tokens of n drafts
     budget = np.clip(trace.limit[:, None] - np.arange(worth.shape[1]) - 1, 0, longest)

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping.survival import SAMPLED, Prior, evidence
+from specdec_jax.stopping.survival import LEAST_ENTROPY, PRIOR, Prior, log_odds
 
 RIDGE = 1e-4
 PRECISION, LAPSE, LAPSE_WEIGHT = 4.0, 0.05, 5.0  # priors of a text's offset (precision) and lapse rate (weight)
@@ -17,10 +17,10 @@ ITERATIONS = 50  # iterations of expectation maximisation
 
 
 class Positions(NamedTuple):
-    """All drafts of a trace with the policy's inputs, [M] each."""
+    """All drafts of a sampled trace with the policy's inputs, [M] each."""
 
-    evidence: np.ndarray  # logits: that of the largest probability if greedy, the negative log entropy if sampled
-    log_temperature: np.ndarray  # 0 if greedy
+    evidence: np.ndarray  # logits: the negative log entropy
+    log_temperature: np.ndarray
     accepted: np.ndarray  # bool
 
 
@@ -29,7 +29,9 @@ def positions(trace: Trace) -> Positions:
     first rejected one, or to the text's end.
     """
     at, features, accepted = _evaluated(trace)
-    return Positions(*_read(features[at], trace.temperature[np.nonzero(at)[0]].astype(np.float64)), accepted[at])
+    entropy = np.maximum(features[at][:, FEATURES.index("entropy")], 0.0)
+    warmth = np.log(trace.temperature[np.nonzero(at)[0]].astype(np.float64))
+    return Positions(-np.log(entropy + LEAST_ENTROPY), warmth, accepted[at])
 
 
 def _evaluated(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,13 +42,6 @@ def _evaluated(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     begin, step = np.arange(trace.run.shape[1])[None, :, None], np.arange(trace.chains.shape[2])
     at = (step <= trace.run[:, :, None]) & (begin + step < trace.length[:, None, None])
     return at, trace.chains.astype(np.float64), np.broadcast_to(step < trace.run[:, :, None], at.shape)
-
-
-def _read(features: np.ndarray, temperature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(evidence, log temperature) of a trace's features [..., F] at a temperature that broadcasts."""
-    entropy, largest = (features[..., FEATURES.index(name)].astype(np.float64) for name in ("entropy", "max_prob"))
-    logit, log_temperature = evidence(np.maximum(entropy, 0.0), largest, temperature, np)
-    return logit, np.broadcast_to(log_temperature, logit.shape)
 
 
 class Learnt(NamedTuple):
@@ -85,25 +80,27 @@ def chances(prior: Prior, features: np.ndarray, temperature: np.ndarray, learnt:
 
 
 def _logit(prior: Prior, features: np.ndarray, temperature: np.ndarray) -> np.ndarray:
-    logit, log_temperature = _read(features, temperature)
-    return prior.bias + prior.log_temperature * log_temperature + logit
+    entropy, largest = (features[..., FEATURES.index(name)].astype(np.float64) for name in ("entropy", "raw_max_prob"))
+    largest = np.clip(largest, 1e-4, 1 - 1e-4)
+    sampled = log_odds(np.maximum(entropy, 0.0), temperature, prior, np)
+    return np.where(temperature > 0, sampled, np.log(largest) - np.log1p(-largest))
 
 
 def fit_prior(*traces: Trace) -> Prior:
-    """The prior by maximum likelihood (logistic regression); all traces have equal weight.
+    """The prior by maximum likelihood (logistic regression) of sampled traces; all traces have equal weight.
 
-    Traces are either greedy or sampled; the weight of the temperature needs several temperatures, otherwise it is that
-    of the default prior. Raises ValueError: no traces, or traces in which nothing, or everything, was accepted.
+    The weight of the temperature needs several temperatures, otherwise it is that of the default prior. Raises
+    ValueError: no traces, a greedy one, or traces in which nothing, or everything, was accepted.
     """
-    if not traces:
-        raise ValueError("a prior needs at least one trace to learn from")
+    if not traces or min(trace.temperature.min() for trace in traces) <= 0:
+        raise ValueError("a prior needs at least one trace to learn from, and sampled ones only")
     parts = [positions(trace) for trace in traces]
     seen = Positions(*(np.concatenate(fields) for fields in zip(*parts, strict=True)))
     weight = np.concatenate([np.full(len(part.accepted), 1 / len(part.accepted)) for part in parts]) / len(parts)
     if seen.accepted.all() or not seen.accepted.any():
         raise ValueError("a prior needs accepted and rejected tokens to learn from; these traces have one kind only")
     several = np.ptp(seen.log_temperature) > 0
-    slope = SAMPLED.log_temperature if not several and max(trace.temperature.max() for trace in traces) > 0 else 0.0
+    slope = 0.0 if several else PRIOR.log_temperature
     logit = seen.evidence + slope * seen.log_temperature
     before = np.stack([np.ones_like(logit), seen.log_temperature * several], axis=1)
     signs = np.where(seen.accepted, 1.0, -1.0)

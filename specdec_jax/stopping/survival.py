@@ -10,10 +10,9 @@ A row learns its own numbers: a, of drafts that are not made yet, is the share o
 (of first drafts before a round's first, else of later ones); R is that of its tokens and their time; and the lapse rate
 is the share of drafts that are rejected regardless of the drafter's confidence.
 
-`signal` says how a distribution gives a. `odds`: the odds of acceptance are those of the most probable token in greedy
-decoding, times a factor, and inversely proportional to the entropy in sampling; the factors are a prior fitted to pairs
-of models (metrics/prior.py). `probability`: the token's own probability. `bound`: AdaEDL's 1 - sqrt(entropy_factor H),
-so that its lambda becomes the price.
+`signal` says how a distribution gives a. `odds`: greedily the token's probability; in sampling the odds of acceptance
+are inversely proportional to the entropy, by a prior fitted to pairs of models (metrics/prior.py). `probability`: the
+token's own probability in both. `bound`: AdaEDL's 1 - sqrt(entropy_factor H), so that its lambda becomes the price.
 
 Sources: a threshold on survival, SpecDec++ (arXiv 2405.19715, theorem 3.1); AdaEDL (arXiv 2410.18351); the rest is new
 here.
@@ -41,15 +40,13 @@ from specdec_jax.types import Array, Distribution, Draft, RoundContext, Stopping
 
 
 class Prior(NamedTuple):
-    """Weights of the acceptance probability in logits, added to the evidence of the distribution."""
+    """Weights of the acceptance probability in sampling, in logits beside the negative log entropy."""
 
     bias: float
-    log_temperature: float  # weight of log temperature; unused at temperature 0
+    log_temperature: float  # weight of log temperature
 
 
-# Fitted by `metrics.prior.fit_prior` to fourteen traces of four pairs (docs/limits.md).
-GREEDY = Prior(0.7, 0.0)
-SAMPLED = Prior(0.92, 2.1)
+PRIOR = Prior(0.92, 2.1)  # fitted by `metrics.prior.fit_prior` to traces of four pairs (docs/limits.md)
 Weights = Annotated[Any, Between(entries=len(Prior._fields))]
 LEAST_ENTROPY = 0.02  # nats, added to every entropy: one-hot distributions are not always accepted
 LAPSE, LATER_LAPSE = 0.1, 0.03  # prior lapse rate, for the first rounds and once they are forgotten
@@ -62,7 +59,7 @@ SIGNALS = ("odds", "probability", "bound")
 
 
 class SurvivalState(NamedTuple):
-    """The state of a row; each [B] float32 unless noted otherwise. The last eight are constant."""
+    """The state of a row; each [B] float32 unless noted otherwise. The last seven are constant."""
 
     survival: Array  # S, probability that this round's drafts so far are accepted
     chances: Array  # [B, P], of this round's drafts
@@ -77,8 +74,7 @@ class SurvivalState(NamedTuple):
     widest: Array  # [B] int32, the largest k for which V(k) was given
     initial_rate: Array
     rate_weight: Array
-    greedy: Array  # [B, 2], a Prior
-    sampled: Array  # [B, 2]
+    prior: Array  # [B, 2], a Prior
     entropy_factor: Array
 
 
@@ -100,8 +96,8 @@ def survival(
 
     Hyperparameters (`init`): drafter_cost (c, a drafter pass relative to a pass of plain decoding, default 0.1;
     `generate` passes the measured cost), verification_times ([P+1] or fewer, time of the pass that verifies k drafts
-    relative to one of plain decoding, the last one also for longer drafts; default 1 + 0.02 k), greedy and sampled (a
-    Prior each, of "odds"), entropy_factor (0.2, of "bound"), initial_rate (initial R, in tokens per pass of plain
+    relative to one of plain decoding, the last one also for longer drafts; default 1 + 0.02 k), prior (a Prior,
+    of "odds" in sampling), entropy_factor (0.2, of "bound"), initial_rate (initial R, in tokens per pass of plain
     decoding; default: that of the best fixed length at these costs with an acceptance rate of 0.6), rate_weight (its
     weight, 5 passes). Times are >= 0; cost, factor, rate and weight > 0.
     """
@@ -117,8 +113,7 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
         batch: int,
         drafter_cost: Positive = 0.1,
         verification_times: Annotated[Any, Between(0, entries=0)] = None,
-        greedy: Weights = GREEDY,
-        sampled: Weights = SAMPLED,
+        prior: Weights = PRIOR,
         entropy_factor: Positive = 0.2,
         initial_rate: Positive = None,
         rate_weight: Positive = 5.0,
@@ -145,8 +140,7 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
             widest=full(batch, last, dtype=np.int32),
             initial_rate=rate,
             rate_weight=rate_weight,
-            greedy=greedy,
-            sampled=sampled,
+            prior=prior,
             entropy_factor=entropy_factor,
         )
 
@@ -157,16 +151,15 @@ def survival_with(gain: Gain, positions: int, together: bool = False, signal: st
     def proceed(
         state: SurvivalState, distribution: Distribution, token: Array, drafted: Array, context: RoundContext
     ) -> tuple[Array, SurvivalState]:
+        temperature = context.warp.temperature.astype(jnp.float32)
         if signal == "odds":
-            temperature = context.warp.temperature.astype(jnp.float32)
-            entropy, largest = (value.astype(jnp.float32) for value in (distribution.entropy, distribution.max_prob))
-            logit, log_temperature = evidence(entropy, largest, temperature)
-            weights = jnp.where((temperature > 0)[:, None], state.sampled, state.greedy)
-            chance = jax.nn.sigmoid(weights[:, 0] + weights[:, 1] * log_temperature + logit)
+            logit = log_odds(distribution.entropy.astype(jnp.float32), temperature, state.prior.T)
+            largest = distribution.raw_max_prob.astype(jnp.float32)
+            chance = jnp.where(temperature > 0, jax.nn.sigmoid(logit), largest)
         elif signal == "probability":
             chance = token_probability(distribution, token, context)
         else:
-            entropy = jnp.where(context.warp.temperature > 0, distribution.entropy, distribution.raw_entropy)
+            entropy = jnp.where(temperature > 0, distribution.entropy, distribution.raw_entropy)
             chance = jnp.maximum(entropy_bound(state.entropy_factor, entropy), 0.0)
         more = relative_drafter_cost(context) + jnp.where(drafted == 1, opening_cost(context), 0.0)
         chance = chance * (1.0 - state.lapse)
@@ -193,12 +186,11 @@ def verification_per_row(batch: int, times: Array | None, positions: int) -> Arr
     return times[:, np.minimum(drafts, times.shape[1] - 1)]
 
 
-def evidence(entropy: Any, largest: Any, temperature: Any, array: Any = jnp) -> tuple[Any, Any]:
-    """Logit of acceptance without the prior, and log temperature (0 if greedy); `array` is jax.numpy or numpy."""
-    is_sampled, largest = temperature > 0, array.clip(largest, 1e-4, 1 - 1e-4)
-    by_confidence = array.log(largest) - array.log1p(-largest)
-    logit = array.where(is_sampled, -array.log(entropy + LEAST_ENTROPY), by_confidence)
-    return logit, array.log(array.where(is_sampled, temperature, 1.0))
+def log_odds(entropy: Any, temperature: Any, prior: Any, array: Any = jnp) -> Any:
+    """Logit of acceptance in sampling, by a `prior`'s two weights; `array` is jax.numpy or numpy."""
+    bias, slope = prior
+    warmth = array.log(array.where(temperature > 0, temperature, 1.0))
+    return bias + slope * warmth - array.log(entropy + LEAST_ENTROPY)
 
 
 def rate_of(state: SurvivalState) -> Array:

@@ -289,10 +289,11 @@ def test_differences_that_a_busy_machine_made_negative_are_doubtful_costs():
 
 
 def test_times_are_those_at_the_median_speed_of_the_first_program():
-    """It is called before each other one; in the third turn all take ten times as long, for one of them only."""
-    times = {"plain": [9.0, 2.0, 2.2, 2.0, 2.0, 20.0, 2.0], "pass": [9.0, 3.0, 3.0, 30.0], "step": [9.0, 1.1, 1.0, 1.0]}
+    """It is called before each other one; the third turn is ten times as slow, and in the first one call of it is."""
+    times = {"plain": [9.0, 20.0, 2.0, 2.0, *[2.0] * 3, *[20.0] * 3], "pass": [9.0, 3.0, 3.0, 30.0]}
+    times |= {"long": [9.0, 4.5, 4.5, 45.0], "step": [9.0, 1.0, 1.0, 10.0]}
     even = step_cost.turns({name: iter(each).__next__ for name, each in times.items()}, 3)
-    assert even == {"plain": pytest.approx([2.1, 2.0, 11.0]), "pass": pytest.approx([3.0] * 3), "step": [1.0] * 3}
+    assert even == {"plain": [2.0, 2.0, 20.0], "pass": [3.0] * 3, "long": [4.5] * 3, "step": [1.0] * 3}
 
 
 @pytest.mark.parametrize("one_pass", [False, True])

@@ -12,7 +12,7 @@ from specdec_jax.metrics.prior import chances, fit_prior, learnt_by_text, positi
 from specdec_jax.replay.replay import oracle, replay, rounds_of
 from specdec_jax.replay.trace import FEATURES, select
 from specdec_jax.stopping import phase_length, static, survival
-from specdec_jax.stopping.survival import GREEDY, SAMPLED
+from specdec_jax.stopping.survival import PRIOR
 from specdec_jax.text.generation import build_pair
 
 MOST = 5
@@ -49,11 +49,14 @@ def test_rounds_of_one_length_are_those_of_the_static_rule(two_traces, length):
 
 
 def test_chances_are_those_that_the_prior_was_fitted_on(two_traces):
-    """Along the text they sum to what was accepted, as a logistic regression's do."""
-    prior, seen = fit_prior(two_traces), positions(two_traces)
+    """Along the text they sum to what was accepted, as a logistic regression's do; greedily nothing is fitted."""
     texts, at = np.nonzero(np.arange(two_traces.accepted.shape[1])[None] < two_traces.length[:, None])
-    first = drafts_from(two_traces, 1)[texts, at, 0]
-    predicted = chances(prior, first, two_traces.temperature[texts])
+    first, temperature = drafts_from(two_traces, 1)[texts, at, 0], two_traces.temperature[texts]
+    if temperature[0] == 0:
+        np.testing.assert_allclose(chances(PRIOR, first, temperature), first[:, FEATURES.index("raw_max_prob")])
+        return
+    prior, seen = fit_prior(two_traces), positions(two_traces)
+    predicted = chances(prior, first, temperature)
     assert abs(predicted.mean() - seen.accepted.mean()) < 0.01
     assert np.corrcoef(predicted, seen.accepted)[0, 1] > 0.3
 
@@ -63,13 +66,13 @@ def test_chances_learnt_by_text_are_the_shares_that_were_accepted():
     two_traces = made_up_trace(0.0, texts=2, tokens=64, longest=MOST)
     at = np.arange(two_traces.accepted.shape[1])[None] < two_traces.length[:, None]
     path = two_traces.path.copy()
-    path[..., FEATURES.index("max_prob")] = 0.9999
+    path[..., FEATURES.index("raw_max_prob")] = 0.9999
     accepted = at & np.array([[True], [False]])
     two_traces = two_traces._replace(path=path, accepted=accepted, tail_of=np.zeros_like(two_traces.tail_of))
-    learnt = learnt_by_text(GREEDY, two_traces)
-    first, second = chances(GREEDY, path[:, 0], two_traces.temperature, learnt)
+    learnt = learnt_by_text(PRIOR, two_traces)
+    first, second = chances(PRIOR, path[:, 0], two_traces.temperature, learnt)
     assert first > 0.95 and second < 0.3
-    assert abs(np.subtract(*chances(GREEDY, path[:, 0], two_traces.temperature))) < 1e-9
+    assert abs(np.subtract(*chances(PRIOR, path[:, 0], two_traces.temperature))) < 1e-9
 
 
 def test_it_lies_between_rules_and_the_oracle_and_does_not_draft_what_never_pays():
@@ -169,22 +172,17 @@ def test_every_number_is_total_over_total(trace):
     assert one.drafted == pytest.approx(found.drafted.sum() / found.rounds.sum())
 
 
-TAUGHT = SAMPLED.log_temperature
+TAUGHT = PRIOR.log_temperature
 
 
-def logit(chance):
-    return np.log(chance) - np.log1p(-chance)
-
-
-def trace_with(bias, temperature=0.0):
+def trace_with(bias, temperature=1.0):
     """A made-up trace whose acceptance follows this bias; entropy and confidence vary independently."""
     trace, rng = made_up_trace(temperature, texts=80, tokens=120), np.random.default_rng(1)
     path = trace.path.copy()
     column = FEATURES.index
     path[..., column("entropy")] = rng.gamma(1.0, 1.0, path.shape[:2])
     path[..., column("max_prob")] = rng.uniform(0.1, 0.95, path.shape[:2])
-    entropy, largest = (path[..., column(name)] for name in ("entropy", "max_prob"))
-    z = bias + (-np.log(entropy + 0.02) if temperature > 0 else logit(largest))
+    z = bias - np.log(path[..., column("entropy")] + 0.02)
     at = np.arange(path.shape[1])[None, :]
     accepted = (rng.uniform(size=z.shape) < 1 / (1 + np.exp(-z))) & (at < trace.length[:, None])
     rejected = (at <= trace.length[:, None]) & ~accepted
@@ -197,7 +195,7 @@ def trace_with(bias, temperature=0.0):
 @pytest.mark.parametrize(
     ("biases", "expected"),
     [
-        *(({0.0: bias}, (bias, 0.0)) for bias in (-0.8, 0.9)),
+        *(({1.0: bias}, (bias, TAUGHT)) for bias in (-0.8, 0.9)),
         ({t: 0.5 + 2.0 * np.log(t) for t in (0.5, 1.0, 2.0)}, (0.5, 2.0)),
         *(({t: 0.3 + TAUGHT * np.log(t)}, (0.3, TAUGHT)) for t in (0.7, 1.0)),  # by other pairs
     ],
@@ -223,9 +221,9 @@ def test_chains_are_learnt_from_up_to_the_first_rejection():
     """Later drafts follow other weights than the text's positions do; what stands beyond a rejection follows none."""
     trace, rng, most = trace_with(-1.0), np.random.default_rng(2), 4
     chains = np.zeros((*trace.accepted.shape, most, len(FEATURES)))
-    entropy, largest = rng.gamma(1.0, 1.0, chains.shape[:3]), rng.uniform(0.1, 0.95, chains.shape[:3])
-    chains[..., FEATURES.index("entropy")], chains[..., FEATURES.index("max_prob")] = entropy, largest
-    z = 1.5 + logit(largest)
+    entropy = rng.gamma(1.0, 1.0, chains.shape[:3])
+    chains[..., FEATURES.index("entropy")] = entropy
+    z = 1.5 - np.log(entropy + 0.02)
     begin, left = np.arange(chains.shape[1])[None, :], trace.length[:, None]
     run = np.cumprod(rng.uniform(size=z.shape) < 1 / (1 + np.exp(-z)), axis=2).sum(axis=2)
     beyond = np.arange(most) > run[:, :, None]
@@ -237,8 +235,9 @@ def test_chains_are_learnt_from_up_to_the_first_rejection():
 
 
 def test_nothing_to_learn_from_is_refused():
-    trace = made_up_trace(0.0, texts=3)
+    trace = made_up_trace(0.7, texts=3)
     with pytest.raises(ValueError, match="one kind only"):
         fit_prior(trace._replace(accepted=np.zeros_like(trace.accepted)))
-    with pytest.raises(ValueError, match="at least one trace"):
-        fit_prior()
+    for traces in ((), (trace, made_up_trace(0.0, texts=3))):
+        with pytest.raises(ValueError, match="at least one trace to learn from, and sampled ones only"):
+            fit_prior(*traces)

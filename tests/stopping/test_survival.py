@@ -11,7 +11,7 @@ from stopping_cases import outcome
 
 from specdec_jax.contrib.trees import survival_tree
 from specdec_jax.stopping import survival
-from specdec_jax.stopping.survival import GREEDY, SAMPLED, Prior
+from specdec_jax.stopping.survival import PRIOR, Prior
 from specdec_jax.types import Distribution
 
 K = 6
@@ -34,8 +34,8 @@ def compiled(policy):
 class Twin:
     """One row, in loops and float64."""
 
-    def __init__(self, prior, c, times, temperature=0.0, rate=None, weight=5.0):
-        self.prior, self.c, self.times, self.temperature = prior, c, times, temperature
+    def __init__(self, c, times, temperature=0.0, rate=None, weight=5.0):
+        self.c, self.times, self.temperature = c, times, temperature
         if rate is None:
             fixed = [sum(0.6**n for n in range(k + 1)) / (self.verify(k) + k * c) for k in range(33)]
             rate = max(fixed)
@@ -64,12 +64,11 @@ class Twin:
         return self.gain(0, room)
 
     def proceed(self, entropy, largest, drafted, room):
-        p, largest = self.prior, min(max(largest, 1e-4), 1 - 1e-4)
+        p, chance = PRIOR, largest
         if self.temperature > 0:
             logit = p.bias + p.log_temperature * math.log(self.temperature) - math.log(entropy + 0.02)
-        else:
-            logit = p.bias + math.log(largest / (1 - largest))
-        self.chances.append((1 - self.lapses / self.trials) / (1 + math.exp(-logit)))
+            chance = 1 / (1 + math.exp(-logit))
+        self.chances.append((1 - self.lapses / self.trials) * chance)
         self.survival *= self.chances[-1]
         self.chance = self.accepted[1] / self.verified[1]
         self.passes += self.cost
@@ -103,10 +102,7 @@ def test_rounds_line_by_line():
     policy = compiled(survival())
     costs = rng.uniform(0.02, 0.5, rows)
     state = policy.init(rows, drafter_cost=costs, verification_times=TIMES)
-    twins = [
-        Twin(SAMPLED if temperature else GREEDY, cost, TIMES, temperature)
-        for temperature, cost in zip(temperatures, costs, strict=True)
-    ]
+    twins = [Twin(cost, TIMES, temperature) for temperature, cost in zip(temperatures, costs, strict=True)]
     for number in range(30):
         room = int(rng.integers(1, K + 1))
         cost = rng.choice([0.0, 0.3, 1.0, 4.0], rows) if number % 3 else None
@@ -165,13 +161,14 @@ def drafted_by(policy, state, seen, budget=30, temperature=0.0):
 @pytest.mark.parametrize("cost", [0.02, 0.1, 0.4])
 def test_a_constant_chance_gives_the_threshold_on_survival(chance, cost):
     """SpecDec++'s special case: with verification free, draft token k + 1 iff chance^(k+1) > c R."""
-    rate, prior = 1.5, Prior(math.log(chance / (1 - chance)), 0.0)  # the evidence is 0 at a largest probability of 0.5
-    state = ONE.init(1, drafter_cost=cost, verification_times=[1.0], greedy=prior, initial_rate=rate)
+    rate, prior = 1.5, Prior(math.log(chance / (1 - chance)), 0.0)  # the evidence is 0 at an entropy of 0.98
+    state = ONE.init(1, drafter_cost=cost, verification_times=[1.0], prior=prior, initial_rate=rate)
     state = state._replace(accepted=state.verified * chance, lapse=jnp.zeros(1))
     expected = 0
     while expected < 30 and chance ** (expected + 1) > cost * rate:
         expected += 1
-    assert drafted_by(ONE, state, constant_distribution(1)).tolist() == [expected]
+    for temperature, seen in ((0.0, constant_distribution(1, largest=chance)), (0.7, constant_distribution(1, 0.98))):
+        assert drafted_by(ONE, state, seen, temperature=temperature).tolist() == [expected]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -231,7 +228,7 @@ def test_together_is_what_all_rows_win_less_their_time(seed):
     says, state = policy.proceed(state, seen, token, jnp.full(rows, drafted, jnp.int32), now)
     twins = []
     for row in range(rows):
-        twin = Twin(GREEDY, cost, TIMES)
+        twin = Twin(cost, TIMES)
         twin.begin(K, 1)
         twin.survival, twin.tokens = float(survived[row]), float(state.tokens[row])
         twin.lapses, twin.accepted = 5 * float(state.lapse[row]), np.asarray(state.accepted[row]).tolist()
@@ -302,8 +299,8 @@ def test_a_further_draft_is_weighed_with_the_siblings_beside_it(temperature):
             seen = constant_distribution(
                 1, (1 - chance) / chance - 0.02, chance
             )  # the third draft's, and the next one's
-            prior = {"greedy": Prior(0.0, 0.0), "sampled": Prior(0.0, 0.0)}
-            state = policy.init(1, verification_times=times, drafter_cost=cost, initial_rate=rate, **prior)
+            prior = Prior(0.0, 0.0)
+            state = policy.init(1, verification_times=times, drafter_cost=cost, initial_rate=rate, prior=prior)
             own = {"survival": jnp.full(1, 0.5 / chance, jnp.float32)}  # a chance of 0.5 that the drafts survive
             own |= {"chances": chances, "lapse": jnp.zeros(1), "accepted": jnp.full((1, 2), 4 * chance, jnp.float32)}
             state = state._replace(policy=state.policy._replace(**own)) if siblings else state._replace(**own)

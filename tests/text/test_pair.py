@@ -72,7 +72,7 @@ def made_up(**changes):
             "adaedl": {"threshold": 0.11},
             "max_confidence": {"threshold": 0.12},
             "phase_length": {"routine_length": 13, "reasoning_length": 14},
-            "survival": {"greedy": [0.15] * 2, "drafter_cost": 0.16},
+            "survival": {"prior": [0.15] * 2, "drafter_cost": 0.16},
         },
         "verifier": {
             "lenience": {"lenience": 0.17},
@@ -90,7 +90,7 @@ def variant(kind, name, static_options, hyperparameters):
     return {"kind": kind, "name": name, "static_options": static_options, "hyperparameters": hyperparameters}
 
 
-PRIOR = {"greedy": [0.15] * 2, "drafter_cost": 0.16}
+PRIOR = {"prior": [0.15] * 2, "drafter_cost": 0.16}
 UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
 
 
@@ -107,7 +107,7 @@ UNCERTAIN = {"drafter_entropy": 1.9, "target_entropy": 2.0}
         ("policy", phase_length(policy=survival()), PRIOR),  # lengths alone are another thing than caps
         ("policy", phase_length(policy=update_every(adaedl())), {"threshold": 0.11}),
         ("policy", policy_bandit([survival(), static()]), {}),  # its drafter_cost is its own
-        ("policy", update_every(at_least(1, survival(drafter_cost=0.5))), {"greedy": [0.15] * 2}),
+        ("policy", update_every(at_least(1, survival(drafter_cost=0.5))), {"prior": [0.15] * 2}),
         ("policy", at_least(1, adaedl(threshold=0.5)), {}),
         ("verifier", by_phase(lenience(lenience=0.9), lenience()), {"reasoning_lenience": 0.17}),
         ("verifier", lenience(), {"lenience": 0.17}),
