@@ -8,15 +8,16 @@ Command:   (first the costs of the pair, as in configs/evidence.py)
            fit the 512 slots of the costs, every second one of 480 being here; --only picks the settings of a pair and
            temperature, here at 0.7 static 1, adaedl-keep 0.85, cumulative 0.8, at 1 adaedl-keep 0.65;
            Qwen, 10 GB, after `make coder`: --target runs/coder-1.5b.gguf --drafter runs/coder-0.5b.gguf with
-           SHORT.jsonl:10, static-3 adaedl-keep-0.65 cumulative-0.65 confidence-keep-0.8 survival survival-bound at 0
-           and 0.7; --drafter smollm2 with adaedl-keep-0.5 cumulative-0.5: 15 minutes a temperature)
+           SHORT.jsonl:10, static-3 adaedl-keep-0.65 cumulative-0.65 confidence-keep-0.8 survival survival-bound, at 0.7
+           static-1 adaedl-keep-0.9 cumulative-0.95 confidence-keep-0.95 instead; --drafter smollm2 with adaedl-keep-0.5
+           cumulative-0.5, at 0.7 adaedl-keep-0.9 cumulative-0.95: 15 to 20 minutes a temperature)
 Hardware:  2 x86 cores, 4 GB of memory, nothing else running
 Time:      4 minutes a temperature; interrupted, the same command with --out goes on
 Expected:  predicted over measured, relative to plain decoding, within 3 % for every rule; docs/results.md#by-the-clock
            has what was found
 
-Static lengths and thresholds are those that replays of the archive choose near these values; Qwen's are those of its
-greedy cells at other costs. The survival rule is given the costs of the machine it runs on; `survival-bound` is the
+Static lengths and thresholds are those that replays of the archive choose near these values; Qwen's greedy ones at
+other costs. The survival rule is given the costs of the machine it runs on; `survival-bound` is the
 same price with AdaEDL's bound in place of the acceptance odds.
 """
 
