@@ -17,8 +17,8 @@ Expected:  predicted over measured, relative to plain decoding, within 3 % for e
            has what was found
 
 Static lengths and thresholds are those that replays of the archive choose near these values; Qwen's greedy ones at
-other costs. The survival rule is given the costs of the machine it runs on; `survival-bound` is the
-same price with AdaEDL's bound in place of the acceptance odds.
+other costs. The survival rule is given the costs of the machine it runs on; `survival-bound` is the same price with
+AdaEDL's bound in place of the acceptance odds.
 """
 
 from configs.base import CompareConfig, Method

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from specdec_jax.replay.trace import FEATURES, Trace
-from specdec_jax.stopping.survival import LEAST_ENTROPY, PRIOR, Prior, log_odds
+from specdec_jax.stopping.survival import PRIOR, Prior, log_odds
 
 RIDGE = 1e-4
 PRECISION, LAPSE, LAPSE_WEIGHT = 4.0, 0.05, 5.0  # priors of a text's offset (precision) and lapse rate (weight)
@@ -29,9 +29,8 @@ def positions(trace: Trace) -> Positions:
     first rejected one, or to the text's end.
     """
     at, features, accepted = _evaluated(trace)
-    entropy = np.maximum(features[at][:, FEATURES.index("entropy")], 0.0)
-    warmth = np.log(trace.temperature[np.nonzero(at)[0]].astype(np.float64))
-    return Positions(-np.log(entropy + LEAST_ENTROPY), warmth, accepted[at])
+    temperature = trace.temperature[np.nonzero(at)[0]].astype(np.float64)
+    return Positions(_logit(Prior(0.0, 0.0), features[at], temperature), np.log(temperature), accepted[at])
 
 
 def _evaluated(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
